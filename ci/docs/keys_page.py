@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.sim.hardware.keys import KEYS, Key
+from fsdpbench.sim.model.keys import KEYS, Key
 
 
 def keys_table() -> str:

@@ -1,4 +1,4 @@
-"""The relations between the figures of a result, for the page of the gate, from the table that the gate reads."""
+"""The relations between the figures of a result, as a table for the page of the gate."""
 
 from __future__ import annotations
 

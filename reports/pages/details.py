@@ -23,7 +23,7 @@ from fsdpbench.reports.pages.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
-from fsdpbench.reports.run_files import ResultFile
+from fsdpbench.reports.result import Result
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 
@@ -196,7 +196,7 @@ def _results(entry: Ranked) -> list[list[str]]:
     return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
 
 
-def _sampling(result: ResultFile) -> list[tuple[str, str]]:
+def _sampling(result: Result) -> list[tuple[str, str]]:
     """Return how the step time was measured, where it was."""
     pairs = []
     if result.repeats and len(result.repeats.step_time_s) > 1:

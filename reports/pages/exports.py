@@ -12,20 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.figures import flat
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import known_figures
 from fsdpbench.reports.pages.recommendation import best_sentence, findings
-from fsdpbench.reports.pages.view import Configuration, load_run
+from fsdpbench.reports.pages.view import load_run
 from fsdpbench.reports.reading import printable
-
-_FIGURES = (
-    *("step_time_s", "samples_per_s_per_gpu", "tokens_per_s_per_gpu", "tflops_per_gpu"),
-    "hardware_tflops_per_gpu",
-    *("mfu", "hfu", "alloc_retries_per_step", "ooms", "traced_step_time_s", "overlap_fraction"),
-)
-_PEAKS = ("allocated", "active", "reserved")
-_PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
 
 
 def write_markdown(run_dir: Path) -> str:
@@ -80,12 +73,20 @@ def write_csv(run_dir: Path) -> str:
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["place", "name", "key", "status", *names, *_flat_names(), "problem", "command"])
+    writer.writerow(
+        ["place", "name", "key", "status", *names, *(figure.name for figure in flat()), "problem", "command"]
+    )
     for entry in ranked:
         row = entry.row
         settings = [display.setting(row.settings[name]) if name in row.settings else "" for name in names]
         head = [entry.place or "", row.name, row.config.key, row.status.value]
-        cells = [*head, *settings, *_flat_figures(row), row.problem or "", row.command or ""]
+        cells = [
+            *head,
+            *settings,
+            *(figure.of(row.result) for figure in flat()),
+            row.problem or "",
+            row.command or "",
+        ]
         writer.writerow([_harmless(cell) for cell in cells])
     return buffer.getvalue()
 
@@ -101,21 +102,10 @@ def _record(entry: Ranked) -> dict[str, Any]:
         "compiled": row.compiled,
         "problem": row.problem,
         "settings": dict(row.settings),
-        **dict(zip(_flat_names(), _flat_figures(row), strict=True)),
+        **{figure.name: figure.of(row.result) for figure in flat()},
         "of_best": entry.of_best,
         "command": row.command,
     }
-
-
-def _flat_names() -> list[str]:
-    return [*_FIGURES, *(f"peak_{name}_bytes" for name in _PEAKS), *(f"{name}_s" for name in _PARTS)]
-
-
-def _flat_figures(row: Configuration) -> list[float | None]:
-    result = row.result
-    figures: list[float | None] = [getattr(result, name) for name in _FIGURES]
-    figures += [getattr(result.peak_memory_bytes, name, None) for name in _PEAKS]
-    return figures + [getattr(result.time_s, name, None) for name in _PARTS]
 
 
 def _harmless(cell: Any) -> Any:

@@ -11,7 +11,7 @@ from fsdpbench.reports.pages.ranking import Metric, Ranked, reserved
 from fsdpbench.reports.pages.view import RunView
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
 from fsdpbench.reports.reading import UnreadableError, read_bytes
-from fsdpbench.reports.run_files import Interval
+from fsdpbench.reports.result import Interval
 
 MOST_BARS = 7
 _MOST_CODE = 20_000

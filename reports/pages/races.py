@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
-from fsdpbench.reports.run_files import Access, RaceFinding
+from fsdpbench.reports.result import Access, RaceFinding
 
 _MOST_FINDINGS = 50
 _MOST_FRAMES = 8

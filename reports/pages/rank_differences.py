@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpbench.reports.pages.view import Configuration
-from fsdpbench.reports.run_files import RankFrame
+from fsdpbench.reports.result import RankFrame
 
 _MOST_FRAMES = 8
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fsdpbench.reports.figures import FIGURES, Figure
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import NOTHING
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, values_of
@@ -71,47 +72,33 @@ class RankingTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A column of figures: its header, the value to sort by, and the text to show."""
+class Shown:
+    """A column of figures: its header, the value to sort by, the text to show, whether values are marked."""
 
     name: str
     value: Callable[[Configuration], float | None]
     text: Callable[[float | None], str]
+    warned: bool = False
 
 
-def figures(metric: Metric) -> tuple[Figure, ...]:
+def figures(metric: Metric) -> list[Shown]:
     """Return every figure that a result can hold, in the order of the table's columns."""
-
-    def peak(kind: str) -> Callable[[Configuration], float | None]:
-        return lambda row: getattr(row.result.peak_memory_bytes, kind, None)
-
-    def exposed(row: Configuration) -> float | None:
-        return row.result.time_s.exposed_communication if row.result.time_s else None
-
-    def plain(field: str) -> Callable[[Configuration], float | None]:
-        return lambda row: getattr(row.result, field)
 
     def half_width(row: Configuration) -> float | None:
         return None if row.result.interval is None else row.result.interval.half_width
 
-    return (
-        Figure(metric.words, metric.of, lambda value: display.number(value, 4)),
-        Figure("90 % ±", half_width, display.percent),
-        Figure("step, ms", plain("step_time_s"), display.milliseconds),
-        Figure(f"TFLOPS/{metric.each}", plain("tflops_per_gpu"), display.number),
-        Figure("MFU", plain("mfu"), display.percent),
-        Figure("HFU", plain("hfu"), display.percent),
-        Figure("overlap", plain("overlap_fraction"), display.percent),
-        Figure("exposed, ms", exposed, display.milliseconds),
-        Figure("allocated, GiB", peak("allocated"), display.gib),
-        Figure("reserved, GiB", peak("reserved"), display.gib),
-        Figure("retries a step", plain("alloc_retries_per_step"), display.count),
-        Figure("spread of steps", plain("steps_spread"), display.percent),
-        Figure("out of memory", plain("ooms"), display.count),
-    )
+    def column(figure: Figure) -> Shown:
+        header = figure.column.format(each=metric.each)
+        return Shown(header, lambda row: figure.of(row.result), getattr(display, figure.form), figure.warned)
+
+    return [
+        Shown(metric.words, metric.of, lambda value: display.number(value, 4)),
+        Shown("90 % ±", half_width, display.percent),
+        *(column(figure) for figure in FIGURES if figure.column),
+    ]
 
 
-def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
+def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Shown]:
     """Return the figures that at least one row knows; HFU only where it differs from MFU."""
     rows = [entry.row for entry in ranked]
     known = [figure for figure in figures(metric) if any(figure.value(row) is not None for row in rows)]
@@ -122,13 +109,13 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
     return known
 
 
-def _shared_ranks(ranked: Sequence[Ranked]) -> list[Figure]:
+def _shared_ranks(ranked: Sequence[Ranked]) -> list[Shown]:
     """Return the column of ranks, where rows share one because they cannot be distinguished."""
     ranks = {id(entry.row): entry.rank for entry in ranked}
     given = [rank for rank in ranks.values() if rank is not None]
     if len(set(given)) == len(given):
         return []
-    return [Figure("rank", lambda row: ranks[id(row)], display.count)]
+    return [Shown("rank", lambda row: ranks[id(row)], display.count)]
 
 
 def ranking_table(
@@ -160,7 +147,7 @@ def ranking_table(
 
 
 def _row(
-    entry: Ranked, varying: Sequence[str], shown: Sequence[Figure], with_detail: frozenset[str], links: Links
+    entry: Ranked, varying: Sequence[str], shown: Sequence[Shown], with_detail: frozenset[str], links: Links
 ) -> Row:
     row = entry.row
     cells = [_setting_cell(row, name) for name in varying]
@@ -196,10 +183,10 @@ def _status_cell(row: Configuration) -> Cell:
 _WITH_FIGURES = (Status.OK, Status.OOM, Status.RACE, Status.RANK_MISMATCH)
 
 
-def _figure_cell(entry: Ranked, figure: Figure, *, share: bool) -> Cell:
+def _figure_cell(entry: Ranked, figure: Shown, *, share: bool) -> Cell:
     value = figure.value(entry.row) if entry.row.status in _WITH_FIGURES else None
     classes = "number share" if share else "number"
-    if figure.name in ("retries a step", "spread of steps", "out of memory") and value:
+    if figure.warned and value:
         classes += " warned"
     return Cell(
         figure.text(value), classes, value, round(entry.of_best, 4) if share and entry.of_best else None

@@ -9,7 +9,7 @@ from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB
 from fsdpbench.reports.pages.memory_chart import MemoryChart
 from fsdpbench.reports.pages.whole_run import Table
-from fsdpbench.reports.run_files import SoakReport
+from fsdpbench.reports.result import SoakReport
 
 SOAK_WORDS = (
     "Lines of peak allocated memory, of reserved memory and of free memory in fragments over the steps of "

@@ -17,13 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
-from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
+from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Status as Status
+from fsdpbench.reports.run_files import ConfigFile, FolderContentError, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.
 _REPEAT_FOLDER = re.compile(r"\.run\d+$")
@@ -36,32 +37,6 @@ class RunFolderError(ValueError):
     """The path is not a run folder; the message is one line and says what to give instead."""
 
 
-class Status(StrEnum):
-    """How a configuration ended; `UNREADABLE` is the page's own: its folder is broken."""
-
-    OK = "ok"
-    OOM = "oom"
-    TIMEOUT = "timeout"
-    ERROR = "error"
-    CRASH = "crash"
-    RACE = "race"
-    RANK_MISMATCH = "rank_mismatch"
-    NOT_APPLICABLE = "not_applicable"
-    UNREADABLE = "unreadable"
-
-    @property
-    def words(self) -> str:
-        """Return the status as people say it."""
-        return _WORDS.get(self, self.value)
-
-
-_WORDS = {
-    Status.OOM: "out of memory",
-    Status.NOT_APPLICABLE: "not applicable",
-    Status.RANK_MISMATCH: "ranks differ",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
@@ -70,7 +45,7 @@ class Configuration:
 
     folder: Path
     config: ConfigFile
-    result: ResultFile
+    result: Result
     status: Status
     problem: str | None = None
     traces: tuple[Path, ...] = ()
@@ -85,10 +60,8 @@ class Configuration:
     @property
     def hardware(self) -> Mapping[str, Any]:
         """Return the hardware that the result belongs to, or an empty mapping."""
-        found = self.result.hardware if self.result.hardware is not None else self.config.hardware
-        if isinstance(found, str):
-            return {"name": found}
-        return found or {}
+        found = self.result.machine if self.result.hardware is not None else self.config.hardware
+        return {"name": found} if isinstance(found, str) else found or {}
 
     @property
     def capacity_bytes(self) -> float | None:
@@ -212,7 +185,7 @@ def _has_record(folder: Path) -> bool:
 
 
 def _load_configuration(folder: Path) -> Configuration:
-    config, result = ConfigFile(settings={}), ResultFile(status=Status.UNREADABLE.value)
+    config, result = ConfigFile(settings={}), Result(status=Status.UNREADABLE)
     problems = []
     asked: dict[str, Any] = {}
     doubt: str | None = None
@@ -221,7 +194,7 @@ def _load_configuration(folder: Path) -> Configuration:
     except FolderContentError as problem:
         problems.append(str(problem))
     try:
-        result, ran = read_file(folder / "result.json", ResultFile)
+        result, ran = read_file(folder / "result.json", Result)
         problems += filter(None, [misfiled("", asked, ran)])
         doubt = contradiction(ran)
     except FolderContentError as problem:
@@ -232,30 +205,25 @@ def _load_configuration(folder: Path) -> Configuration:
         config=config,
         result=result,
         status=status,
-        problem="; ".join(problems) or _first_words(result.cause) or doubt,
+        problem="; ".join(problems) or result.message or doubt,
         traces=_traces(folder),
         settings=_settings(config, result),
     )
 
 
-def _status(result: ResultFile, problems: list[str]) -> Status:
+def _status(result: Result, problems: list[str]) -> Status:
     """Return the row's status; append to `problems` what makes it unreadable."""
     if not problems:
-        try:
-            status = Status(result.status)
-        except ValueError:
-            problems.append(f"result.json: unknown status {result.status[:60]!r}")
+        if result.status is Status.OK and result.step_time_s is None:
+            problems.append("result.json: status is ok but step_time_s is missing")
+        elif result.status is Status.OK and not (result.step_time_s or 0) > 0:
+            problems.append(f"result.json: step_time_s is {result.step_time_s}")
         else:
-            if status is Status.OK and result.step_time_s is None:
-                problems.append("result.json: status is ok but step_time_s is missing")
-            elif status is Status.OK and not (result.step_time_s or 0) > 0:
-                problems.append(f"result.json: step_time_s is {result.step_time_s}")
-            else:
-                return status
+            return result.status
     return Status.UNREADABLE
 
 
-def _settings(config: ConfigFile, result: ResultFile) -> dict[str, Any]:
+def _settings(config: ConfigFile, result: Result) -> dict[str, Any]:
     """Return all that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
@@ -285,14 +253,6 @@ def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
         return {name: "auto" if value is None else value for name, value in known.items()}
 
     return [replace(row, settings=named(row)) for row in rows]
-
-
-def _first_words(cause: Any) -> str | None:
-    """Return the cause in words: a string, or an object with a message and the name of its log."""
-    if isinstance(cause, dict):
-        message = cause.get("message") or cause.get("error") or cause.get("line")
-        return str(message) if message else ", ".join(f"{k}: {v}" for k, v in cause.items()) or None
-    return str(cause) if cause else None
 
 
 def _traces(folder: Path) -> tuple[Path, ...]:

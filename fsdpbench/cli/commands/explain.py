@@ -148,14 +148,14 @@ def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():
-        points = [p for p in Store.open(path).points() if p.result["status"] == "oom"]
+        points = [p for p in Store.open(path).points() if p.result.status == "oom"]
         if not points:
             raise UsageError(f"{path}: no configuration in it ran out of memory")
         if len(points) > 1:
             tell(f"{len(points)} configurations ran out of memory; the first is explained. For another one:")
             for point in points[1:4]:
                 tell(f"  fsdpbench explain {point.folder}")
-        return points[0].config, points[0].result
+        return points[0].config, points[0].result.to_dict()
     if path.is_dir() and not (path / RESULT_FILE).is_file():
         raise UsageError(
             f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "

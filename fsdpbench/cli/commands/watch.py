@@ -167,7 +167,7 @@ def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[
         "schema": 1,
         "folder": str(folder),
         "configurations": len(state.points),
-        "ended": [{"name": each.name, "status": each.result["status"]} for each in state.ended],
+        "ended": [{"name": each.name, "status": each.result.status.value} for each in state.ended],
         "failed": state.failed,
         "over": state.is_done and not state.is_held,
         "problem": str(ending) if ending is not None else None,

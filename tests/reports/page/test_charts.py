@@ -17,7 +17,7 @@ from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.view import RunView
 from fsdpbench.reports.pages.whole_run import Chart, chart_text
-from fsdpbench.reports.run_files import StepParts
+from fsdpbench.reports.result import StepParts
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from fsdpbench.reports.pages.ranking import (
     varying_settings,
 )
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, Interval, PeakMemory, ResultFile
+from fsdpbench.reports.result import Interval, PeakMemory, Result
+from fsdpbench.reports.run_files import ConfigFile
 
 GIB = 2**30
 
@@ -36,8 +37,8 @@ def row(
     status: Status = Status.OK,
     **settings: object,
 ) -> Configuration:
-    result = ResultFile(
-        status=status.value,
+    result = Result(
+        status=status,
         step_time_s=1.0,
         tokens_per_s_per_gpu=tokens,
         samples_per_s_per_gpu=5.0,
