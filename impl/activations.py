@@ -87,8 +87,8 @@ class Piece:
     def __init__(self, saved: torch.Tensor, buffers: HostBuffers) -> None:
         self.device: torch.Tensor | None = _flat(saved)
         self.host: torch.Tensor | None = None
+        # Saved tensors that backward has yet to ask for.
         self.uses = 0
-        """Saved tensors that backward has yet to ask for."""
         self._buffers = buffers
         self._version: int | None = self.device._version
         self._written = False
@@ -146,8 +146,8 @@ class Group:
         self._stored: Event | None = None
         self._fetched: Event | None = None
         self._awaits_fetch = False
+        # Whether backward has come here.
         self.entered = False
-        """Whether backward has come here."""
 
     def save(self, tensor: torch.Tensor) -> Piece:
         """Return the piece that has the storage of ``tensor``, which is saved once more."""
@@ -241,8 +241,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().as_strided((elements,), (1,), 0)
 
 
+# Smaller storages stay: starting a copy takes as long as the copy itself.
 LEAST_BYTES = 2**16
-"""Smaller storages stay: starting a copy takes as long as the copy itself."""
 
 
 def offload_activations(modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES) -> ActivationOffload:

@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 # The sizes may differ: matrices are taken in order of size, so that those of a batch cost about the same.
 
 
+# From a whole matrix [rows, columns] to one of the same shape and dtype.
 Work = Callable[[Tensor], Tensor]
-"""From a whole matrix [rows, columns] to one of the same shape and dtype."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -96,10 +96,10 @@ class _Batch:
     indices: list[int]
     received: Tensor
     pending: dist.Work | None
+    # Elements of this rank's shard of each matrix, 0 for ranks that own none.
     sent: list[int] = field(default_factory=list)
-    """Elements of this rank's shard of each matrix, 0 for ranks that own none."""
+    # Elements that each rank has of the matrix that this one owns.
     taken: list[int] = field(default_factory=list)
-    """Elements that each rank has of the matrix that this one owns."""
 
 
 def _divided(

@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _AGREED = "agreed"
 _MOST_NAMES = 5
 
+# How many times the ranks of a group have compared: the next comparison's number, alike on all of them.
 positions: MutableMapping[ProcessGroup, int] = WeakKeyDictionary()
-"""How many times the ranks of a group have compared: the next comparison's number, alike on all of them."""
 
 
 class RankCheck:
@@ -57,8 +57,8 @@ class RankCheck:
 
     def __init__(self, iterations: int | None) -> None:
         self._left = iterations
+        # How long a rank waits for the others.
         self.timeout_s = 120.0
-        """How long a rank waits for the others."""
 
     def end_iteration(self) -> None:
         """Count an iteration."""

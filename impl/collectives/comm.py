@@ -27,17 +27,17 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
+# Whether a group's own methods are public (torch 2.13); what ``dist`` has around them is host time.
 _CALLS_GROUPS = hasattr(ProcessGroup, "all_gather_single")
-"""Whether a group's own methods are public (torch 2.13); what ``dist`` has around them is host time."""
 
+# Dtypes whose range holds any sum of gradients.
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
-"""Dtypes whose range holds any sum of gradients."""
 
+# Up to here the ranks of a gloo group gather by broadcasts.
 _FEW_RANKS = 4
-"""Up to here the ranks of a gloo group gather by broadcasts."""
 
+# Groups made for reduce-scatters alone, one for each shard group as long as that lives.
 _reduce_groups: MutableMapping[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
-"""Groups made for reduce-scatters alone, one for each shard group as long as that lives."""
 
 
 @dataclass(frozen=True)
@@ -301,8 +301,8 @@ def _gather_options(async_op: bool) -> AllgatherOptions:
     return options
 
 
+# Options of all-gathers: they are read only.
 _GATHER = {async_op: _gather_options(async_op) for async_op in (False, True)}
-"""Options of all-gathers: they are read only."""
 
 
 @lru_cache(maxsize=16)
@@ -422,5 +422,5 @@ class SymmetricReduceScatter(_Symmetric, _Reduce):
     """The ordinary reduce-scatter, in symmetric memory. NCCL has it for sums alone."""
 
 
+# Those that one of the settings chooses, and another may replace.
 BUILT_IN = (GroupAllGather, GroupReduceScatter, SymmetricAllGather, SymmetricReduceScatter)
-"""Those that one of the settings chooses, and another may replace."""

@@ -49,8 +49,8 @@ from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage,
 # computed.
 
 
+# Where values are that were computed before: returns contiguous copies of those with the given indices.
 Home = Callable[[Sequence[int]], Sequence[torch.Tensor]]
-"""Where values are that were computed before: returns contiguous copies of those with the given indices."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,8 @@ _META = torch.device("meta")
 _ENTRY = "_fsdp_deferred"
 _VERSION = "_fsdp_recorded_version"
 
+# In-place operations whose result does not depend on what was there.
 _FILLING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "bernoulli_", "exponential_", "random_"}
-"""In-place operations whose result does not depend on what was there."""
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class Deferred:
 
     tape: Tape
     storage: int
+    # Where it will be.
     device: torch.device
-    """Where it will be."""
 
 
 def deferred_of(tensor: torch.Tensor) -> Deferred | None:

@@ -50,8 +50,8 @@ def without_activation_wrapper(module: nn.Module) -> nn.Module:
     return cast(nn.Module, module._modules[CHECKPOINTED]) if isinstance(module, ActivationWrapper) else module
 
 
+# Indices of parameters with their places, in order.
 Registration = Sequence[tuple[int, ModulePlace]]
-"""Indices of parameters with their places, in order."""
 
 
 def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> Registration:
@@ -204,14 +204,14 @@ class FlatPresentation(Presentation):
         self._layout = layout
         self._parameters = parameters
         self._order = order
+        # Whether whole parameters are shown, outside of forward and backward.
         self.shows_full = False
-        """Whether whole parameters are shown, outside of forward and backward."""
         self._full: list[nn.Parameter] = []
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
+        # What the modules show as attributes: parts of the shard until the unit was first gathered.
         self._attributes: list[torch.Tensor] = []
-        """What the modules show as attributes: parts of the shard until the unit was first gathered."""
         self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
@@ -424,8 +424,8 @@ def _check_elements(given: int, expected: int) -> None:
 # ``summon_full_params``, or of modules' attributes.
 
 
+# Attribute of a parameter that is not trained any more: what took its place.
 _REPLACED = "_fsdp_replaced_by"
-"""Attribute of a parameter that is not trained any more: what took its place."""
 
 
 class _OptimizerGuard:

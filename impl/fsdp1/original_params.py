@@ -47,10 +47,10 @@ class OriginalPresentation(ShownInPlace):
     ) -> None:
         super().__init__(parameters)
         self._layout = layout
+        # Whether whole parameters are shown, outside of forward and backward.
         self.shows_full = False
-        """Whether whole parameters are shown, outside of forward and backward."""
+        # Whether gradients may have another dtype than their parameters.
         self.any_grad_dtype = False
-        """Whether gradients may have another dtype than their parameters."""
         self.shard = flatten(layout, originals, offload)
         # The same objects as before, so that an optimizer made earlier still holds what is trained.
         self.sharded = list(originals)

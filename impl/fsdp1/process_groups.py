@@ -16,8 +16,8 @@ from .settings import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
+# Groups made for hybrid sharding without explicit ones: all units of a process group share them.
 _node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
-"""Groups made for hybrid sharding without explicit ones: all units of a process group share them."""
 
 
 def groups_of_strategy(

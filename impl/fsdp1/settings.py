@@ -20,18 +20,16 @@ from ..shared.torch_internals import BatchNorm
 class ShardingStrategy(Enum):
     """The choices of what the FSDP1 front end shards, and when it gathers again."""
 
+    # Parameters, gradients and optimizer state; parameters are freed after forward and gathered for backward.
     FULL_SHARD = auto()
-    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for
-    backward.
-    """
+    # The same, but parameters stay gathered from forward to backward.
     SHARD_GRAD_OP = auto()
-    """The same, but parameters stay gathered from forward to backward."""
+    # Nothing: replicas with an all-reduce of gradients.
     NO_SHARD = auto()
-    """Nothing: replicas with an all-reduce of gradients."""
+    # FULL_SHARD inside a group, replicas across groups.
     HYBRID_SHARD = auto()
-    """FULL_SHARD inside a group, replicas across groups."""
+    # SHARD_GRAD_OP inside a group, replicas across groups.
     _HYBRID_SHARD_ZERO2 = auto()
-    """SHARD_GRAD_OP inside a group, replicas across groups."""
 
 
 class TrainingState(Enum):
@@ -45,10 +43,10 @@ class TrainingState(Enum):
 class BackwardPrefetch(Enum):
     """When backward issues the all-gather of the next unit."""
 
+    # Before the current unit's gradients are computed: most overlap, one more unit in memory.
     BACKWARD_PRE = auto()
-    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
+    # After the current unit's gradients were computed, before they are reduced.
     BACKWARD_POST = auto()
-    """After the current unit's gradients were computed, before they are reduced."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,12 @@ class CPUOffload:
 class StateDictType(Enum):
     """The kinds of values in a state dict."""
 
+    # Whole tensors, as of the plain model.
     FULL_STATE_DICT = auto()
-    """Whole tensors, as of the plain model."""
+    # One flat tensor a unit, of which each rank has its shard; for the same wrapping and ranks only.
     LOCAL_STATE_DICT = auto()
-    """One flat tensor a unit, of which each rank has its shard; for the same wrapping and ranks only."""
+    # Tensors in their own shape of which each rank has some rows, for any number of ranks.
     SHARDED_STATE_DICT = auto()
-    """Tensors in their own shape of which each rank has some rows, for any number of ranks."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
+# Modules to wrap, inner ones before outer ones, with keyword arguments of their own for the wrapper.
 Selection = dict[nn.Module, dict[str, Any]]
-"""Modules to wrap, inner ones before outer ones, with keyword arguments of their own for the wrapper."""
 
 PolicyFunction = Callable[..., bool]
 
@@ -110,11 +110,11 @@ def transformer_auto_wrap_policy(
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
 
+# Modules that use their children's parameters without calling them, and so must not be taken apart.
 SIZE_FORCED_LEAVES: frozenset[type[nn.Module]] = frozenset({nn.MultiheadAttention})
-"""Modules that use their children's parameters without calling them, and so must not be taken apart."""
 
+# Containers without a forward.
 SIZE_EXCLUDED: frozenset[type[nn.Module]] = frozenset({nn.ModuleList, nn.ModuleDict})
-"""Containers without a forward."""
 
 
 def size_based_auto_wrap_policy(

@@ -21,8 +21,8 @@ from ..shared.layout import Cuts, Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 
+# Methods of tensors that say themselves what is gathered (``extended.py``).
 PRE_ALL_GATHER, POST_ALL_GATHER = "fsdp_pre_all_gather", "fsdp_post_all_gather"
-"""Methods of tensors that say themselves what is gathered (``extended.py``)."""
 
 
 class DTensorPresentation(ShownInPlace):
@@ -78,11 +78,11 @@ class DTensorPresentation(ShownInPlace):
 
     follows_freezing = True
     unreduced: Unreduced | None = None
+    # Whether the parameters say themselves what is gathered (``extended.py``).
     extended = False
-    """Whether the parameters say themselves what is gathered (``extended.py``)."""
 
+    # Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet.
     half_converted = False
-    """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""

@@ -109,8 +109,8 @@ class Extension:
     compute: torch.dtype
     metadata: Any = None
     shapes: list[torch.Size] = field(default_factory=list)
+    # Tensors whose memory the unsharded one lives in; they are freed and taken with the unit.
     inner: Sequence[torch.Tensor] = ()
-    """Tensors whose memory the unsharded one lives in; they are freed and taken with the unit."""
 
     def inputs(self, local: torch.Tensor) -> list[torch.Tensor]:
         """Return what this rank gives to the all-gather, each 1-D and as large as on all other ranks."""

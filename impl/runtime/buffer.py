@@ -158,8 +158,8 @@ class Handover:
 # where the user decides (``MALLOC_TRIM_THRESHOLD_``).
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# Bytes; glibc takes no more. Larger blocks are mapped by themselves, and go back when freed.
 _MOST_MMAP_THRESHOLD = 32 << 20
-"""Bytes; glibc takes no more. Larger blocks are mapped by themselves, and go back when freed."""
 _MOST_KEPT = 1 << 30
 
 
@@ -172,8 +172,8 @@ def keep_freed_pages(nbytes: int) -> None:
         set_malloc(_M_TRIM_THRESHOLD, min(nbytes, _MOST_KEPT))
 
 
+# glibc itself comes to twice the largest block; less would change nothing.
 _kept_pages = [2 * _MOST_MMAP_THRESHOLD - 1]
-"""glibc itself comes to twice the largest block; less would change nothing."""
 
 
 @lru_cache(maxsize=1)

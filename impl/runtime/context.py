@@ -50,8 +50,8 @@ def span(label: str) -> AbstractContextManager[object]:
     return NOTHING
 
 
+# With an adapting limit: iterations without a retry before it is raised by one.
 _CALM_ITERATIONS = 8
-"""With an adapting limit: iterations without a retry before it is raised by one."""
 
 
 class RateLimiter:
@@ -126,10 +126,10 @@ class Context:
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
+        # With CPU offload: by stream, when its last copy out of a shard on the host is done.
         self.host_reads: dict[Stream, Event | None] = {}
-        """With CPU offload: by stream, when its last copy out of a shard on the host is done."""
+        # Whether shards may have been written since gathers last waited for computation.
         self.gathers_wait = True
-        """Whether shards may have been written since gathers last waited for computation."""
 
     def let_gathers_wait(self, event: Event | None = None) -> None:
         """Let later gathers start only after ``event``, by default after all that computation was given so

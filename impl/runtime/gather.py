@@ -68,27 +68,27 @@ class Sharded:
 class Gather:
     """The gather of one unit; this base class is that of one rank without a cast."""
 
+    # Whether gathering is work of other streams that computation waits for.
     fetches = False
-    """Whether gathering is work of other streams that computation waits for."""
+    # Whether the gathered parameters have memory besides the shard's.
     owns_memory = False
-    """Whether the gathered parameters have memory besides the shard's."""
+    # Whether they are copied out of what was gathered, into memory of the stream of computation.
     copies_out = False
-    """Whether they are copied out of what was gathered, into memory of the stream of computation."""
+    # Whether they are views of one buffer, with version counters that nothing else moves.
     makes_views = True
-    """Whether they are views of one buffer, with version counters that nothing else moves."""
+    # Whether a part of them is kept from forward to backward: ``keep`` and ``show_kept``.
     keeps = False
-    """Whether a part of them is kept from forward to backward: ``keep`` and ``show_kept``."""
+    # Whether such a part is there, so that the next gather starts from it.
     holds = False
-    """Whether such a part is there, so that the next gather starts from it."""
 
     def __init__(self, sharded: Sharded) -> None:
         self.sharded = sharded
         self.layout = sharded.layout
         self.work: Any = None
+        # What was issued and is not waited for: the work of the backend, and its end on the stream.
         self.event: Event | None = None
-        """What was issued and is not waited for: the work of the backend, and its end on the stream."""
+        # Writes this rank's part to where the gather wants it, where that is not the shard itself.
         self.copy: ShardCopy | None = None
-        """Writes this rank's part to where the gather wants it, where that is not the shard itself."""
         self._full: FlatBuffer | None = None
 
     @property

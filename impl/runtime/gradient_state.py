@@ -16,8 +16,8 @@ from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
 
 _GRAD = attrgetter("grad")
+# Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers.
 _OPTIMIZERS = "_in_backward_optimizers"
-"""Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +62,29 @@ class PartialSum:
 class GradientState:
     """A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
+    # Reduce at all; off while accumulating without communication.
     synchronize: bool = True
-    """Reduce at all; off while accumulating without communication."""
+    # Sum over replicas; off while accumulating with reduce-scatter only.
     all_reduce: bool = True
-    """Sum over replicas; off while accumulating with reduce-scatter only."""
+    # Reduce zeros for parameters without a gradient, so that ranks may use different ones.
     unused_as_zero: bool = False
-    """Reduce zeros for parameters without a gradient, so that ranks may use different ones."""
     divide_factor: float | None = None
     force_sum: bool = False
+    # Reduces instead of the reducer.
     comm_hook: CommHook | None = None
-    """Reduces instead of the reducer."""
+    # Reduce-scatters instead of the backend, in memory of its own.
     reduce_scatter: ReduceScatter | None = None
-    """Reduce-scatters instead of the backend, in memory of its own."""
+    # Called with the reduced shard before delivery, on ``hook_stream`` or the stream of all-reduces.
     all_reduce_hook: Callable[[torch.Tensor], None] | None = None
-    """Called with the reduced shard before delivery, on ``hook_stream`` or the stream of all-reduces."""
     hook_stream: Stream | None = None
+    # How many units' gradients may be kept until they are copied, before computation waits for one.
     held: int = 1
-    """How many units' gradients may be kept until they are copied, before computation waits for one."""
+    # Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower one.
     accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
-    one.
-    """
+    # A reduce-scattered gradient that awaits its all-reduce.
     partial: PartialSum | None = None
-    """A reduce-scattered gradient that awaits its all-reduce."""
+    # Whether backward passes that are over left gradients here that are not reduced, or not on all ranks.
     held_back: bool = False
-    """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
 
     @property
     def replaced(self) -> bool:

@@ -31,12 +31,12 @@ from .presentation import NOT_SHOWN, VERSION, plain_name
 from .stage import Stage, StageState
 from .tree import Runtime, in_backward
 
+# Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
 _HOOKS = "_fsdp_hooks"
-"""Attribute (kept out of the module's own registries) that holds a wrapped module's hooks."""
 
 in_transform = are_functorch_transforms_active
+# What gathers and frees is not a part of what ``torch.func`` transforms.
 outside_transforms = DisableFuncTorch
-"""What gathers and frees is not a part of what ``torch.func`` transforms."""
 
 
 class Boundary(torch.autograd.Function):

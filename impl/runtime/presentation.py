@@ -17,16 +17,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState, any_gradient
 
+# The name under which an FSDP1 wrapper registers what it wraps.
 WRAPPED = "_fsdp_wrapped_module"
-"""The name under which an FSDP1 wrapper registers what it wraps."""
+# The name under which the module that an FSDP1 wrapper wraps registers the flat parameter.
 FLAT_NAME = "_flat_param"
-"""The name under which the module that an FSDP1 wrapper wraps registers the flat parameter."""
+# The name under which a wrapper for activation checkpointing does.
 CHECKPOINTED = "_checkpoint_wrapped_module"
-"""The name under which a wrapper for activation checkpointing does."""
+# What state dicts do not show. They do show the compiler's `_orig_mod`, as torch's do.
 INSERTED = (WRAPPED, CHECKPOINTED)
-"""What state dicts do not show. They do show the compiler's `_orig_mod`, as torch's do."""
+# What people need not see in a unit's name.
 NOT_SHOWN = (*INSERTED, "_orig_mod")
-"""What people need not see in a unit's name."""
 
 
 def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
@@ -39,8 +39,8 @@ def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
 # -- where modules show parameters ---------------------------------------------------------------------------
 
 TRAINS = attrgetter("requires_grad")
+# How often a tensor was written to.
 VERSION = attrgetter("_version")
-"""How often a tensor was written to."""
 
 
 class WholeForm(Protocol):
@@ -71,8 +71,8 @@ class UnitParameter:
     whole: WholeForm | None = None
 
 
+# For each module, its registry and the parameters to show there, by name.
 Assignments = list[tuple[dict[str, Any], dict[str, torch.Tensor]]]
-"""For each module, its registry and the parameters to show there, by name."""
 
 
 def assignments(
@@ -131,19 +131,19 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
+    # Shows gradients that were not reduced yet, where the front end does.
     unreduced: Unreduced | None = None
-    """Shows gradients that were not reduced yet, where the front end does."""
 
+    # How often the shard was written to, as far as optimizers, version counters and new data show.
     writes: int = 0
-    """How often the shard was written to, as far as optimizers, version counters and new data show."""
+    # Whether the sharded parameters are shown between forward and backward, though the others are kept.
     hides: bool = False
-    """Whether the sharded parameters are shown between forward and backward, though the others are kept."""
+    # Whether what forward does not free is freed after a forward without gradients.
     drops_without_grad: bool = False
-    """Whether what forward does not free is freed after a forward without gradients."""
+    # Whether training refuses a forward that writes to its gathered parameters.
     refuses_writes: bool = False
-    """Whether training refuses a forward that writes to its gathered parameters."""
+    # Raises where the sharded parameters changed since forward gathered them.
     before_backward: Callable[[], None] | None = None
-    """Raises where the sharded parameters changed since forward gathered them."""
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Follow what the user did to the sharded parameters; whether new data was written to the shard.
@@ -186,8 +186,8 @@ class ShownInPlace(Presentation):
     """
 
     sharded: list[nn.Parameter]
+    # Whether unsharded parameters are frozen and thawed as they are shown.
     follows_freezing = False
-    """Whether unsharded parameters are frozen and thawed as they are shown."""
 
     def __init__(self, parameters: Sequence[UnitParameter]) -> None:
         self._parameters = parameters
@@ -229,8 +229,8 @@ class ShownInPlace(Presentation):
 # backward must not use what was gathered after it.
 
 _counted: WeakSet[Presentation] = WeakSet()
+# By optimizer: how many parameters it has, and who shows them; empty again when there are more units.
 _stepped_by: MutableMapping[Optimizer, tuple[int, WeakSet[Presentation]]] = WeakKeyDictionary()
-"""By optimizer: how many parameters it has, and who shows them; empty again when there are more units."""
 
 
 def count_steps(presentations: Iterable[Presentation]) -> None:

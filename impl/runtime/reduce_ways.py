@@ -136,8 +136,8 @@ def plain(gradient: torch.Tensor) -> torch.Tensor:
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
+# What a piece has at least: it takes 5 ms or more between nodes, starting a collective up to 3.
 PIECE_BYTES = 1 << 30
-"""What a piece has at least: it takes 5 ms or more between nodes, starting a collective up to 3."""
 
 
 # -- what is known before ------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ class Reduction:
         output: 1-D, in the dtype of reduction; this rank's shard once the collective is done.
     """
 
+    # Whether the collectives themselves read the gradients, which otherwise are only copied.
     reads_gradients = False
-    """Whether the collectives themselves read the gradients, which otherwise are only copied."""
 
     def __init__(
         self,
@@ -265,8 +265,8 @@ class Reduction:
         self.offsets = offsets
         self.output = output
         self.average = average
+        # What is left to divide by.
         self.divisor = average.after
-        """What is left to divide by."""
         self.work: Any = None
 
     def start(self, streams: Streams) -> None:

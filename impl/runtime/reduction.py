@@ -31,8 +31,8 @@ from .reduce_ways import Given, Plan, Reduction, choose_reduction, groups_gradie
 from .streams import Event, Stream, Streams
 from .unit import Unit
 
+# On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn.
 _MOST_IN_FLIGHT = 2
-"""On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""
 
 
 class Reducer:
@@ -40,8 +40,8 @@ class Reducer:
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
+        # Without streams: what ``finish`` waits for.
         self.in_flight: deque[Reduction] = deque()
-        """Without streams: what ``finish`` waits for."""
         self._returns = GradientReturns(streams, mode)
         self.lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}

@@ -34,8 +34,8 @@ from .lent import LentMemory
 from .stage import Stage
 from .unit import GATHERED, RESHARDED
 
+# Stages in the recorded order of forwards that still await their backward, before it is forgotten.
 _LONGEST_ORDER = 10_000
-"""Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
 
 
 class Schedule:
@@ -49,12 +49,12 @@ class Schedule:
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
         # depend on it. Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
+        # Whether the last forward gathered ahead: what it then skipped is still gathered.
         self.gathered_ahead = False
-        """Whether the last forward gathered ahead: what it then skipped is still gathered."""
         self._forward_depth = settings.forward_prefetch_depth or 0
         self._gathers_beside = settings.forward_prefetch_depth is None and not has_streams
+        # Stages of this forward that were gathered ahead without a setting that says so.
         self._ahead: list[Stage] = []
-        """Stages of this forward that were gathered ahead without a setting that says so."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
@@ -274,12 +274,12 @@ class LatePrefetch:
     def __init__(self, lent: LentMemory, prefetch: Callable[[Stage], None]) -> None:
         self._lent = lent
         self._prefetch = prefetch
+        # The stage that prefetches at its first gradient, until it does.
         self._stage: Stage | None = None
-        """The stage that prefetches at its first gradient, until it does."""
         self._first_gradients: dict[Stage, FirstGradient] = {}
         self._never: set[Stage] = set()
+        # Whether backward has no gradient yet, and memory is handed over such that it depends on this.
         self._starts = lent.lends_inputs
-        """Whether backward has no gradient yet, and memory is handed over such that it depends on this."""
 
     def enter_backward(self, stage: Stage) -> None:
         """Prefetch for the stage that is awaited, if ``stage`` comes before its first gradient."""

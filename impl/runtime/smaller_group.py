@@ -175,10 +175,9 @@ class InSmallerGroup(Gather):
             self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
 
 
+# Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that
+# shards: another mesh may compare equal, of groups that were made after these were destroyed.
 _meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] = WeakKeyDictionary()
-"""Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that
-shards: another mesh may compare equal, of groups that were made after these were destroyed.
-"""
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:

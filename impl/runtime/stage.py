@@ -49,28 +49,28 @@ class Stage:
         self.device = device
         self.settings = settings
         self.state = StageState.IDLE
+        # Whether this stage already belongs to a tree.
         self.in_tree = False
-        """Whether this stage already belongs to a tree."""
+        # Whether this stage is the root of its tree; false before that is known.
         self.is_root = False
-        """Whether this stage is the root of its tree; false before that is known."""
+        # Streams that this stage shares with other roots, if it is one.
         self.streams: Streams | None = None
-        """Streams that this stage shares with other roots, if it is one."""
+        # Stages that forward gathers ahead after this one, instead of those the recorded order names.
         self.forward_targets: Sequence[Stage] = ()
-        """Stages that forward gathers ahead after this one, instead of those the recorded order names."""
         self.backward_targets: Sequence[Stage] = ()
+        # Whether the user gathered the parameters since the last forward, for the next one.
         self.unsharded_by_hand = False
-        """Whether the user gathered the parameters since the last forward, for the next one."""
+        # Where this stage is in the recorded order, once a call.
         self.forward_positions: list[int] = []
-        """Where this stage is in the recorded order, once a call."""
         self.backward_position = -1
+        # What is raised where this stage ran as a root before it became part of a larger tree.
         self.error_of_second_root: type[Exception] = RuntimeError
-        """What is raised where this stage ran as a root before it became part of a larger tree."""
+        # Modules wrapped as one that forward did not come to yet.
         self.to_run: set[nn.Module] = set()
-        """Modules wrapped as one that forward did not come to yet."""
+        # In forward: inputs, what passed the boundary for them, and its versions then.
         self.entered: tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[int]] | None = None
-        """In forward: inputs, what passed the boundary for them, and its versions then."""
+        # Units whose ``reshard_after_forward`` followed from this stage being the root or not.
         self._decided: list[Unit] = []
-        """Units whose ``reshard_after_forward`` followed from this stage being the root or not."""
 
     @property
     def root_module(self) -> nn.Module:

@@ -29,8 +29,8 @@ from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 
 _log = logging.getLogger(__name__)
 
+# In backward, whole: two gathered, the gradients of two, and as much on its way.
 _UNITS_KEPT = 6
-"""In backward, whole: two gathered, the gradients of two, and as much on its way."""
 
 
 class Runtime:
@@ -50,17 +50,15 @@ class Runtime:
         if OrderCheck.is_asked_for():
             self.order_check = OrderCheck(lambda number: stages[number].name, root.device)
         count_steps(unit.presentation for unit in units)
+        # The stage whose forward is the outermost one running now; not the root where a part runs alone.
         self.forward_root: Stage | None = None
-        """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
+        # An event that the user recorded after the optimizer, for gathers to wait on instead of everything.
         self.optimizer_event: Event | None = None
-        """An event that the user recorded after the optimizer, for gathers to wait on instead of
-        everything.
-        """
+        # Units that show gradients of ``no_sync()``.
         self._unreduced: list[Unit] = []
-        """Units that show gradients of ``no_sync()``."""
+        # Whether a forward ran; before that the tree may become part of a larger one.
         self.ran = False
-        """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
         self._callback: Any = None
 

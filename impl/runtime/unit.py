@@ -44,25 +44,25 @@ from .presentation import VERSION, Presentation, UnitParameter
 
 _NEXT = (1).__add__
 
+# How autograd comes to each unit through its pre-backward hook.
 OUTPUTS_NEEDED = (
     "The hook is on what forward returns: return every tensor that the loss needs, store none aside"
 )
-"""How autograd comes to each unit through its pre-backward hook."""
 
 
 class UnitState(Enum):
     """Where a unit's parameters are; the module's head shows the transitions."""
 
     SHARDED = auto()
+    # Sharded, and a larger shard is kept for backward (``smaller_group.py``).
     KEPT = auto()
-    """Sharded, and a larger shard is kept for backward (``smaller_group.py``)."""
     GATHERING = auto()
     UNSHARDED = auto()
+    # Gathered, while the modules show the sharded parameters.
     HIDDEN = auto()
-    """Gathered, while the modules show the sharded parameters."""
 
+    # The states that may come next.
     following: tuple[UnitState, ...]
-    """The states that may come next."""
 
 
 for _state, _following in {
@@ -74,10 +74,10 @@ for _state, _following in {
 }.items():
     _state.following = _following
 
+# States in which the parameters have to be gathered before they are used.
 RESHARDED = (UnitState.SHARDED, UnitState.KEPT)
-"""States in which the parameters have to be gathered before they are used."""
+# States in which they are there.
 GATHERED = (UnitState.UNSHARDED, UnitState.HIDDEN)
-"""States in which they are there."""
 
 
 class Unit:
@@ -114,8 +114,8 @@ class Unit:
         self.parameters = list(parameters)
         self.layout = layout
         self.groups = groups
+        # Whether unsharding needs a collective.
         self.gathers = groups.shard is not None
-        """Whether unsharding needs a collective."""
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.unshard_in_backward = True
@@ -123,14 +123,14 @@ class Unit:
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
+        # What ``presentation.writes`` was when the shard was gathered last.
         self.gathered_writes = 0
-        """What ``presentation.writes`` was when the shard was gathered last."""
         self._versions: list[int] = []
         self._context: Context | None = None
         self._make_gather = make_gather
         self._use(Sharded(layout, shard, groups, precision, device, offload))
+        # Whether all parameters are plain tensors while they are gathered.
         self.plain = self.gather.makes_views and all(each.whole is None for each in parameters)
-        """Whether all parameters are plain tensors while they are gathered."""
 
     # -- set up ----------------------------------------------------------------------------------------------
 

@@ -31,8 +31,8 @@ import torch
 
 from .torch_internals import chunk_cat, foreach_copy_
 
+# Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs.
 ALIGNMENT_BYTES = 16
-"""Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Segment:
     shard_padded_numel: int
     full_offset: int
     full_padded_numel: int
+    # The dimension that is cut.
     dim: int = 0
-    """The dimension that is cut."""
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -98,8 +98,8 @@ class UnitLayout:
     full_numel: int
     rank_major: bool
     whole: bool
+    # How many parameters, the first ones, may have collectives of their own (``gather.py``).
     grouped: int = 0
-    """How many parameters, the first ones, may have collectives of their own (``gather.py``)."""
 
     @property
     def gathered_numel(self) -> int:
@@ -275,11 +275,11 @@ class CopyOut:
             rows = source.view(layout.world_size, -1)
             self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
         self._fused = places(layout, full, starts)
+        # Parameters that are cut on another dim than the first.
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
             for s in layout.segments[layout.fused :]
         ]
-        """Parameters that are cut on another dim than the first."""
 
     def __call__(self, gathered: torch.Tensor) -> None:
         """Copy ``gathered`` (1-D: ranks x shard, of the full buffer's dtype) out, on the current stream."""

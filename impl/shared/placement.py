@@ -31,8 +31,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .torch_internals import AsyncCollectiveTensor, DTensorSpec, StridedShard, TensorMeta, concatenate_meshes
 
+# Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler.
 new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
-"""Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler."""
 
 
 @dataclass(frozen=True)

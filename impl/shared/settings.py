@@ -22,14 +22,13 @@ class MemoryHandover(Enum):
 class CommunicationLayout(Enum):
     """The layouts of a unit of ``fully_shard`` in its collectives (``runtime/gather.py``)."""
 
+    # Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
+    # faster, and so under backends that are not known to launch a group as one.
     AUTO = "auto"
-    """Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
-    faster, and so under backends that are not known to launch a group as one.
-    """
+    # All parameters have collectives of their own, straight from and to where they are.
     GROUPED = "grouped"
-    """All parameters have collectives of their own, straight from and to where they are."""
+    # All are copied out of one all-gather and into one reduce-scatter, as torch does.
     PACKED = "packed"
-    """All are copied out of one all-gather and into one reduce-scatter, as torch does."""
 
     @classmethod
     def decide(cls, value: str | CommunicationLayout) -> CommunicationLayout:

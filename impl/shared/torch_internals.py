@@ -39,8 +39,8 @@ class Internal(NamedTuple):
     path: str
     needed_for: str
     public: str = "none"
+    # Its value changes: what is imported is a function that reads it.
     changes: bool = False
-    """Its value changes: what is imported is a function that reads it."""
 
 
 _SAVED = "state dicts of ShardedTensor (StateDictType.SHARDED_STATE_DICT without a mesh)"

@@ -30,8 +30,8 @@ class _UnitStates:
     """This rank's part of the states of one unit's parameters."""
 
     named: NamedUnit
+    # Names of states with an element for each of a parameter's; for parameters without dimensions.
     like_parameters: frozenset[str]
-    """Names of states with an element for each of a parameter's; for parameters without dimensions."""
     parts: dict[int, State] = field(default_factory=dict)
     rows: dict[tuple[str, torch.dtype], dict[int, torch.Tensor]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

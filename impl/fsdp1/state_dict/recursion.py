@@ -32,8 +32,8 @@ from .state_values import LoadedUnit, local_value, placeholders, sharded_paramet
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
+# Attribute (kept out of the module's own registries) that holds a wrapper's ``WrapperStates``.
 _STATES = "_fsdp_states"
-"""Attribute (kept out of the module's own registries) that holds a wrapper's ``WrapperStates``."""
 
 
 class WrapperStates:
@@ -52,8 +52,8 @@ class WrapperStates:
         buffer_dtypes: Mapping[nn.Module, Mapping[str, torch.dtype]],
     ) -> None:
         self.settings = StateDictSettings.decide(StateDictType.FULL_STATE_DICT)
+        # Whether whole parameters are shown now by ``summon_full_params``.
         self.summoned = False
-        """Whether whole parameters are shown now by ``summon_full_params``."""
         self.mesh = mesh
         self._stage = stage
         self._buffer_dtypes = buffer_dtypes
