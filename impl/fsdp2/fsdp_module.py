@@ -26,17 +26,11 @@ from ..runtime.unit import Unit
 class UnshardHandle:
     """The handle that ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
 
-    def wait(self) -> None:
-        """Wait and show the unsharded parameters. Later calls do nothing."""
-
-
-class _PendingUnshard(UnshardHandle):
-    """The handle of one stage's gathers."""
-
     def __init__(self, hooks: ModuleHooks) -> None:
         self._hooks: ModuleHooks | None = hooks
 
     def wait(self) -> None:
+        """Wait and show the unsharded parameters. Later calls do nothing."""
         if self._hooks is not None:
             stage, runtime = self._hooks.stage, self._hooks.runtime
             with outside_transforms():
@@ -70,7 +64,7 @@ class FSDPModule:
         runtime.context.let_gathers_wait()  # for the optimizer, above all
         with outside_transforms():
             runtime.schedule.gather(stage)
-        handle = _PendingUnshard(hooks)
+        handle = UnshardHandle(hooks)
         if async_op:
             return handle
         handle.wait()

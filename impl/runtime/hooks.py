@@ -34,6 +34,7 @@ from .tree import Runtime, in_backward
 # Attribute (kept out of the module's own registries) that holds a wrapped module's hooks.
 _HOOKS = "_fsdp_hooks"
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 in_transform = are_functorch_transforms_active
 # What gathers and frees is not a part of what ``torch.func`` transforms.
 outside_transforms = DisableFuncTorch
@@ -241,9 +242,7 @@ class ModuleHooks:
 
     # -- forward ---------------------------------------------------------------------------------------------
 
-    def pre_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """Hook before a module's forward; returns the inputs to run it with."""
         runtime, stage = self.runtime, self.stage
         recomputing = in_backward()
@@ -283,16 +282,12 @@ class ModuleHooks:
         return args, kwargs
 
     @staticmethod
-    def _cast(
-        function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _cast(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         if function is None:
             return args, kwargs
         return map_tensors(function, args), map_tensors(function, kwargs) if kwargs else kwargs
 
-    def _put_boundary(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _put_boundary(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         inputs: list[torch.Tensor] = collect_grad_tensors(args, [])
         if kwargs:
             collect_grad_tensors(kwargs, inputs)

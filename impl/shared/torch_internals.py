@@ -47,6 +47,9 @@ _SAVED = "state dicts of ShardedTensor (StateDictType.SHARDED_STATE_DICT without
 _DTENSOR = "torch.distributed.tensor.DTensor.from_local, which asks the other ranks"
 _COMMUNICATION = "gradients in and out of a unit's buffers in one kernel"
 _SHARDED = "torch.distributed._shard.sharded_tensor"
+_CONTRACT, _BESIDE = "torch.distributed._composable.contract", "fully_shard beside torch's replicate"
+_SPEC = "torch.distributed.tensor._dtensor_spec"
+_TRANSFORMS = "units under torch.func's transforms"
 _DEFERRED = "deferred_init"
 _MUON = "Muon for sharded parameters"
 
@@ -60,23 +63,16 @@ INTERNALS = {
         "gradients of tensor parallelism that are still being communicated",
     ),
     "BatchNorm": Internal(
-        "torch.nn.modules.batchnorm:_BatchNorm",
-        "MixedPrecision, which leaves batch norm in full precision",
+        "torch.nn.modules.batchnorm:_BatchNorm", "MixedPrecision, which leaves batch norm in full precision"
     ),
-    "DTensorSpec": Internal(
-        "torch.distributed.tensor._dtensor_spec:DTensorSpec", "sharded parameters", _DTENSOR
-    ),
-    "DisableFuncTorch": Internal("torch._C:_DisableFuncTorch", "units under torch.func's transforms"),
+    "DTensorSpec": Internal(f"{_SPEC}:DTensorSpec", "sharded parameters", _DTENSOR),
+    "DisableFuncTorch": Internal("torch._C:_DisableFuncTorch", _TRANSFORMS),
     "DisableTorchFunction": Internal(
         "torch._C:DisableTorchFunctionSubclass",
-        "attributes of DTensor parameters at the cost of plain tensors'",
+        "fast attributes of DTensor parameters",
     ),
-    "RegistryItem": Internal(
-        "torch.distributed._composable.contract:RegistryItem", "fully_shard beside torch's replicate"
-    ),
-    "REGISTRY_KEY": Internal(
-        "torch.distributed._composable.contract:REGISTRY_KEY", "fully_shard beside torch's replicate"
-    ),
+    "RegistryItem": Internal(f"{_CONTRACT}:RegistryItem", _BESIDE),
+    "REGISTRY_KEY": Internal(f"{_CONTRACT}:REGISTRY_KEY", _BESIDE),
     "ShardMetadata": Internal("torch.distributed._shard.sharding_spec:ShardMetadata", _SAVED),
     "ShardedTensor": Internal(f"{_SHARDED}:ShardedTensor", _SAVED),
     "ShardedTensorMetadata": Internal(f"{_SHARDED}:ShardedTensorMetadata", _SAVED),
@@ -86,29 +82,23 @@ INTERNALS = {
         "parameters that tensor parallelism shards in the same dimension",
     ),
     "TensorBase": Internal("torch._C:TensorBase", _DEFERRED, "torch.Tensor, where scripts may change it"),
-    "TensorMeta": Internal(
-        "torch.distributed.tensor._dtensor_spec:TensorMeta", "sharded parameters", _DTENSOR
-    ),
+    "TensorMeta": Internal(f"{_SPEC}:TensorMeta", "sharded parameters", _DTENSOR),
     "TensorProperties": Internal(f"{_SHARDED}.metadata:TensorProperties", _SAVED),
     "TorchDispatchMode": Internal("torch.utils._python_dispatch:TorchDispatchMode", _DEFERRED),
-    "are_functorch_transforms_active": Internal(
-        "torch._C:_are_functorch_transforms_active", "units under torch.func's transforms"
-    ),
+    "are_functorch_transforms_active": Internal("torch._C:_are_functorch_transforms_active", _TRANSFORMS),
     "chunk_cat": Internal("torch:_chunk_cat", _COMMUNICATION),
     "concatenate_meshes": Internal(
         "torch.distributed.device_mesh:DeviceMesh._concatenate",
         "FSDP with tensor parallelism: one mesh of both",
     ),
     "current_graph_task_id": Internal(
-        "torch._C:_current_graph_task_id", "forwards that checkpointing runs again in backward"
+        "torch._C:_current_graph_task_id", "forwards that checkpointing repeats"
     ),
     "default_hooks": Internal(
         "torch.distributed.algorithms._comm_hooks.default_hooks", "torch's own communication hooks"
     ),
     "foreach_add_": Internal("torch:_foreach_add_", "adding up gradients in one kernel"),
-    "foreach_copy_": Internal(
-        "torch:_foreach_copy_", "parameters in and out of a unit's buffers in one kernel"
-    ),
+    "foreach_copy_": Internal("torch:_foreach_copy_", "copies of parameters in one kernel"),
     "get_default_store": Internal(
         "torch.distributed.distributed_c10d:_get_default_store",
         "the check that all ranks do the same",
@@ -121,7 +111,7 @@ INTERNALS = {
     ),
     "is_traceable_wrapper_subclass": Internal(
         "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
-        "parameters that are tensors of several tensors",
+        "tensors of several tensors",
     ),
     "make_subclass": Internal(
         "torch:Tensor._make_subclass", _DEFERRED, "torch.Tensor.as_subclass, which keeps no requires_grad"
@@ -131,15 +121,13 @@ INTERNALS = {
         "torch.optim._muon:_zeropower_via_newtonschulz", _MUON, "torch.optim.Muon on sharded matrices"
     ),
     "preserve_versions": Internal(
-        "torch.autograd:_unsafe_preserve_version_counter", "units that change their inputs in place"
+        "torch.autograd:_unsafe_preserve_version_counter", "inputs changed in place"
     ),
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback",
         "what is to be done at the end of backward",
     ),
-    "set_versions": Internal(
-        "torch._C:_autograd._unsafe_set_version_counter", "parameters that come and go, unseen by autograd"
-    ),
+    "set_versions": Internal("torch._C:_autograd._unsafe_set_version_counter", "parameters that come and go"),
     "sharded_tensor_from_shards": Internal(
         f"{_SHARDED}:ShardedTensor._init_from_local_shards_and_global_metadata", _SAVED
     ),
