@@ -21,7 +21,7 @@ from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.sides import Side
 from fsdpbench.check.steps import exact_steps, measured_steps
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, parse_json
+from fsdpbench.files.documents import UnreadableFileError, parse_json
 from fsdpbench.reports.hta_text import one_line
 
 MOST_COMMITS = 1000

@@ -32,10 +32,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.errors import BenchError
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.writing import append_to
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome

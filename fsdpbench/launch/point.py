@@ -24,10 +24,10 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.shared_log import add_record
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rank_files import log_to
 from fsdpbench.launch.rehearse import rehearse
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.kept import pack

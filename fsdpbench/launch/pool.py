@@ -20,7 +20,7 @@ from typing import Any
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.shared_log import SharedLog
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes

@@ -26,17 +26,16 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.rank_files import log_to
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.records import Status, read_records, record_path
 from fsdpbench.results.result import Outcome, outcome_of_records
 from fsdpbench.script.rank_check.calls import Ended, RankLog
-from fsdpbench.script.rank_check.comparison import Difference, first_difference
-from fsdpbench.script.rank_check.words import group_name, sentence, to_dict
+from fsdpbench.script.rank_check.comparison import Difference, first_difference, group_name, sentence, to_dict
 
 _RANKS = "ranks"
 _STOP_GRACE_S = 3.0

@@ -22,7 +22,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fsdpbench.configuration.settings import Value
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.claims import Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant

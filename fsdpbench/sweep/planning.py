@@ -11,7 +11,7 @@ from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.configuration.settings import SETTINGS, Settings, Value
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.files.lock_owner import is_there
+from fsdpbench.files.documents import is_there
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names

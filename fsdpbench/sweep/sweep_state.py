@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.files.documents import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 

@@ -18,7 +18,7 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import show_value
 from fsdpbench.errors import BenchError
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.reproduce import nodes_of

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.residuals.table import Condition
 from fsdpbench.sim.hardware.profile import load_profile, stated_machine

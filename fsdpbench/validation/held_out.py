@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.software import load_software

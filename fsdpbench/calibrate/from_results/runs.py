@@ -11,7 +11,7 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.alike import profile_like
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 
 _SAME_STEP = 0.005
 """A step time is trusted to this share at best, however alike its samples are (estimated)."""

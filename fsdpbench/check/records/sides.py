@@ -23,7 +23,7 @@ from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json
+from fsdpbench.files.documents import UnreadableFileError, read_json
 from fsdpbench.reports.consistency import misfiled
 from fsdpbench.results.provenance import another_key
 from fsdpbench.results.records import Status, read_records

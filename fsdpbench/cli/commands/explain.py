@@ -143,7 +143,7 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
-    from fsdpbench.files.lock_owner import read_json_object
+    from fsdpbench.files.documents import read_json_object
     from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():

@@ -21,7 +21,7 @@ from fsdpbench.cli.requests.options import (
 from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.launch import fork_server
 from fsdpbench.numbers import with_unit
 

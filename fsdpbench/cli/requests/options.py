@@ -21,7 +21,7 @@ from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
 from fsdpbench.configuration.setting_values import TRUE_WORDS
 from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_toml
+from fsdpbench.files.documents import read_toml
 from fsdpbench.sweep.spaces.space_file import read_space
 
 F = TypeVar("F", bound=Callable[..., Any])

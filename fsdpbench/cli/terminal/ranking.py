@@ -19,7 +19,7 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.side_by_side import print_side_by_side
 from fsdpbench.cli.terminal.units import each
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.reports.hta_text import printable
 from fsdpbench.reports.page import best_sentence, load_run
 from fsdpbench.reports.page.chosen import is_risky

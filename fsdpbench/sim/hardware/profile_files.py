@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fsdpbench.files.lock_owner import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.files.documents import UnreadableFileError, is_there, parse_toml, read_toml
 from fsdpbench.sim.hardware.keys import ProfileError
 from fsdpbench.sim.hardware.profile_tables import build
 

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: what one wraps one by one."""
+"""The repeated blocks and the FSDP units of a script's model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
 
 
 def class_name(module: nn.Module) -> str:
-    """The name that the script gave a module's class."""
+    """Return the name that the script gave a module's class."""
     inner = unwrapped(module)
     name = type(inner).__name__
     return name.removeprefix("FSDP") if isinstance(inner, fsdp.FSDPModule) else name
@@ -23,18 +23,18 @@ def class_name(module: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Blocks:
-    """`modules` of one class, in `path` of the model (`layers`, `model.layers`)."""
+    """The repeated blocks of a model: `modules` of one class, in `path` (`layers`, `model.layers`)."""
 
     path: str
     modules: tuple[nn.Module, ...]
 
-    @property
-    def class_name(self) -> str:
-        return class_name(self.modules[0])
+    def to_dict(self) -> dict[str, Any]:
+        """Return path, class and count, as in `result.json`."""
+        return {"path": self.path, "class": class_name(self.modules[0]), "count": len(self.modules)}
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """A module without what wraps it."""
+    """Return the module inside of wrappers of checkpointing, FSDP1 and the compiler."""
     for name in _WRAPPERS:
         inner = getattr(module, name, None)
         if isinstance(inner, nn.Module):
@@ -43,8 +43,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> Blocks | None:
-    """The largest group of at least two modules of one class in a list, a dictionary or a sequence; None
-    where there is none. They hold more than half of its parameters."""
+    """Return the largest group of at least two modules of one class in a list, a dictionary or a sequence,
+    which holds more than half of the parameters; None where there is none."""
     best: tuple[int, Blocks] | None = None
     total = _size(model)
     for path, holder in model.named_modules():
@@ -67,12 +67,12 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 
 
 def has_units(module: nn.Module) -> bool:
-    """Whether something in a module is wrapped already: then it is not a block, but what holds the blocks."""
+    """Return whether a part of a module is wrapped already: then it is not a block, but holds the blocks."""
     return any(is_unit(each) for each in module.modules() if each is not module)
 
 
 def is_unit(module: Any) -> bool:
-    """Whether a module is wrapped by either of torch's FSDPs."""
+    """Return whether a module is wrapped by either of torch's FSDPs."""
     return isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel)
 
 
@@ -81,8 +81,8 @@ def _size(module: nn.Module) -> int:
 
 
 def unwrapped_root() -> nn.Module | None:
-    """The module around FSDP units that is not a unit itself and has trainable parameters outside of them, or
-    several units side by side; None where every unit is in one."""
+    """Return the module around FSDP units that is not a unit itself and has trainable parameters outside of
+    them, or several units side by side; None where every unit is in one."""
     units = [each for each in _modules() if is_unit(each)]
     if not units:
         return None
@@ -101,13 +101,13 @@ def unwrapped_root() -> nn.Module | None:
 
 
 def bare_parameters(root: nn.Module) -> int:
-    """How many trainable elements of `root` no unit shards."""
+    """Return the number of trainable elements of `root` that no unit shards."""
     covered = {id(p) for unit in root.modules() if is_unit(unit) for p in unit.parameters()}
     return sum(p.numel() for p in root.parameters() if p.requires_grad and id(p) not in covered)
 
 
 def parameter_names() -> dict[int, str]:
-    """The names of all parameters by their identity, from the outermost module on."""
+    """Return the names of all parameters by their identity, from the outermost module on."""
     every = _modules()
     below = {id(child) for each in every for child in each.children()}
     return {
