@@ -32,8 +32,8 @@ from fsdpbench.devices.base import StepMemory
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import SimulatedTrace, Simulation
-from fsdpbench.sim.costs.flops import Flops
-from fsdpbench.sim.timing.timeline import Marker
+from fsdpbench.sim.model.timeline import Marker
+from fsdpbench.sim.torch_device.flops import Flops
 
 
 class MeasuredAllError(BaseException):

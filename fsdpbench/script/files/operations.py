@@ -16,7 +16,7 @@ from typing import Any
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.overlay import Layer, Overlay
 from fsdpbench.script.files.writing import Checkpoints, Writing
-from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")

@@ -19,7 +19,7 @@ import torch
 
 from fsdpbench.script.files.overlay import Overlay, move
 from fsdpbench.script.numbers import plain
-from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _LOGS = ("tfevents",)
 

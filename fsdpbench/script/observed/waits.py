@@ -22,7 +22,7 @@ import torch
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 
 _TORCHS_OWN = tuple(

@@ -29,9 +29,9 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Group, RankLog, Stack, Values
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.distributed.process_group import SimProcessGroup
-from fsdpbench.sim.operators.known_values import known_of, learn
-from fsdpbench.sim.tensors.creation import is_on_device
+from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
+from fsdpbench.sim.torch_device.tensors import is_on_device
 from fsdpbench.torch_internals import expect, replace
 
 _MAIN = threading.main_thread().ident
@@ -380,7 +380,8 @@ class Stacks:
 def record_objects(recorder: Recorder) -> None:
     """Record collectives of Python objects and the making of groups too.
 
-    The simulated process group never sees them: `sim/patches/torch_patches.py` answers them in Python.
+    The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers them in
+    Python.
     """
     wrappers: dict[str, Callable[[Recorder, Callable[..., Any]], Callable[..., Any]]] = {
         "broadcast_object_list": _broadcast,
