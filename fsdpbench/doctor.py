@@ -8,19 +8,19 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.machine_state import observe, usable_cores
+from fsdpbench.results.records import Status
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.prediction import available_memory
+from fsdpbench.sweep.trials import simulate
 
 _TRY_TIMEOUT_S = 60.0
 _EXTRAS = (
@@ -145,26 +145,13 @@ def _gpus() -> Finding:
 
 def _tried(device: str, gpus: int) -> Finding:
     """Run a tiny configuration on `device` and tell how it went."""
-    from fsdpbench.launch.pool import PointPool
-
     what = f"--device {device}"
-    config = _tiny(device, gpus)
-    with (
-        interruption.unwinding(),
-        tempfile.TemporaryDirectory(prefix="fsdpbench-doctor-") as temporary,
-        PointPool(1) as pool,
-    ):
-        pool.start(config, Path(temporary))
-        results = []
-        while pool.running:
-            results += [result for _, _, result in pool.finished(1.0)]
-        result = results[0]
-        if result["status"] == "ok":
-            step = f"{result['step_time_s'] * 1e3:.1f} ms a step"
-            return Finding(what, Verdict.OK, f"{config.model} trained on {gpus} ranks, {step}")
-        cause = (result["cause"] or {}).get("message") or result["status"]
-        way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
-        return Finding(what, Verdict.BROKEN, str(cause), way_out)
+    (trial,) = simulate([_tiny(device, gpus)], 1)
+    if trial.status is Status.OK:
+        step = f"{(trial.step_time_s or 0.0) * 1e3:.1f} ms a step"
+        return Finding(what, Verdict.OK, f"{trial.config.model} trained on {gpus} ranks, {step}")
+    way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
+    return Finding(what, Verdict.BROKEN, trial.cause or trial.status.value, way_out)
 
 
 def _tiny(device: str, gpus: int) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.configuration.settings import SETTINGS, show_value
+from fsdpbench.settings import SETTINGS, show_value
 
 
 def settings_sections() -> str:

@@ -13,7 +13,7 @@ from fsdpbench.advise.gradients import Candidate, Kind, place_of
 from fsdpbench.advise.script_text import NoDiffError
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.results.residuals.intervals import apart
-from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
+from fsdpbench.sweep.trials import Trial, expected, simulate
 
 _WORTH_SAYING = 0.03
 _WORTH_CHOOSING = 0.10
@@ -75,7 +75,7 @@ def advise_script(
 ) -> Advice:
     """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
     started."""
-    base = trial_of(config, dict(result))
+    base = Trial(config, dict(result))
     bound = _bound(result)
     found = [_bounded(candidate, bound) for candidate in candidates(result)]
     asked_for = [each for each in found if each.variation and each.most is None]

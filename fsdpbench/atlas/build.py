@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fsdpbench.atlas.space import Cell, Results, next_wave
 from fsdpbench.configuration.config import Config
-from fsdpbench.sweep.runner import Progress
-from fsdpbench.sweep.simulated import simulate
+from fsdpbench.sweep.runner import simulate
+from fsdpbench.sweep.trials import Progress
 
 
 def build(

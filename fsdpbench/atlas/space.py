@@ -13,12 +13,12 @@ from typing import Any
 
 from fsdpbench.atlas.known import RECOMPUTED, Known
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
+from fsdpbench.settings import Settings
 from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.prediction import state_bytes
-from fsdpbench.sweep.simulated import UNTRACED
+from fsdpbench.sweep.runner import UNTRACED
 from fsdpbench.workloads import get_workload
 
 BATCHES = (16, 8, 4, 2, 1)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.script_source import ScriptSource
-from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
 from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import MOST_GPUS, finite_number, whole_number
+from fsdpbench.settings import SETTINGS, Settings, show_value
 
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fsdpbench.configuration.settings import Value
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.claims import Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
+from fsdpbench.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import PublishedFigure
 

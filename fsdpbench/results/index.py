@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.hta_text import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
+from fsdpbench.settings import SETTINGS
 
 _FIGURES = (
     "step_time_s",

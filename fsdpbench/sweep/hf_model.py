@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import is_there, read_json_object, read_text
 from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.settings import Value
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed

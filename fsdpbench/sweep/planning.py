@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
-from fsdpbench.configuration.settings import SETTINGS, Settings, Value
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.lock_owner import is_there
+from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
@@ -153,22 +153,8 @@ def without_absent(config: Config) -> Config:
     """`config` with the settings that its system does not have set to `None`."""
     absent = get_system(config.system).absent_settings(config)
     nulls: dict[str, Value] = {name: None for name in absent if name in SETTINGS}
-    keep = {name: SETTINGS[name].default for name in nulls if name in _NEVER_NULL}
+    keep = {name: SETTINGS[name].default for name in nulls if SETTINGS[name].never_null}
     return dataclasses.replace(config, settings=config.settings.changed(**{**nulls, **keep}))
-
-
-_NEVER_NULL = {
-    "strategy",
-    "wrap",
-    "cpu_offload",
-    "lora",
-    "lora_targets",
-    "lora_base",
-    "linear_dtype",
-    "tp",
-    "cp",
-    "ep",
-}
 
 
 def check_systems(names: Sequence[str]) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Value
 from fsdpbench.tune.front import Candidate
 
 UNFIT = (0.0, 1e15)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
+from fsdpbench.settings import Settings
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware.network import Network
 from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.sweep.runner import Progress
-from fsdpbench.sweep.simulated import UNTRACED, simulate
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import published
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fsdpbench.reports.analysis.device.roof import Links
 from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.measures.findings import Verdict
+from fsdpbench.reports.analysis.measures.findings import Verdict, in_torch
 from fsdpbench.reports.analysis.measures.fused_kernels import FusedGroup, NameTotal, fused_groups
 from fsdpbench.reports.analysis.measures.idle import IdleCauses
 from fsdpbench.reports.analysis.measures.lateness import GatherTiming
@@ -23,7 +23,6 @@ from fsdpbench.reports.analysis.measures.stragglers import CollectiveDurations, 
 from fsdpbench.reports.analysis.measures.work_counts import WorkCounts
 from fsdpbench.reports.analysis.operators.model import WorkTables
 from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.analysis.torch_words import in_torch
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
+from fsdpbench.reports.analysis.measures.findings import in_torch
 from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
-from fsdpbench.reports.analysis.torch_words import in_torch
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.whole_run import PARTS, Chart, Table, chart_text
 from fsdpbench.reports.page.shell import render_page, write_page

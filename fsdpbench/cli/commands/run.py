@@ -30,10 +30,10 @@ from fsdpbench.cli.terminal.buffer_notes import buffer_notes
 from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.terminal.script_notes import script_notes
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.reports.hta_text import one_line
+from fsdpbench.settings import Settings
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
@@ -123,7 +123,7 @@ def _advice(config: Config, result: dict[str, Any]) -> tuple[dict[str, Any], str
     memory, what fits."""
     from fsdpbench.advise import advise_script
     from fsdpbench.advise.text import as_dict, describe_advice
-    from fsdpbench.sweep.runner import jobs_for
+    from fsdpbench.sweep.trials import jobs_for
 
     if result["status"] == "oom":
         from fsdpbench import explain
@@ -204,7 +204,7 @@ def _run(config: Config, output: Path | None) -> dict[str, Any]:
         summary = run_sweep(
             store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
         )
-    return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
+    return {**summary.ran[0].result, "folder": str(store.folder / point_folder_name(config))}
 
 
 def own_name(config: Config) -> str:

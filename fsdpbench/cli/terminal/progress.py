@@ -16,7 +16,7 @@ from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.hta_text import one_line
-from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.trials import Progress
 
 _LAST_SHOWN = 8
 _PATIENCE_S = 10.0
@@ -27,7 +27,7 @@ _GAP = 2
 def make_progress(quiet: bool = False) -> Progress:
     """The progress that fits where stderr goes."""
     if quiet:
-        return SilentProgress()
+        return Progress()
     console = make_console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 
@@ -70,17 +70,7 @@ def _sampled(result: dict[str, Any]) -> list[str]:
     ]
 
 
-class SilentProgress:
-    """Says nothing."""
-
-    def begin(self, total: int, already_done: int) -> None: ...
-    def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
-    def tick(self) -> None: ...
-    def end(self) -> None: ...
-
-
-class WaitingProgress(SilentProgress):
+class WaitingProgress(Progress):
     """For one configuration: says every few seconds that it still runs, and how long it may."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -97,7 +87,7 @@ class WaitingProgress(SilentProgress):
             _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
 
 
-class PlainProgress(SilentProgress):
+class PlainProgress(Progress):
     """One line an event, for logs."""
 
     def __init__(self) -> None:
@@ -114,7 +104,7 @@ class PlainProgress(SilentProgress):
         _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A table that changes in place: what runs, the last few that ended, the best so far, the time left."""
 
     def __init__(self, console: Console) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.software import CURRENT, load_software, software_names
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings, Value, show_value
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Settings, Value, show_value
 from fsdpbench.sweep.planning import Target, make_config, without_absent
 from fsdpbench.sweep.spaces.rules import Rule
 from fsdpbench.systems import get_system

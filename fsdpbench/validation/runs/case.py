@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 
 
 class Figure(Enum):

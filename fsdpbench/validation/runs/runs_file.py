@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import read_text
 from fsdpbench.sim.hardware.profile import profile_names, stated_machine
@@ -22,7 +22,7 @@ from fsdpbench.validation.runs import framework_file
 from fsdpbench.validation.runs.case import Case, Figure
 from collections.abc import Mapping
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 
 N = TypeVar("N", int, float)
 COLUMNS = (

@@ -1,10 +1,13 @@
-"""What a verdict is made of."""
+"""Verdicts on a trace, and what the table of settings has against the causes that they name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from fsdpbench.settings import all_trades, plain_text
 
 
 class Outcome(StrEnum):
@@ -64,3 +67,26 @@ class Verdict:
             "sentence": self.sentence,
             "findings": [finding.to_dict() for finding in self.findings],
         }
+
+
+def remedies(cause: str) -> tuple[Suggestion, ...]:
+    """Return the settings that help against `cause`, in the table's order."""
+    if cause == "blocking":
+        return (Suggestion("system", "impl-fsdp2"),)
+    return tuple(
+        Suggestion(setting.name, trade.shown or plain_text(trade.value))
+        for setting, trade in all_trades()
+        if cause in trade.against
+    )
+
+
+def in_torch(verdict: Verdict) -> Iterator[str]:
+    """Yield everything that a verdict suggests, as a script with torch's FSDPs writes it, the most costly
+    cause first, each once: for traces of programs that are not ours."""
+    written = {
+        (setting.name, trade.shown or plain_text(trade.value)): trade.script
+        for setting, trade in all_trades()
+        if trade.against
+    }
+    asked = ((each.setting, each.value) for finding in verdict.findings for each in finding.suggestions)
+    yield from dict.fromkeys(words for each in asked if (words := written.get(each)))

@@ -11,8 +11,8 @@ import pytest
 
 from fsdpbench.cli.requests.options import asks_to_compile
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from fsdpbench.cli.requests.request import SweepRequest, make_request
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Settings
 from fsdpbench.sweep import prediction
 from fsdpbench.sweep.planning import make_config, without_absent
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes

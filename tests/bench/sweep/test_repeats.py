@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.repeats import interleaved, merged
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.sweep.recommendation.recommended import write_recommended
 from fsdpbench.sweep.recommendation.snippets import snippets
