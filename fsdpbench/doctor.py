@@ -12,14 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.results.machine_state import observe, usable_cores
+from fsdpbench.results.machine_state import available_memory, observe, usable_cores
 from fsdpbench.results.records import Status
-from fsdpbench.settings import Settings
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.sweep.prediction import available_memory
+from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.trials import simulate
 
 _TRY_TIMEOUT_S = 60.0
@@ -58,14 +55,6 @@ class Finding:
     verdict: Verdict
     detail: str
     way_out: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what": self.what,
-            "verdict": self.verdict.value,
-            "detail": self.detail,
-            "way_out": self.way_out,
-        }
 
 
 def examine(try_devices: bool = True) -> list[Finding]:
@@ -155,12 +144,9 @@ def _tried(device: str, gpus: int) -> Finding:
 
 
 def _tiny(device: str, gpus: int) -> Config:
-    target = make_target(
-        model="gpt-tiny", shape={}, device=device, hardware=None, gpus=gpus, gpus_per_node=None, data=None,
-        measurement=Measurement(1, 1, 1, timeout_s=_TRY_TIMEOUT_S),
-    )  # fmt: skip
-    settings = Settings.of(batch=1, param_dtype="fp32", seq=16)
-    return without_absent(make_config(target, "impl-fsdp2", settings, target.workload()))
+    measurement = Measurement(1, 1, 1, timeout_s=_TRY_TIMEOUT_S)
+    target = make_target(model="gpt-tiny", device=device, gpus=gpus, measurement=measurement)
+    return configured(target, "impl-fsdp2", batch=1, param_dtype="fp32", seq=16)
 
 
 def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:

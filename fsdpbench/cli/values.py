@@ -29,7 +29,7 @@ class _Whole(click.IntRange):
 
     def _describe_range(self) -> str:
         """Return `at least 1` where no one meets the upper bound, `1 to 1024` where it is a limit."""
-        least, most = int(self.min or 0), int(self.max or LARGEST_INTEGER)
+        least, most = self.min or 0, self.max or LARGEST_INTEGER
         return f"at least {least}" if most >= MOST_GPUS else f"{least} to {most:,}"
 
 

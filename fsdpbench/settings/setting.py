@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from fsdpbench.errors import UsageError
-from fsdpbench.settings.values import Value
+from fsdpbench.settings.values import Choice, Value
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Write = Callable[[Any], str | None]
@@ -60,6 +60,11 @@ class Trade:
         return any(value == other and type(value) is type(other) for other in self.of)
 
     @property
+    def written(self) -> str:
+        """Its value as people type it, or a direction."""
+        return self.shown or plain_text(self.value)
+
+    @property
     def words(self) -> str:
         """What it does and what it risks."""
         return f"{self.meaning}; {self.risk}" if self.risk else self.meaning
@@ -106,16 +111,20 @@ class Setting:
         parts = [part.strip() for part in re.split(r",| or ", self.values)]
         return [part for part in parts if _WORD.fullmatch(part) and not part.endswith("-K")]
 
+    @property
+    def usual(self) -> str:
+        """Its default as people type it."""
+        if self.default is None:
+            return next(word for word in self.words if self.read(word) is None)
+        return plain_text(self.default)
+
     def help(self, many: bool) -> str:
         """What its flag's help says; `many`: it takes a list."""
         takes = f": {self.values}"
         if self.example:
             lists = f" or {','.join(self.example)}" if many and len(self.example) > 1 else ""
             takes = f", e.g. {self.example[0]}{lists}"
-        usual = self.default_words or plain_text(self.default)
-        if self.default is None and not self.default_words:
-            usual = next(word for word in self.words if self.read(word) is None)
-        return f"{self.meaning.rstrip('.')}{takes}. Default: {usual}."
+        return f"{self.meaning.rstrip('.')}{takes}. Default: {self.default_words or self.usual}."
 
     def read(self, text: object) -> Value:
         """Return the value for `text` as typed (or already typed, from TOML or JSON). Raises `UsageError`."""
@@ -138,14 +147,16 @@ def plain_text(value: object) -> str:
 
 def row(
     default: Value,
-    values: str,
+    parse: Callable[[str], Value],
     meaning: str,
     reason: str,
-    parse: Callable[[str], Value],
+    takes: str = "",
     **rest: Any,
 ) -> Any:
-    """Declare a field of `Settings`: its default, and the rest of its `Setting`."""
-    setting = Setting(default, values, meaning, reason, parse, **rest)
+    """Declare a field of `Settings`: its default, and the rest of its `Setting`. `takes`: where it is more
+    than the words of a choice."""
+    takes = ", ".join(parse.words) if isinstance(parse, Choice) else takes
+    setting = Setting(default, takes, meaning, reason, parse, **rest)
     return dataclasses.field(default=default, metadata={"row": setting})
 
 

@@ -39,20 +39,20 @@ class Settings:
 
     seq: int | None = row(
         None,
-        "tokens a sample (at least 1), or model",
+        words_or({"model": None, "none": None}, whole(1)),
         "Sequence length in tokens.",
         "`model`: the model's maximum.",
-        words_or({"model": None, "none": None}, whole(1)),
+        takes="tokens a sample (at least 1), or model",
         example=("2048", "4096"),
         default_words="the model's maximum",
         in_script=True,
     )
     batch: int = row(
         10,
-        "samples (at least 1)",
+        whole(1),
         "Samples for each rank and microbatch; with tp or cp, for a group of tp x cp ranks.",
         "10 samples of 2048 tokens nearly fill 80 GB with gpt-2.8b; settings matter when memory is full.",
-        whole(1),
+        takes="samples (at least 1)",
         example=("4", "8"),
         in_script=True,
         sweep={
@@ -67,28 +67,26 @@ class Settings:
     )
     grad_accum: int = row(
         1,
-        "microbatches (at least 1)",
+        whole(1),
         "Microbatches in each step.",
         "No accumulation.",
-        whole(1),
+        takes="microbatches (at least 1)",
         example=("1", "4"),
         in_script=True,
         sweep={"accumulation": (1, 2, 4, 8)},
     )
     grad_sync: str = row(
         "every",
-        "every, last",
+        one_of("every", "last"),
         "Reduce gradients after every microbatch or only after the last one.",
         "What FSDP does outside `no_sync`.",
-        one_of("every", "last"),
         in_script=True,
     )
     strategy: str = row(
         "FULL_SHARD",
-        ", ".join(_STRATEGIES),
+        one_of(*_STRATEGIES),
         "What is sharded, and over which ranks.",
         "Shards parameters, gradients and optimizer state.",
-        one_of(*_STRATEGIES),
         never_null=True,
         sweep={
             "memory": ("FULL_SHARD", "SHARD_GRAD_OP"),
@@ -101,17 +99,17 @@ class Settings:
     )
     shard_size: int | None = row(
         None,
-        "ranks (at least 1), or node",
+        words_or({"node": None, "none": None}, whole(1)),
         "Ranks that share one copy of the model (hybrid strategies).",
         "`node`: shard inside a node, replicate across nodes.",
-        words_or({"node": None, "none": None}, whole(1)),
+        takes="ranks (at least 1), or node",
     )
     wrap: str = row(
         "block",
-        "block, every-K, size:N, root, or classes and modules by name, joined by + (`block+lm_head`)",
+        wrap,
         "Which modules become an FSDP unit.",
         "Most scripts make each block a unit.",
-        wrap,
+        takes="block, every-K, size:N, root, or classes and modules by name, joined by + (`block+lm_head`)",
         never_null=True,
         sweep={
             "default": ("block", "every-4"),
@@ -122,25 +120,23 @@ class Settings:
     )
     reshard_after_forward: bool | int | None = row(
         None,
-        "auto, true, false, or a number of ranks",
+        words_or({"auto": None, "none": None, "true": True, "false": False}, whole(2)),
         "Free a unit's parameters after its forward (a number: keep them sharded over that many ranks).",
         "`auto`: as the strategy defines it.",
-        words_or({"auto": None, "none": None, "true": True, "false": False}, whole(2)),
+        takes="auto, true, false, or a number of ranks",
         trades=trades.RESHARD_AFTER_FORWARD,
     )
     keep_last_unsharded: bool = row(
         False,
-        "true, false",
+        flag,
         "Keep the parameters of the last unit gathered between forward and backward.",
         "`false`: treat all units the same; `true` saves an all-gather, as backward starts with this unit.",
-        flag,
     )
     backward_prefetch: str | None = row(
         "pre",
-        "pre, post, none",
+        one_of("pre", "post", "none"),
         "When the next unit's all-gather is issued in backward.",
         "Best overlap in the FSDP paper (Fig 6b).",
-        one_of("pre", "post", "none"),
         sweep={"default": ("pre", "none"), "wide": ("pre", "post", "none")},
         trades=trades.BACKWARD_PREFETCH,
         code={
@@ -150,20 +146,20 @@ class Settings:
     )
     backward_prefetch_depth: int | None = row(
         1,
-        "units (at least 1)",
+        whole(1),
         "Number of units whose all-gather is issued ahead in backward.",
         "As PyTorch's FSDP.",
-        whole(1),
+        takes="units (at least 1)",
         example=("1", "2"),
         trades=trades.BACKWARD_PREFETCH_DEPTH,
         code=dict.fromkeys(code.OURS, code.argument("backward_prefetch_depth")),
     )
     forward_prefetch: int | None = row(
         0,
-        "units (0: off)",
+        words_or({"off": 0, "none": 0}, whole(0)),
         "Number of units whose all-gather is explicitly issued ahead in forward.",
         "Not needed unless the CPU is the bottleneck: it issues all-gathers early anyway.",
-        words_or({"off": 0, "none": 0}, whole(0)),
+        takes="units (0: off)",
         example=("0", "1"),
         sweep={"wide": (0, 1)},
         trades=trades.FORWARD_PREFETCH,
@@ -174,10 +170,10 @@ class Settings:
     )
     limit_all_gathers: int | str | None = row(
         2,
-        "off, a number of units, auto",
+        words_or({"off": "off", "false": "off", "0": "off", "auto": "auto"}, whole(1)),
         "Rate limiter: gathered units that may be in memory at the same time.",
         "The FSDP paper's choice.",
-        words_or({"off": "off", "false": "off", "0": "off", "auto": "auto"}, whole(1)),
+        takes="off, a number of units, auto",
         sweep={"default": (2,), "default/cpu": (), "memory": (2, "off"), "wide": (2, 3, "off")},
         trades=trades.LIMIT_ALL_GATHERS,
         code={
@@ -187,34 +183,32 @@ class Settings:
     )
     memory_handover: str | None = row(
         None,
-        "auto, record_stream, events",
+        words_or({"auto": None, "none": None}, one_of("record_stream", "events")),
         "How memory of one stream becomes free for another.",
         "`auto`: the default of the system.",
-        words_or({"auto": None, "none": None}, one_of("record_stream", "events")),
+        takes="auto, record_stream, events",
         trades=trades.MEMORY_HANDOVER,
         code=dict.fromkeys(code.OURS, code.argument("memory_handover")),
     )
     layout: str | None = row(
         None,
-        "auto, grouped, packed",
+        words_or({"auto": None, "none": None}, one_of("grouped", "packed")),
         "How parameters are arranged in the collectives of `impl-fsdp2`.",
         "`auto`: each large parameter has its own collective, without copies; packed on the CPU.",
-        words_or({"auto": None, "none": None}, one_of("grouped", "packed")),
+        takes="auto, grouped, packed",
         code={"impl-fsdp2": code.argument("layout")},
     )
     symmetric_memory: bool = row(
         False,
-        "true, false",
+        flag,
         "Gather parameters in symmetric memory, by copy engines (`set_symm_mem_for_comm`; inside a node).",
         "Not all GPUs and networks have it; what it saves is contention with computation.",
-        flag,
     )
     param_dtype: str = row(
         "bf16",
-        "bf16, fp16, fp32",
+        dtype,
         "Dtype of gathered parameters and of computation.",
         "The most common choice.",
-        dtype,
         trades=trades.PARAM_DTYPE,
         code={
             **dict.fromkeys(code.FLAT, code.mixed_precision),
@@ -223,52 +217,49 @@ class Settings:
     )
     reduce_dtype: str | None = row(
         "fp32",
-        "bf16, fp16, fp32",
+        dtype,
         "Dtype of the gradient reduction.",
         "Sums over many ranks stay accurate; bf16 halves the bytes.",
-        dtype,
         sweep={"default": ("fp32", "bf16"), "default/cpu": ()},
         trades=trades.REDUCE_DTYPE,
     )
     buffer_dtype: str | None = row(
         None,
-        "auto, bf16, fp16, fp32",
+        words_or({"auto": None, "none": None}, dtype),
         "Dtype of module buffers.",
         "`auto`: buffers keep their dtype.",
-        words_or({"auto": None, "none": None}, dtype),
+        takes="auto, bf16, fp16, fp32",
     )
     activation_checkpointing: str = row(
         "none",
-        "none, full, every-K, op, op-every-K",
+        checkpointing,
         "Which activations are recomputed.",
         "Recomputation adds up to a third of the FLOPs; use it if memory is short.",
-        checkpointing,
+        takes="none, full, every-K, op, op-every-K",
         in_script=True,
         sweep={"memory": ("none", "full"), "scaling": ("none",), "wide": ("none", "full")},
         trades=trades.ACTIVATION_CHECKPOINTING,
     )
     checkpoint_first: int | None = row(
         None,
-        "all, or a number of blocks (at least 1)",
+        words_or({"all": None, "none": None}, whole(1)),
         "With activation_checkpointing, recompute only in the first N blocks.",
         "`all`: if some blocks have room for their activations, fewer FLOPs are repeated.",
-        words_or({"all": None, "none": None}, whole(1)),
+        takes="all, or a number of blocks (at least 1)",
         in_script=True,
     )
     activation_offload: bool = row(
         False,
-        "true, false",
+        flag,
         "Keep what each unit saves for backward in host memory; it returns one unit ahead in backward.",
         "The link to the host limits the step unless units compute long for what they save.",
-        flag,
         trades=trades.ACTIVATION_OFFLOAD,
     )
     cpu_offload: bool = row(
         False,
-        "true, false",
+        flag,
         "Keep shards, gradients and optimizer state in host memory.",
         "Slow; for models that do not fit otherwise.",
-        flag,
         never_null=True,
         trades=trades.CPU_OFFLOAD,
         code={
@@ -279,166 +270,155 @@ class Settings:
     )
     optimizer: str = row(
         "adamw",
-        "adamw, adamw-foreach, adamw-loop, sgd, muon",
+        one_of("adamw", "adamw-foreach", "adamw-loop", "sgd", "muon"),
         "The optimizer (adamw: fused where the device has it; muon: matrices of blocks, adamw: the rest).",
         "The most common choice.",
-        one_of("adamw", "adamw-foreach", "adamw-loop", "sgd", "muon"),
         in_script=True,
         trades=trades.OPTIMIZER,
     )
     optimizer_dtype: str | None = row(
         None,
-        "auto, bf16",
+        words_or({"auto": None, "none": None}, one_of("bf16")),
         "Dtype of AdamW's moments (bf16: rounded stochastically).",
         "`auto`: that of the parameters, as torch's AdamW does.",
-        words_or({"auto": None, "none": None}, one_of("bf16")),
+        takes="auto, bf16",
         in_script=True,
         trades=trades.OPTIMIZER_DTYPE,
     )
     linear_dtype: str = row(
         "bf16",
-        "bf16, fp8, mxfp8, nvfp4",
+        one_of("bf16", "fp8", "mxfp8", "nvfp4"),
         "Number format of the blocks' matrix products, forward and backward (bf16: as param_dtype).",
         "`bf16`: nothing is rounded further; 8 and 4 bits need GPUs for them, and pay for casts.",
-        one_of("bf16", "fp8", "mxfp8", "nvfp4"),
         in_script=True,
         never_null=True,
     )
     clip: float | None = row(
         None,
-        "off, or the largest norm (a number above 0)",
+        words_or({"off": None, "none": None}, positive),
         "Clip the norm of all gradients before the optimizer's step.",
         "`off`: clipping reads all gradients once or twice more and adds one small all-reduce.",
-        words_or({"off": None, "none": None}, positive),
+        takes="off, or the largest norm (a number above 0)",
         in_script=True,
     )
     zero_grad: str = row(
         "release",
-        "release, fill",
+        one_of("release", "fill"),
         "After each step: release gradients, or keep their memory and fill it with zeros.",
         "PyTorch's default since 2.0; before, it was `fill`.",
-        one_of("release", "fill"),
         in_script=True,
         trades=trades.ZERO_GRAD,
     )
     lora: int = row(
         0,
-        "off, or a rank (at least 1)",
+        words_or({"off": 0, "none": 0}, whole(0)),
         "LoRA: train adapters of this rank beside the linear layers of a frozen model.",
         "`off`: train all parameters.",
-        words_or({"off": 0, "none": 0}, whole(0)),
+        takes="off, or a rank (at least 1)",
         default_words="off",
         in_script=True,
         never_null=True,
     )
     lora_targets: str = row(
         "all",
-        "all, attention, or names of layers joined by +",
+        joined_names,
         "Which linear layers of the blocks get adapters.",
         "Adapters in all linear layers learn most for the same memory.",
-        joined_names,
+        takes="all, attention, or names of layers joined by +",
         in_script=True,
         never_null=True,
     )
     lora_base: str = row(
         "param",
-        "param, 4bit",
+        one_of("param", "4bit"),
         "Number format of the frozen linear layers in memory: as param_dtype, or 4 bits (QLoRA).",
         "`param`: nothing is rounded.",
-        one_of("param", "4bit"),
         in_script=True,
         never_null=True,
     )
     tp: int = row(
         1,
-        "ranks (at least 1)",
+        whole(1),
         "Tensor parallelism: ranks that share each layer and the sequence between layers.",
         "FSDP alone, until one GPU's share of a layer or of the activations is too large.",
-        whole(1),
+        takes="ranks (at least 1)",
         example=("1", "2"),
         never_null=True,
         trades=trades.TP,
     )
     cp: int = row(
         1,
-        "ranks (at least 1)",
+        whole(1),
         "Context parallelism: ranks that share each sequence, attention included.",
         "Only for sequences whose activations fit no GPU.",
-        whole(1),
+        takes="ranks (at least 1)",
         example=("1", "2"),
         never_null=True,
     )
     ep: int = row(
         1,
-        "ranks (at least 1)",
+        whole(1),
         "Expert parallelism: ranks that share the experts of a layer and send tokens to each other.",
         "FSDP alone gathers all experts of a layer.",
-        whole(1),
+        takes="ranks (at least 1)",
         example=("1", "2"),
         never_null=True,
     )
     norm: str = row(
         "model",
-        "model, fused, composed",
+        one_of("model", "fused", "composed"),
         "RMSNorm variant: fused (one kernel) or composed (single operators in fp32).",
         "`model`: as its shape or its software says.",
-        one_of("model", "fused", "composed"),
         in_script=True,
     )
     rotary: str = row(
         "model",
-        "model, halves, complex, matrices",
+        one_of("model", "halves", "complex", "matrices"),
         "Rotary embedding variant: halves (as transformers), complex (as TorchTitan) or matrices.",
         "`model`: as its shape or its software says.",
-        one_of("model", "halves", "complex", "matrices"),
         in_script=True,
     )
     loss: str = row(
         "model",
-        "model, fp32, lean, chunked, fused",
+        one_of("model", "fp32", "lean", "chunked", "fused"),
         "Loss of a token model: fp32, lean (logits in their dtype), or chunked or fused (never all logits).",
         "`model`: as its shape says. `chunked` recomputes logits in backward, `fused` needs no second time.",
-        one_of("model", "fp32", "lean", "chunked", "fused"),
         in_script=True,
     )
     implementation: str = row(
         "own",
-        "own, transformers",
+        one_of("own", "transformers"),
         "Which library's model code to use with --hf-config.",
         "`own`: needs no library.",
-        one_of("own", "transformers"),
         in_script=True,
     )
     compile: bool = row(
         False,
-        "true, false",
+        flag,
         "Use torch.compile on each block.",
         "Most training runs eager.",
-        flag,
         in_script=True,
         trades=trades.COMPILE,
     )
     compile_loss: bool = row(
         False,
-        "true, false",
+        flag,
         "With compile, compile the loss of a model of tokens too.",
         "Scripts that compile blocks leave the loss as it is; TorchTitan compiles both.",
-        flag,
         in_script=True,
     )
     graph: str = row(
         "none",
-        "none, step",
+        one_of("none", "step"),
         "Run the step as one CUDA graph (simulated GPUs only).",
         "`none`: launch every kernel; a step with a rate limiter or `.item()` cannot be captured.",
-        one_of("none", "step"),
     )
     seed: int = row(
         0,
-        "a number (at least 0)",
+        whole(0, LARGEST_INTEGER),
         "Seed of the weights and the data.",
         "Any fixed number gives repeatable runs.",
-        whole(0, LARGEST_INTEGER),
+        takes="a number (at least 0)",
         example=("0", "1"),
     )
 

@@ -33,6 +33,7 @@ BATCH = (
         "half the activations",
         risk="accumulate gradients to keep the samples a step",
         fsdp2="DataLoader(..., batch_size=half of it)",
+        shown="half",
         variation="half-batch",
     ),
 )

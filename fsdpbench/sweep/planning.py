@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
 from fsdpbench.devices.alike import profile_of_this_machine
@@ -47,12 +49,12 @@ class Target:
 def make_target(
     *,
     model: str,
-    shape: Mapping[str, ShapeValue],
-    device: str,
-    hardware: str | None,
     gpus: int,
-    gpus_per_node: int | None,
-    data: str | None,
+    hardware: str | None = None,
+    device: str = "sim",
+    shape: Mapping[str, ShapeValue] = MappingProxyType({}),
+    gpus_per_node: int | None = None,
+    data: str | None = None,
     measurement: Measurement | None = None,
     emulate: bool = False,
     sanitize: bool = False,
@@ -138,6 +140,12 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         sanitize=target.sanitize,
         software=chosen_software(target.software, get_system(system).software, target.device),
     )
+
+
+def configured(target: Target, system: str, **settings: Any) -> Config:
+    """Return one configuration with these settings (texts or typed values), the rest at their defaults; what
+    the system lacks is null. Raises `UsageError`."""
+    return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
 
 
 def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.results.machine_state import available_memory
 from fsdpbench.results.records import Status
 from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, stated_machine
@@ -216,17 +217,6 @@ def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
         reason = f"all ranks together need about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
         return Prediction(config, Status.OOM, reason, took, needed, trial.took_s)
     return Prediction(config, Status.OK, None, took, needed, trial.took_s)
-
-
-def available_memory() -> int | None:
-    """Bytes that could be allocated without swapping; None where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 @functools.cache

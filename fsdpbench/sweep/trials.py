@@ -19,11 +19,13 @@ from typing import Any, Protocol
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.results.machine_state import usable_cores
+from fsdpbench.results.machine_state import available_memory, usable_cores
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import disk_errors
 
 _POLL_S = 0.5
+_JOB_BYTES = 512 << 20
+"""What one simulated configuration takes beyond what it shares with the fork server."""
 _ROOMY = 16.0
 """Times the memory that a GPU has, to see how much would be needed and how fast it would be."""
 
@@ -139,9 +141,13 @@ class Trial:
 
 
 def jobs_for(device: str) -> int:
-    """Return the number of points to run side by side: simulated ones on all cores; real ones would disturb
-    each other."""
-    return usable_cores() if device == "sim" else 1
+    """Return the number of points to run side by side: simulated ones on all cores, as far as memory
+    suffices; real ones would disturb each other."""
+    if device != "sim":
+        return 1
+    free = available_memory()
+    room = usable_cores() if free is None else free // _JOB_BYTES
+    return max(1, min(usable_cores(), room))
 
 
 def run(

@@ -24,8 +24,8 @@ from fsdpbench.results.reproduce import nodes_of
 from fsdpbench.results.store import Store
 from fsdpbench.settings import show_value
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit
-from fsdpbench.sweep.recommendation.snippets import snippets
 from fsdpbench.sweep.runner import run_sweep
+from fsdpbench.sweep.snippets import snippets
 from fsdpbench.sweep.trials import Progress, jobs_for
 from fsdpbench.tune.front import Candidate, Goal, judged, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured

@@ -16,11 +16,10 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.results.provenance import content_key
-from fsdpbench.settings import Settings
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware.network import Network
 from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.runner import UNTRACED, simulate
 from fsdpbench.sweep.trials import Progress
 from fsdpbench.validation.runs.case import Case, Figure
@@ -127,17 +126,12 @@ def config_of(case: Case, system: str | None = None, measurement: Measurement = 
     target = make_target(
         model=case.model,
         shape=case.shape,
-        device="sim",
         hardware=case.hardware,
         gpus=case.gpus,
-        gpus_per_node=None,
-        data=None,
         measurement=measurement,
         software=case.software,
     )
-    return without_absent(
-        make_config(target, system or case.system, Settings.of(**case.settings), target.workload())
-    )
+    return configured(target, system or case.system, **case.settings)
 
 
 def predict(

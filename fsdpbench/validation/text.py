@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fsdpbench.validation.conditions import HeldOut
 from fsdpbench.validation.coverage import Judged, groups_of
-from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar, group_errors
 from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Figure

@@ -26,9 +26,8 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
 from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_soak
-from fsdpbench.cli.terminal.buffer_notes import buffer_notes
 from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
-from fsdpbench.cli.terminal.script_notes import script_notes
+from fsdpbench.cli.terminal.script_notes import buffer_notes, script_notes
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server

@@ -166,7 +166,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     from fsdpbench.reports.analysis.kept import kept
     from fsdpbench.reports.page import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
-    from fsdpbench.sweep.recommendation.recommended import write_recommended
+    from fsdpbench.sweep.recommended import write_recommended
 
     pasted: list[Path] = []
     try:
@@ -216,7 +216,7 @@ def _tell_end(
 
 def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
     """What `--try-compiled` adds to what has run, if anything."""
-    from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
+    from fsdpbench.sweep.recommended import compiled_beside_best
 
     if not options.get("try_compiled"):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fsdpbench.settings import all_trades, plain_text
+from fsdpbench.settings import all_trades
 
 
 class Outcome(StrEnum):
@@ -74,9 +74,7 @@ def remedies(cause: str) -> tuple[Suggestion, ...]:
     if cause == "blocking":
         return (Suggestion("system", "impl-fsdp2"),)
     return tuple(
-        Suggestion(setting.name, trade.shown or plain_text(trade.value))
-        for setting, trade in all_trades()
-        if cause in trade.against
+        Suggestion(setting.name, trade.written) for setting, trade in all_trades() if cause in trade.against
     )
 
 
@@ -84,9 +82,7 @@ def in_torch(verdict: Verdict) -> Iterator[str]:
     """Yield everything that a verdict suggests, as a script with torch's FSDPs writes it, the most costly
     cause first, each once: for traces of programs that are not ours."""
     written = {
-        (setting.name, trade.shown or plain_text(trade.value)): trade.script
-        for setting, trade in all_trades()
-        if trade.against
+        (setting.name, trade.written): trade.script for setting, trade in all_trades() if trade.against
     }
     asked = ((each.setting, each.value) for finding in verdict.findings for each in finding.suggestions)
     yield from dict.fromkeys(words for each in asked if (words := written.get(each)))

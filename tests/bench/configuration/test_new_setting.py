@@ -13,10 +13,10 @@ from pathlib import Path
 ROW = """
     pace: int = row(
         3,
-        "off, or strides (at least 1)",
+        words_or({"off": 0}, whole(0)),
         "Strides that the planted setting takes.",
         "Three keep step.",
-        words_or({"off": 0}, whole(0)),
+        takes="off, or strides (at least 1)",
         example=("3", "5"),
         sweep={"memory": (3, 5)},
         trades=(
@@ -92,7 +92,7 @@ from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.explain.changes import changes_for
 from fsdpbench.reports.analysis.measures.findings import Finding, Outcome, Verdict, in_torch, remedies
 from fsdpbench.settings import Settings
-from fsdpbench.sweep.recommendation.snippets import snippets
+from fsdpbench.sweep.snippets import snippets
 
 config = Config(
     model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=2,

@@ -13,7 +13,7 @@ from fsdpbench.cli.requests.options import asks_to_compile
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.results.provenance import content_key
 from fsdpbench.settings import Settings
-from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
+from fsdpbench.sweep.recommended import compiled_beside_best
 
 
 def config(system: str = "torch-fsdp2", **settings: Any) -> Config:

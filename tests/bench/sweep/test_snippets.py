@@ -15,8 +15,8 @@ import pytest
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
-from fsdpbench.sweep.recommendation.recommended import write_recommended
-from fsdpbench.sweep.recommendation.snippets import snippets
+from fsdpbench.sweep.recommended import write_recommended
+from fsdpbench.sweep.snippets import snippets
 
 TRY = """
 import importlib.util, os, sys, torch, torch.distributed as dist

@@ -3,14 +3,18 @@ ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
-from fsdpbench.sweep.recommendation.snippets import snippets
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.snippets import snippets
+from fsdpbench.systems import get_system
 
 _FAMILIES = ("torch-fsdp", "impl-")
 
@@ -39,3 +43,26 @@ def write_recommended(folder: Path, results: Iterable[Mapping[str, Any]]) -> lis
 def _order(result: Mapping[str, Any]) -> tuple[float, bool]:
     speed = result.get("tokens_per_s_per_gpu") or result.get("samples_per_s_per_gpu") or 0.0
     return float(speed), not (result.get("interval") or {}).get("risky")
+
+
+def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config | None, str]:
+    """What to run, or None and why not.
+
+    The best has the highest throughput of `points` (tokens, else samples, a second and GPU) in `store`.
+    """
+    if any(config.settings.compile for config in points):
+        return None, "compile is among the settings of this sweep"
+    rates: dict[str, float] = {}
+    for point in store.points():
+        rate = point.result.get("tokens_per_s_per_gpu") or point.result.get("samples_per_s_per_gpu")
+        if point.result["status"] == "ok" and rate:
+            rates[point.key] = rate
+    known = [config for config in points if content_key(config) in rates]
+    if not known:
+        return None, "no configuration finished"
+    best = max(known, key=lambda config: rates[content_key(config)])
+    compiled = replace(best, settings=replace(best.settings, compile=True))
+    refused = get_system(compiled.system).not_applicable(compiled)
+    if refused:
+        return None, "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    return compiled, ""
