@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.reports.result import Status
 from fsdpbench.results.machine_state import available_memory, observe, usable_cores
-from fsdpbench.results.records import Status
 from fsdpbench.sweep.planning import configured, make_target
 from fsdpbench.sweep.trials import simulate
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.atlas.known import RECOMPUTED, Known
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import configured, make_target, not_applicable
 from fsdpbench.sweep.prediction import state_bytes
 from fsdpbench.sweep.runner import UNTRACED, simulate
@@ -28,7 +28,7 @@ LONGEST = 4096
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
 _BETWEEN_NODES = ("HYBRID_SHARD",)
 
-Results = Mapping[str, Mapping[str, Any]]
+Results = Mapping[str, Result]
 """Results by content key."""
 
 
@@ -67,7 +67,7 @@ class Cell:
         """How many arithmetic left."""
         return sum(len(walk.configs) for walk in self.walks)
 
-    def found(self, results: Results) -> Iterator[tuple[Config, Mapping[str, Any]]]:
+    def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
         """What was simulated in it."""
         for walk in self.walks:
             for key, config in walk.configs.items():

@@ -180,7 +180,7 @@ _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
 
 
 def _node_of(config: Config, gpus: int) -> int:
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     whole = load_profile(config.hardware or "").gpus_per_node
     return max(min(whole, gpus), config.gpus_per_node)

@@ -20,11 +20,12 @@ from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
-from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.result import Result
 from fsdpbench.results.machine_state import available_memory
 from fsdpbench.results.records import Status
 from fsdpbench.settings import SETTINGS
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system
 from fsdpbench.systems.base import shard_size_of
@@ -194,16 +195,16 @@ def _prediction(config: Config, trial: Trial | None) -> Prediction:
         trial.step_time_s,
         trial.reserved,
         host_s,
-        throughput=trial.rate,
-        alloc_retries_per_step=trial.result["alloc_retries_per_step"],
+        throughput=trial.result.throughput,
+        alloc_retries_per_step=trial.result.alloc_retries_per_step,
         interval=trial.interval,
     )
 
 
-def _more_than_there_is(config: Config, result: dict[str, Any]) -> bool:
+def _more_than_there_is(config: Config, result: Result) -> bool:
     """Whether ranks that filled a simulated GPU each would fill this machine too."""
     free = available_memory()
-    return free is not None and config.gpus * result["hardware"]["memory_bytes"] > free
+    return free is not None and config.gpus * result.machine["memory_bytes"] > free
 
 
 def _on_this_cpu(config: Config, trial: Trial) -> Prediction:

@@ -3,15 +3,14 @@ ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.provenance import content_key
-from fsdpbench.results.records import Status
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.snippets import snippets
 from fsdpbench.systems import get_system
@@ -19,20 +18,20 @@ from fsdpbench.systems import get_system
 _FAMILIES = ("torch-fsdp", "impl-")
 
 
-def write_recommended(folder: Path, results: Iterable[Mapping[str, Any]]) -> list[Path]:
+def write_recommended(folder: Path, results: Iterable[Result]) -> list[Path]:
     """Write `best_SYSTEM.py` of the fastest of each family that has an API into `folder`; the paths. What an
     earlier sweep left there goes. Of configurations with one speed, one that is not risky is taken."""
     for outdated in folder.glob("best_*.py"):
         outdated.unlink()
-    best: dict[str, Mapping[str, Any]] = {}
+    best: dict[str, Result] = {}
     for result in results:
-        system = str(result["config"]["system"])
+        system = str(result.stored("config.system"))
         family = next((name for name in _FAMILIES if system.startswith(name)), None)
-        if family is None or result["status"] != Status.OK or not result.get("step_time_s"):
+        if family is None or result.status is not Status.OK or not result.step_time_s:
             continue
         if family not in best or _order(result) > _order(best[family]):
             best[family] = result
-    configs = [Config.from_dict(best[family]["config"]) for family in _FAMILIES if family in best]
+    configs = [Config.from_dict(best[family].config or {}) for family in _FAMILIES if family in best]
     paths = []
     for name, source in snippets(configs).items():
         write_whole(folder / name, source)
@@ -40,9 +39,8 @@ def write_recommended(folder: Path, results: Iterable[Mapping[str, Any]]) -> lis
     return paths
 
 
-def _order(result: Mapping[str, Any]) -> tuple[float, bool]:
-    speed = result.get("tokens_per_s_per_gpu") or result.get("samples_per_s_per_gpu") or 0.0
-    return float(speed), not (result.get("interval") or {}).get("risky")
+def _order(result: Result) -> tuple[float, bool]:
+    return result.throughput or 0.0, not result.is_risky
 
 
 def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config | None, str]:
@@ -54,8 +52,7 @@ def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config
         return None, "compile is among the settings of this sweep"
     rates: dict[str, float] = {}
     for point in store.points():
-        rate = point.result.get("tokens_per_s_per_gpu") or point.result.get("samples_per_s_per_gpu")
-        if point.result["status"] == "ok" and rate:
+        if point.result.status is Status.OK and (rate := point.result.throughput):
             rates[point.key] = rate
     known = [config for config in points if content_key(config) in rates]
     if not known:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
 from fsdpbench.results.index import refresh_index
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
@@ -107,7 +107,7 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
     """Write each configuration's result over all of its runs that are there."""
     for config in points:
         results = store.runs(config)
-        if len(results) > 1 and Status(results[0]["status"]) is Status.OK:
+        if len(results) > 1 and results[0].status is Status.OK:
             store.replace_result(config, merged(results[0], results[1:]))
 
 
@@ -117,7 +117,7 @@ def _key(run: Run) -> tuple[str, int]:
 
 def simulate(
     configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Result]:
     """Run what `folder` does not hold yet of the bench's own `configs`, so that they resume; the results by
     content key, `not_applicable` among them."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}

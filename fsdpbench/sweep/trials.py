@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
 from fsdpbench.results.machine_state import available_memory, usable_cores
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import disk_errors
@@ -38,7 +39,7 @@ class Pool(Protocol):
     @property
     def has_room(self) -> bool: ...
     def start(self, config: Config, folder: Path) -> None: ...
-    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]: ...
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]: ...
     def __enter__(self) -> Pool: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
@@ -48,7 +49,7 @@ class Progress:
 
     def begin(self, total: int, already_done: int) -> None: ...
     def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
+    def finished(self, config: Config, result: Result) -> None: ...
     def tick(self) -> None: ...
     def end(self) -> None: ...
 
@@ -58,16 +59,16 @@ class Trial:
     """One configuration that was tried, and its result. Bytes; seconds; samples a second and GPU."""
 
     config: Config
-    result: dict[str, Any] = field(repr=False)
+    result: Result = field(repr=False)
     folder: Path | None = None
 
     @property
     def status(self) -> Status:
-        return Status(self.result["status"])
+        return self.result.status
 
     @property
     def cause(self) -> str | None:
-        return (self.result.get("cause") or {}).get("message")
+        return self.result.message
 
     @property
     def fits(self) -> bool:
@@ -76,68 +77,59 @@ class Trial:
 
     @property
     def step_time_s(self) -> float | None:
-        return self.result.get("step_time_s")
+        return self.result.step_time_s
 
     @property
     def speed(self) -> float | None:
         """Samples a second and GPU; of a script, which has no samples, steps a second."""
         step = self.step_time_s
-        return self.result.get("samples_per_s_per_gpu") or (1.0 / step if step else None)
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens a second and GPU; samples, where the workload has no tokens."""
-        return self.result.get("tokens_per_s_per_gpu") or self.result.get("samples_per_s_per_gpu")
+        return self.result.samples_per_s_per_gpu or (1.0 / step if step else None)
 
     @property
     def allocated(self) -> int | None:
         """Peak of what tensors hold."""
-        return self._peak("allocated")
+        return self.result.stored("peak_memory_bytes.allocated")
 
     @property
     def reserved(self) -> int | None:
         """Peak of what the allocator holds."""
-        return self._peak("reserved")
+        return self.result.stored("peak_memory_bytes.reserved")
 
     @property
     def retries(self) -> float:
         """Allocator retries a step."""
-        return self.result.get("alloc_retries_per_step") or 0.0
+        return self.result.alloc_retries_per_step or 0.0
 
     @property
     def account(self) -> dict[str, Any] | None:
         """Who held memory as it ran out, where account was kept (`with_account`)."""
-        return self.result.get("memory_account")
+        return self.result.memory_account
 
     @property
     def flops(self) -> float | None:
         """The model's, of one step."""
-        step, tflops = self.step_time_s, self.result.get("tflops_per_gpu")
+        step, tflops = self.step_time_s, self.result.tflops_per_gpu
         return step * tflops * 1e12 if step and tflops else None
 
     @property
     def interval(self) -> dict[str, Any] | None:
         """Where the real figures are; None where nothing was simulated as it is."""
-        return self.result.get("interval")
+        return self.result.stored("interval")
 
     @property
     def risky(self) -> bool:
         """Whether memory fits only inside the prediction's error, or with retries."""
-        return bool((self.interval or {}).get("risky"))
+        return self.result.is_risky
 
     @property
     def untrained(self) -> int:
         """Parameters of a script's optimizers that have no gradient in any step."""
-        observed = (self.result.get("script") or {}).get("observed") or {}
-        return int(observed.get("gradients", {}).get("without", 0))
+        return int(self.result.stored("script.observed.gradients.without") or 0)
 
     @property
     def took_s(self) -> float:
         """Real seconds that the run took."""
-        return float((self.result.get("bench") or {}).get("duration_s") or 0.0)
-
-    def _peak(self, kind: str) -> int | None:
-        return (self.result.get("peak_memory_bytes") or {}).get(kind)
+        return self.result.bench.duration_s if self.result.bench else 0.0
 
 
 def jobs_for(device: str) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
-from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.repeats import first_run
@@ -53,10 +54,10 @@ def figure_of(goal: str) -> str:
     return GOALS[goal]
 
 
-def judge(config: Config, result: Mapping[str, Any], goal: Goal) -> Candidate:
+def judge(config: Config, result: Result, goal: Goal) -> Candidate:
     """Return what `result` says of `config` for `goal`."""
-    trial = Trial(config, dict(result))
-    speed, memory, limit = result.get(figure_of(goal.name)) or 0.0, trial.reserved, goal.memory
+    trial = Trial(config, result)
+    speed, memory, limit = result.at(figure_of(goal.name)) or 0.0, trial.reserved, goal.memory
     fits = limit is None or memory is None or memory <= limit
     feasible = trial.status is Status.OK and fits and speed > 0
     return Candidate(
@@ -69,7 +70,7 @@ def judged(store: Store, config: Config, goal: Goal, *, first: bool = False) -> 
     first time although it finds results over all runs."""
     results = store.runs(config)
     # A folder removed while the search runs is a point without an answer.
-    result = results[0] if results else {"status": "error"}
+    result = results[0] if results else Result(status=Status.ERROR)
     return judge(config, first_run(result) if first else result, goal)
 
 

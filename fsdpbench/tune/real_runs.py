@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.results.index import refresh_index
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.runner import run_sweep
@@ -84,7 +85,7 @@ class _Continued(Progress):
         self._begin()
         self._inner.started(config)
 
-    def finished(self, config: Config, result: dict[str, Any]) -> None:
+    def finished(self, config: Config, result: Result) -> None:
         self._inner.finished(config, result)
 
     def tick(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate.from_results import Factor, Fit, MeasuredRun
@@ -69,7 +70,7 @@ def _one_chip(runs: Sequence[MeasuredRun]) -> str:
 
 def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
     """The chip's profile with the nodes that all runs on several had, whose network is fitted."""
-    from fsdpbench.sim.hardware.profile import stated_machine
+    from fsdpbench.sim.model.profile import stated_machine
 
     sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
     stated = len(sizes) == 1 and "+" not in chip and not any(run.config.gpus_used_per_node for run in runs)
@@ -97,7 +98,7 @@ class _Simulator:
     runs: Sequence[MeasuredRun]
     folder: Path
 
-    def __call__(self, hardware: Path) -> list[dict[str, Any]]:
+    def __call__(self, hardware: Path) -> list[Result]:
         from fsdpbench.results.provenance import content_key
         from fsdpbench.sweep.runner import UNTRACED, simulate
         from fsdpbench.sweep.trials import Progress

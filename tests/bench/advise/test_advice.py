@@ -13,6 +13,7 @@ from fsdpbench.advise import advise_script, advisor
 from fsdpbench.advise.text import as_dict, describe_advice
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
 
 from .test_candidates import SEEN
@@ -65,7 +66,7 @@ def trial(config: Config, step: float, tflops: float | None = None, **more: Any)
     """A trial whose step takes `step` seconds and whose model does `tflops` in it."""
     memory = {"allocated": 10, "reserved": 10}
     result = {"status": "ok", "step_time_s": step, "peak_memory_bytes": memory}
-    return Trial(config, result | {"tflops_per_gpu": tflops and tflops / step} | more)
+    return Trial(config, Result.of(result | {"tflops_per_gpu": tflops and tflops / step} | more))
 
 
 def names(group: Sequence[advisor.Tried]) -> list[str]:
@@ -106,7 +107,7 @@ def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
     for exposed, simulated in ((0.01, False), (0.2, True)):
-        parts = {"exposed_communication": exposed, "idle": 0.01}
+        parts = {"compute_only": 0.5, "overlapped": 0.0, "exposed_communication": exposed, "idle": 0.01}
         more = {"time_s": parts, "traced_step_time_s": 1.0}
         found = advised(monkeypatch, config, {}, {"prefetch": 0.9, "keep": 0.9}, **more)
         assert ("prefetch" in names(found.advice)) is simulated
@@ -115,7 +116,7 @@ def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
 
 
 def test_memory_that_may_not_suffice_is_a_price(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
-    risky = trial(config, 0.5, 1.0, interval={"risky": True})
+    risky = trial(config, 0.5, 1.0, interval={"level": 0.9, "step_time_s": [0.4, 0.6], "risky": True})
     unfit = trial(config, 0.5, 1.0, status="oom")
     found = advised(monkeypatch, config, {}, {"keep": risky, "wrap-pairs": unfit})
     assert (names(found.advice), names(found.possible)) == ([], ["keep"])

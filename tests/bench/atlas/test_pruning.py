@@ -12,7 +12,7 @@ from fsdpbench.atlas.space import BATCHES, LONGEST, Extent, cells, least_bytes
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.provenance import content_key
 from fsdpbench.settings import Settings
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import UNTRACED, simulate
 from fsdpbench.sweep.trials import Progress

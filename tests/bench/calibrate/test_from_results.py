@@ -14,7 +14,7 @@ from fsdpbench.calibrate.from_results import Factor, MeasuredRun, fit, runs_of_r
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.errors import UsageError
 from fsdpbench.settings import Settings
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 
 BASE = "a100-80gb"
 

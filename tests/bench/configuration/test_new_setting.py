@@ -90,7 +90,7 @@ REST = """
 import json
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.explain.changes import changes_for
-from fsdpbench.reports.analysis.measures.findings import Finding, Outcome, Verdict, in_torch, remedies
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Verdict, in_torch, remedies
 from fsdpbench.settings import Settings
 from fsdpbench.sweep.snippets import snippets
 
