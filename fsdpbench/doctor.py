@@ -1,4 +1,4 @@
-"""What this machine can run, found out by running it, and what is missing for the rest."""
+"""The doctor: finds out what this machine can run by running it, and what is missing for the rest."""
 
 from __future__ import annotations
 

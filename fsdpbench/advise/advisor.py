@@ -194,7 +194,7 @@ def _group(each: Tried, base: Trial) -> str:
 
 
 def _place(tried: Tried) -> tuple[int, float]:
-    """What is wrong comes before what could be better, and that before what changes the training."""
+    """Order faults before gains, and gains before what changes the training."""
     return _ORDER[tried.candidate.kind], -(tried.gain if tried.gain is not None else -1.0)
 
 
@@ -204,7 +204,7 @@ def _is_same(tried: Tried, base: Trial) -> bool:
 
 
 def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
-    """What to simulate of the loader: as it is, and with as many workers as it would need."""
+    """Return the variations of the loader: as it is, and with as many workers as it would need."""
     seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
     batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
     if not batches or not loaders or not base.step_time_s:

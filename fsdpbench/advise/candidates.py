@@ -1,4 +1,4 @@
-"""What could be changed in a script: read off what it was seen to do, before anything of it is simulated."""
+"""The changes that a script may profit from, found in what it was seen to do, before any is simulated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Seen = Mapping[str, Any]
 
 
 def candidates(result: Mapping[str, Any]) -> list[Candidate]:
-    """Of the result of a script's run, those that may help; the starving loader is another question."""
+    """Return the changes that may help a script of this result; the starving loader is another question."""
     seen: _Seen = (result.get("script") or {}).get("observed") or {}
     if not seen:
         return []
@@ -40,7 +40,7 @@ def _is_fsdp1(call: _Seen) -> bool:
 
 
 def _each(calls: Sequence[_Seen], do: str, *more: Any) -> tuple[Edit, ...]:
-    """The same edit at every call."""
+    """Return the same edit at every call."""
     return tuple(Edit(call, do, more) for call in calls)
 
 
@@ -89,7 +89,7 @@ def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
 
 
 def _seldom(text: str) -> str:
-    """What to write instead of a line that waits."""
+    """Return the line to write instead of one that waits."""
     if any(call in text for call in _NEEDLESS):
         return f"without: {text}"
     if found := re.fullmatch(r"(if|elif|while) (.+?):(.*)", text):

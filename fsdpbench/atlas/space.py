@@ -42,7 +42,7 @@ class Walk:
     """Further ones that cannot fit by arithmetic."""
 
     def next(self, results: Results, known: Known) -> Config | None:
-        """What is to be simulated next; None: nothing more."""
+        """Return the configuration to simulate next; None: nothing more."""
         for key, config in self.configs.items():
             if key not in results and not known.rules_out(config):
                 return config
@@ -64,11 +64,11 @@ class Cell:
 
     @property
     def simulable(self) -> int:
-        """How many arithmetic left."""
+        """Return the number of configurations that arithmetic left."""
         return sum(len(walk.configs) for walk in self.walks)
 
     def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
-        """What was simulated in it."""
+        """Yield what was simulated in it."""
         for walk in self.walks:
             for key, config in walk.configs.items():
                 if key in results:
@@ -87,7 +87,7 @@ def cells(extent: Extent) -> list[Cell]:
 
 
 def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
-    """What is to be simulated next, at most one configuration a walk; empty: nothing more.
+    """Return the configurations to simulate next, at most one a walk; empty: nothing more.
 
     Of each model and chip, the cells with most GPUs come first, and in them the strategy that holds least.
     """

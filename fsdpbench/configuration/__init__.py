@@ -1,4 +1,4 @@
-"""What a configuration is: its settings, its steps, its key. Imports nothing above it.
+"""A configuration: its settings, its steps, its key. Imports nothing above it.
 
     config.py          `Config`: model, system, device, world, settings; to JSON and back
     numbers.py         limits of numbers that people type

@@ -29,7 +29,7 @@ ShapeValue = int | float | str | bool
 
 @dataclass(frozen=True)
 class Measurement:
-    """How many steps each pass takes, and how long the whole configuration may (seconds of wall time).
+    """The steps of each pass, and the most seconds of wall time of the whole configuration.
 
     The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
     Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).

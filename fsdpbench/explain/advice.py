@@ -240,7 +240,7 @@ def grows(trial: Trial) -> bool:
 
 
 def stops() -> list[Change]:
-    """What may stop the growth that a script shows, the less first."""
+    """Return the changes that may stop the growth of a script, the smallest first."""
     return [
         Change(
             ".detach() what the loop keeps (a list, a sum)",

@@ -119,7 +119,7 @@ def _of_settings(settings: Settings) -> Iterator[Change]:
 
 
 def _of_batch(settings: Settings) -> Iterator[Change]:
-    """The same samples a step, in more microbatches."""
+    """Yield changes to more microbatches of the same samples a step."""
     for parts in (2, 4, 8):
         if settings.batch % parts == 0:
             batch, microbatches = settings.batch // parts, settings.grad_accum * parts
@@ -145,7 +145,7 @@ def _of_machines(config: Config) -> Iterator[Change]:
 
 
 def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
-    """What one line of a script, its environment or an argument changes."""
+    """Yield the changes of one line of a script, its environment or an argument."""
     yield _ALLOCATOR
     yield Change(
         "fully_shard(model, ...)",

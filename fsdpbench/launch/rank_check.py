@@ -165,7 +165,7 @@ def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:
 
 
 def _log(folder: Path, end: _End) -> RankLog:
-    """What a rank wrote down; of one that could not, how it ended."""
+    """Return what a rank wrote down; of one that could not, how it ended."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
     except UnreadableFileError:

@@ -1,4 +1,4 @@
-"""What each rank leaves besides its record: its logs, and where it stood when it was stopped.
+"""The files that each rank leaves besides its record: its logs, and where it stood when it was stopped.
 
     FOLDER/logs/  rank0_stdout.log  rank0_stderr.log  rank0_stopped.txt  rank0_error.json ...
 

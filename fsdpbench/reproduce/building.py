@@ -61,7 +61,7 @@ def with_shape(words: str, of: Callable[[Case], bool] = lambda case: True, **sha
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What is different about a machine: `keys` of its profile by section."""
+    """The differences of a machine: `keys` of its profile by section."""
 
     name: str
     keys: Mapping[str, Mapping[str, object]]

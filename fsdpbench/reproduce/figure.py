@@ -70,7 +70,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Words:
-    """What the page says of a figure beside its numbers, from `words.toml`.
+    """The words of the page about a figure, from `words.toml`.
 
     `shows`: what the publication concludes; `why`: the mechanism, one text for each contrast; `differs`: what
     is known of why the shapes disagree, and what would decide it.
@@ -118,7 +118,7 @@ class PaperFigure:
 
     @property
     def name(self) -> str:
-        """What `--only` takes."""
+        """Return the name that `--only` takes."""
         return self.about.name
 
     @property

@@ -61,17 +61,17 @@ class Trade:
 
     @property
     def written(self) -> str:
-        """Its value as people type it, or a direction."""
+        """Return its value as people type it, or a direction."""
         return self.shown or plain_text(self.value)
 
     @property
     def words(self) -> str:
-        """What it does and what it risks."""
+        """Return what it does and what it risks."""
         return f"{self.meaning}; {self.risk}" if self.risk else self.meaning
 
     @property
     def script(self) -> str | None:
-        """What to write in a script that uses torch's FSDPs; None where torch has no word for it."""
+        """Return the line to write in a script that uses torch's FSDPs; None where torch has none."""
         both = self.fsdp2 and self.fsdp1
         return f"{self.fsdp2} (FSDP1: {self.fsdp1})" if both else self.fsdp2 or self.fsdp1 or None
 
@@ -102,24 +102,24 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its option on the command line."""
+        """Return its option on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def words(self) -> list[str]:
-        """The words that it takes, as the shell proposes them."""
+        """Return the words that it takes, as the shell proposes them."""
         parts = [part.strip() for part in re.split(r",| or ", self.values)]
         return [part for part in parts if _WORD.fullmatch(part) and not part.endswith("-K")]
 
     @property
     def usual(self) -> str:
-        """Its default as people type it."""
+        """Return its default as people type it."""
         if self.default is None:
             return next(word for word in self.words if self.read(word) is None)
         return plain_text(self.default)
 
     def help(self, many: bool) -> str:
-        """What its flag's help says; `many`: it takes a list."""
+        """Return the help of its flag; `many`: it takes a list."""
         takes = f": {self.values}"
         if self.example:
             lists = f" or {','.join(self.example)}" if many and len(self.example) > 1 else ""

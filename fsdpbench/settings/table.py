@@ -445,7 +445,7 @@ class Settings:
 
     @property
     def recomputed(self) -> str:
-        """What backward computes again, as workloads take it: `full`, `full:8` (of 8 blocks), `none+head`."""
+        """Return what backward recomputes, as workloads take it: `full`, `full:8` (blocks), `none+head`."""
         first = "" if self.checkpoint_first is None else f":{self.checkpoint_first}"
         return f"{self.activation_checkpointing}{first}{'+head' if self.loss == 'chunked' else ''}"
 

@@ -1,4 +1,4 @@
-"""What the values of settings trade against their neighbours, and how a script writes them."""
+"""The trades between neighbouring values of a setting, and how a script writes them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def checkpointing(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """What becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and of modules by `+`."""
+    """Read what becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and modules by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):

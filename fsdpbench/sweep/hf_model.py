@@ -66,8 +66,8 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
-    """What a model of a configuration file runs with if the user did not name it; empty for named models,
-    which keep the settings' defaults."""
+    """Return the settings of a model of a configuration file that the user did not name; empty for named
+    models, which keep the settings' defaults."""
     taken = set(named)
     return {
         name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken

@@ -1,4 +1,4 @@
-"""What a sweep has in common (its target), and one configuration on it, checked against model and system."""
+"""The target that a sweep has in common, and one configuration on it, checked against model and system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
 @dataclass(frozen=True)
 class Target:
-    """What a whole sweep has in common: the model and where it runs."""
+    """The model of a whole sweep, and where it runs."""
 
     model: str
     shape: Mapping[str, ShapeValue]

@@ -1,4 +1,4 @@
-"""What a plan would cost, and which of its points cannot fit: each is simulated once, without a trace.
+"""Forecasts of a plan: its time and disk, and the points that cannot fit. Each is simulated once, untraced.
 
     points ──as simulated──> a pool of short runs ──> memory and step time of each ──┐
     the first of them, once more with its trace ──> what a trace adds ──────────────┴──> Forecast

@@ -44,7 +44,7 @@ def _order(result: Result) -> tuple[float, bool]:
 
 
 def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config | None, str]:
-    """What to run, or None and why not.
+    """Return the configuration to run, or None and why not.
 
     The best has the highest throughput of `points` (tokens, else samples, a second and GPU) in `store`.
     """

@@ -1,4 +1,4 @@
-"""What is required of a configuration, and the front of those that nothing beats in both."""
+"""The goal of a search, and the front of the configurations that nothing beats in speed and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Goal:
-    """What is required: the most of `name` (a key of `GOALS`) within `memory` bytes a GPU."""
+    """The goal: the most of `name` (a key of `GOALS`) within `memory` bytes a GPU."""
 
     name: str
     memory: int | None = None

@@ -60,7 +60,7 @@ class PointSpace:
 
 
 def fields_of(config: Config) -> dict[str, Value]:
-    """What tells points apart: system, world and settings."""
+    """Return the fields that distinguish points: system, world and settings."""
     return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
 
 

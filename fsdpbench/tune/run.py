@@ -174,7 +174,7 @@ def _run_in_full(
 
 
 def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
-    """What is feasible: the front from its fast end, then the rest by speed."""
+    """Return the feasible candidates: the front from its fast end, then the rest by speed."""
     front = pareto(tried)
     keys = {content_key(candidate.config) for candidate in front}
     rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)

@@ -119,7 +119,7 @@ def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """What changes speed and memory and not what is computed: no dtypes, no number of microbatches."""
+    """Vary speed and memory and not what is computed: no dtypes, no number of microbatches."""
     lists = _lists("wide", device, "batch", "wrap", "strategy", "activation_checkpointing")
     if gpus > gpus_per_node:
         lists["strategy"].append("HYBRID_SHARD")

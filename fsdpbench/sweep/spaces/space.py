@@ -26,9 +26,9 @@ MOST_COMBINATIONS = 100_000
 
 @dataclass(frozen=True)
 class Space:
-    """What may be combined. `targets` are one model on worlds of different sizes; `max_points` points are
-    drawn by `sample_seed` where there are more. `references` are systems that run once each, with the first
-    value of every list."""
+    """The values that may be combined. `targets` are one model on worlds of different sizes; `max_points`
+    points are drawn by `sample_seed` where there are more. `references` are systems that run once each, with
+    the first value of every list."""
 
     targets: tuple[Target, ...]
     systems: tuple[str, ...]
@@ -41,7 +41,7 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """How many there are before conditions and what is not applicable."""
+        """Return the number of combinations before conditions and what is not applicable."""
         each = math.prod(len(values) for values in self.lists.values())
         return len(self.targets) * len(self.systems) * each
 

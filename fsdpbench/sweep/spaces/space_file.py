@@ -18,7 +18,7 @@ _Rule = str | dict[str, dict[str, Any]]
 
 
 class SpaceFile(msgspec.Struct, omit_defaults=True):
-    """What a space names besides its settings."""
+    """The keys of a space besides its settings."""
 
     schema: int = 1
     model: str | None = None

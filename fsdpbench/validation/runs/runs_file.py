@@ -127,7 +127,7 @@ def shape_of(shape: Mapping[str, ShapeValue]) -> dict[str, ShapeValue]:
 
 
 def settings_of(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """What the table's columns and Composer's defaults set."""
+    """Return the settings of the table's columns and of Composer's defaults."""
     return {
         **settings,
         "reduce_dtype": settings["param_dtype"],
