@@ -78,7 +78,7 @@ class Config:
     data: str | None = None
     shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
     emulate: bool = False
-    """One real device stands for rank 0 of `gpus`; the network is that of `hardware`."""
+    """One real device is rank 0 of `gpus`; the network is that of `hardware`."""
     script: ScriptSource | None = None
     jitter: JitterSettings | None = None
     sanitize: bool = False

@@ -220,7 +220,7 @@ def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
 
 
 _SOON = 100_000
-"""Steps: growth that memory stands for longer does not matter."""
+"""Steps: growth that memory holds for longer does not matter."""
 
 
 def steps_until_full(account: Mapping[str, Any]) -> int | None:

@@ -40,7 +40,7 @@ from fsdpbench.script.rank_check.words import group_name, sentence, to_dict
 
 _RANKS = "ranks"
 _STOP_GRACE_S = 3.0
-"""From being told to end to being killed."""
+"""Seconds from the request to end until the kill."""
 
 
 def folder_of(folder: Path, rank: int) -> Path:

@@ -15,7 +15,7 @@ from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import PublishedFigure
 
 CaseOf = Callable[[str, Place], Case]
-"""The case that stands for a series at a place."""
+"""The case of a series at a place."""
 Maker = Callable[[Mapping[str, Case], Path], PaperFigure]
 """Makes a figure of the validation's cases by name; profiles that it needs are written to the folder."""
 

@@ -1,6 +1,6 @@
 """A figure of a publication as it is simulated: its points, its other possible settings, what it says.
 
-PaperFigure ──┬── Point     one published value, the case that stands for it, and its place in the chart
+PaperFigure ──┬── Point     one published value, its case, and its place in the chart
               ├── Variant   a change of settings that were not published: together they span the band
               ├── Claim     what the publication concludes, and the bounds that follow from its values
               └── Contrast  two of its runs whose traces explain the effect

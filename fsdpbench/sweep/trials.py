@@ -150,18 +150,18 @@ def run(
 
     Raises `BenchError` if a folder cannot be written any more, or nothing can be started.
     """
-    told, left = progress or Progress(), iter(tasks)
+    shown, left = progress or Progress(), iter(tasks)
     while True:
         while pool.has_room and (task := next(left, None)) is not None:
             config, folder = task
             with disk_errors(folder.parent):
                 pool.start(config, folder)
-            told.started(config)
+            shown.started(config)
         if not pool.running:
             return
         for config, folder, result in pool.finished(_POLL_S):
             yield Trial(config, result, folder)
-        told.tick()
+        shown.tick()
 
 
 @contextlib.contextmanager

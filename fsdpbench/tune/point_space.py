@@ -65,7 +65,7 @@ def fields_of(config: Config) -> dict[str, Value]:
 
 
 def objectives(candidate: Candidate) -> tuple[float, float]:
-    """Speed and memory, as Optuna is told of them."""
+    """Return speed and memory, the objectives of Optuna."""
     return (candidate.speed, float(candidate.memory or 0)) if candidate.feasible else UNFIT
 
 

@@ -85,7 +85,7 @@ def _on_one_stream(software: str | None, folder: Path) -> str | None:
 
 # Each chip predicted with what was fitted to the other's runs.
 # A few keys of a profile were found from published training runs of that chip (the table of
-# docs/simulator.md). What stands for hardware in general must do on another chip too; what was fitted to
+# docs/simulator.md). What describes hardware in general holds on another chip too; what was fitted to
 # rows does not. So every run is simulated again with the fitted keys of a chip whose runs it has no part
 # in:
 #     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
