@@ -108,7 +108,7 @@ class Figure:
         return result.at(self.path)
 
     def stored(self, result: Result) -> Any:
-        """Return what stands in the file of `result`; None where nothing does."""
+        """Return the value of this figure in the file of `result`; None if it is missing."""
         return result.stored(self.path)
 
 

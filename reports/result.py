@@ -21,7 +21,7 @@ JsonObject = dict[str, Any]
 class Status(StrEnum):
     """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
     sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
-    figures. `unreadable` is no outcome: the files of the configuration are broken."""
+    figures. `unreadable` is not an outcome: the files of the configuration are broken."""
 
     OK = "ok"
     OOM = "oom"
@@ -347,7 +347,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.stored(path) if found is None else found
 
     def stored(self, path: str) -> Any:
-        """Return what stands in the file at a dotted path; None where nothing does."""
+        """Return the value in the file at a dotted path; None if it is missing."""
         found: Any = self.content
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None

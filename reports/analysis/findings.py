@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`sentence` says it all; `findings` are in order of what they cost."""
+    """A sentence that says it all, and findings in order of what they cost."""
 
     outcome: Outcome
     sentence: str
