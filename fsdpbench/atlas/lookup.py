@@ -55,7 +55,7 @@ class AtlasCell(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What the atlas says of a model."""
+    """A model of the atlas."""
 
     parameters: int
 

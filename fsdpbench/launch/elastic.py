@@ -47,7 +47,7 @@ from fsdpbench.worker import run_rank
 RankFunction = Callable[[Config, Placement, Path], Status]
 
 _STOP_GRACE_S = 2.0
-"""From being told to end to being killed."""
+"""Seconds from the request to end until the kill."""
 _POLL_S = 0.02
 _EXIT_NOT_OK = 3
 """Exit code of a rank that has written why in its record; makes the launcher stop the others."""

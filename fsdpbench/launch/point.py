@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import os
 import signal
 import sys
@@ -38,6 +39,9 @@ from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
 
+ASK = signal.SIGUSR1
+"""Has a configuration's process write its stacks to `stderr.log`."""
+
 
 def run_point(
     config_record: dict[str, Any],
@@ -63,6 +67,7 @@ def run_point(
         log_to(path)
     except FileNotFoundError:
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
+    faulthandler.register(ASK, file=2)
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path, nodes, shared)

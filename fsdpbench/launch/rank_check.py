@@ -39,7 +39,7 @@ from fsdpbench.script.rank_check.comparison import Difference, first_difference,
 
 _RANKS = "ranks"
 _STOP_GRACE_S = 3.0
-"""From being told to end to being killed."""
+"""Seconds from the request to end until the kill."""
 
 
 def folder_of(folder: Path, rank: int) -> Path:
@@ -164,7 +164,7 @@ def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:
 
 
 def _log(folder: Path, end: _End) -> RankLog:
-    """What a rank wrote down; of one that could not, how it ended."""
+    """Return what a rank wrote down; of one that could not, how it ended."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
     except UnreadableFileError:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.configuration.settings import SETTINGS, show_value
+from fsdpbench.settings import SETTINGS, show_value
 from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 

@@ -42,7 +42,7 @@ class Ended:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU; 0 where it has no such figure."""
+        """Return tokens a second of one GPU; 0 where it has no such figure."""
         return (self.result.tokens_per_s_per_gpu or 0.0) if self.result.status is Status.OK else 0.0
 
 
@@ -68,7 +68,7 @@ class SweepState:
 
     @property
     def failed(self) -> int:
-        """How many ended without an answer."""
+        """Return the number of those that ended without an answer."""
         return sum(not each.is_answer for each in self.ended)
 
     @property

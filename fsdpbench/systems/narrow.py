@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Muon of matrices, as a system has it."""

@@ -42,7 +42,7 @@ NUMBERS = {
     "fsdpbench/cli/terminal/comparison_output.py": "an exit code",
     "fsdpbench/cli/terminal/script_notes.py": "a number of a checked result",
     "fsdpbench/cli/terminal/by_count.py": "a number",
-    "fsdpbench/configuration/setting_values.py": "a number",
+    "fsdpbench/settings/values.py": "a number",
 }
 _NUMBER_FOLDERS = (
     "fsdpbench/cli",

@@ -207,7 +207,7 @@ def _field(result: dict[str, Any], name: str, key: str) -> Any:
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
     from fsdpbench.cli.requests.request import target_of, told_assumed
-    from fsdpbench.configuration.settings import Settings
+    from fsdpbench.settings import Settings
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
@@ -234,7 +234,7 @@ def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice
 
     from fsdpbench.explain import advise
     from fsdpbench.sweep.prediction import PROBE, as_simulated
-    from fsdpbench.sweep.runner import jobs_for
+    from fsdpbench.sweep.trials import jobs_for
 
     if config.script is None:
         simulated = as_simulated(config, options.get("hardware"))

@@ -14,8 +14,8 @@ from torch import nn
 
 from fsdpbench.cli.terminal.progress import describe_result
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.measuring.watched_settings import unread_settings, watched
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.systems import BuildContext, System
 
 # One value a setting that is not the default, with what it needs beside it.

@@ -7,22 +7,27 @@ has to do beside it is in its head.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import show_value
+from fsdpbench.settings import SETTINGS, show_value
+from fsdpbench.settings.code import TORCH_DTYPES
 from fsdpbench.systems.base import shard_size_of
 
-_TORCH_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+_SOURCES = {True: "fsdpbench.impl", False: "torch.distributed.fsdp"}
+_POLICIES = (
+    "BackwardPrefetch",
+    "CPUOffload",
+    "CPUOffloadPolicy",
+    "MixedPrecision",
+    "MixedPrecisionPolicy",
+    "ShardingStrategy",
+)
 _DEVICE = """
 DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
 """
-_OF_THE_SCRIPT = (
-    "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "checkpoint_first", "optimizer",
-    "optimizer_dtype", "linear_dtype", "clip", "zero_grad", "norm", "rotary", "loss",
-    "lora", "lora_targets", "lora_base", "implementation", "compile", "compile_loss",
-)  # fmt: skip
 
 
 def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
@@ -40,8 +45,12 @@ def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
 
 
 def _head(config: Config, api: str) -> list[str]:
-    settings = config.settings.to_dict()
-    beside = [f"{name}={show_value(settings[name])}" for name in _OF_THE_SCRIPT if settings[name] is not None]
+    values = config.settings.to_dict()
+    beside = [
+        f"{name}={show_value(values[name])}"
+        for name, setting in SETTINGS.items()
+        if setting.in_script and values[name] is not None
+    ]
     hardware = f" on {config.hardware}" if config.hardware else ""
     return [
         f'"""{config.model} on {config.gpus} GPUs{hardware}: {api}, as fsdpbench found it best.\n',
@@ -52,44 +61,31 @@ def _head(config: Config, api: str) -> list[str]:
     ]
 
 
+def _arguments(config: Config) -> list[str]:
+    """Write the arguments of the call that wraps, as the table of settings has them for the system."""
+    writes = (setting.code.get(config.system) for setting in SETTINGS.values())
+    return [text for write in writes if write is not None and (text := write(config.settings)) is not None]
+
+
+def _imported(source: str, arguments: list[str], *names: str) -> str:
+    """Write the import of `names`, and of what the arguments use besides."""
+    used = {name for name in _POLICIES if any(re.search(rf"={name}\\b", argument) for argument in arguments)}
+    return f"from {source} import {', '.join(sorted({*names, *used}))}"
+
+
 # ------------------------------------------------------------------------------------------------ fully_shard
 
 
-def _impl_fsdp2(config: Config) -> str:
-    settings = config.settings
-    prefetch = None if settings.backward_prefetch == "none" else settings.backward_prefetch
-    arguments = [
-        f"backward_prefetch={prefetch!r}",
-        f"backward_prefetch_depth={settings.backward_prefetch_depth}",
-        f"forward_prefetch_depth={settings.forward_prefetch}",
-    ]
-    if settings.memory_handover is not None:
-        arguments.append(f"memory_handover={settings.memory_handover!r}")
-    if settings.layout is not None:
-        arguments.append(f"layout={settings.layout!r}")
-    if settings.limit_all_gathers is not None:
-        arguments.append(f"limit_all_gathers={_limit(config)!r}")
-    return _fully_shard(config, "fsdpbench.impl", arguments, "CPUOffloadPolicy()")
-
-
-def _torch_fsdp2(config: Config) -> str:
-    return _fully_shard(config, "torch.distributed.fsdp", [], 'CPUOffloadPolicy(pin_memory=DEVICE != "cpu")')
-
-
-def _fully_shard(config: Config, source: str, own: list[str], offload: str) -> str:
-    settings = config.settings
-    arguments = ["mesh=mesh", f"mp_policy={_policy(config)}", *own]
-    names = ["MixedPrecisionPolicy", "fully_shard"]
-    if settings.cpu_offload:
-        names.insert(0, "CPUOffloadPolicy")
-        arguments.append(f"offload_policy={offload}")
+def _fully_shard(config: Config) -> str:
+    settings, source = config.settings, _SOURCES[config.system.startswith("impl")]
+    arguments = ["mesh=mesh", *_arguments(config)]
     reshard = settings.reshard_after_forward
     if reshard is None:
         reshard = settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")
     lines = [
         *_head(config, f"fully_shard of {source}"),
         "from torch.distributed.device_mesh import init_device_mesh\n",
-        f"from {source} import {', '.join(names)}",
+        _imported(source, arguments, "MixedPrecisionPolicy", "fully_shard"),
         *_offload_import(config),
         _DEVICE,
         "",
@@ -132,14 +128,6 @@ def _shard_units(reshard: str, *, keep_last: bool) -> list[str]:
     ]
 
 
-def _policy(config: Config) -> str:
-    settings = config.settings
-    reduce = settings.reduce_dtype or settings.param_dtype
-    param = "None" if settings.param_dtype == "fp32" else _TORCH_DTYPES[settings.param_dtype]
-    told = "None" if reduce == settings.param_dtype else _TORCH_DTYPES[reduce]
-    return f"MixedPrecisionPolicy(param_dtype={param}, reduce_dtype={told})"
-
-
 def _units(config: Config) -> list[str]:
     """Lines that set `units`, the arguments of one `fully_shard` each."""
     wrap = config.settings.wrap
@@ -158,43 +146,13 @@ def _units(config: Config) -> list[str]:
 # ------------------------------------------------------------------------------- FullyShardedDataParallel
 
 
-def _impl_fsdp1(config: Config) -> str:
-    settings = config.settings
-    arguments = [
-        f"limit_all_gathers={_limit(config)!r}",
-        f"backward_prefetch_depth={settings.backward_prefetch_depth}",
-        f"forward_prefetch_depth={settings.forward_prefetch}",
-    ]
-    if settings.memory_handover is not None:
-        arguments.append(f"memory_handover={settings.memory_handover!r}")
-    return _flat(config, "fsdpbench.impl", "from fsdpbench.impl import CustomPolicy", arguments)
-
-
-def _torch_fsdp1(config: Config) -> str:
-    settings = config.settings
-    arguments = [
-        f"limit_all_gathers={settings.limit_all_gathers != 'off'}",
-        f"forward_prefetch={bool(settings.forward_prefetch)}",
-    ]
-    policy_import = "from torch.distributed.fsdp.wrap import CustomPolicy"
-    return _flat(config, "torch.distributed.fsdp", policy_import, arguments)
-
-
-def _flat(config: Config, source: str, policy_import: str, own: list[str]) -> str:
-    settings = config.settings
-    names = ["BackwardPrefetch", "FullyShardedDataParallel", "MixedPrecision", "ShardingStrategy"]
-    offload = ["cpu_offload=CPUOffload(offload_params=True)"] if settings.cpu_offload else []
-    if offload:
-        names.insert(1, "CPUOffload")
-    mesh = [f"device_mesh={_mesh(config)}"] if "HYBRID" in settings.strategy else []
+def _flat(config: Config) -> str:
+    source = _SOURCES[ours := config.system.startswith("impl")]
+    mesh = [f"device_mesh={_mesh(config)}"] if "HYBRID" in config.settings.strategy else []
     mesh_import = ["from torch.distributed.device_mesh import init_device_mesh"] if mesh else []
     arguments = [
-        f"sharding_strategy=ShardingStrategy.{settings.strategy}",
         "auto_wrap_policy=CustomPolicy(lambda module: units.get(module, False))",
-        f"backward_prefetch={_timing(settings.backward_prefetch)}",
-        f"mixed_precision={_mixed_precision(config)}",
-        *own,
-        *offload,
+        *_arguments(config),
         *mesh,
         "device_id=device",
         "use_orig_params=True",
@@ -203,8 +161,8 @@ def _flat(config: Config, source: str, policy_import: str, own: list[str]) -> st
         *_head(config, f"FullyShardedDataParallel of {source}"),
         *mesh_import,
         "",
-        f"from {source} import {', '.join(names)}",
-        policy_import,
+        _imported(source, arguments, "FullyShardedDataParallel", "ShardingStrategy"),
+        f"from {source if ours else 'torch.distributed.fsdp.wrap'} import CustomPolicy",
         *_offload_import(config),
         _DEVICE,
         "",
@@ -237,35 +195,13 @@ def _flat_units(config: Config) -> list[str]:
     return lines
 
 
-def _mixed_precision(config: Config) -> str:
-    settings = config.settings
-    if (
-        settings.param_dtype == "fp32"
-        and settings.reduce_dtype in ("fp32", None)
-        and not settings.buffer_dtype
-    ):
-        return "None"
-    kinds = {
-        "param": settings.param_dtype,
-        "reduce": settings.reduce_dtype or settings.param_dtype,
-        "buffer": settings.buffer_dtype,
-    }
-    told = [f"{kind}_dtype={_TORCH_DTYPES[name]}" for kind, name in kinds.items() if name]
-    return f"MixedPrecision({', '.join(told)})"
-
-
-def _timing(prefetch: str | None) -> str:
-    names = {"pre": "BackwardPrefetch.BACKWARD_PRE", "post": "BackwardPrefetch.BACKWARD_POST"}
-    return names.get(prefetch or "none", "None")
-
-
 # ------------------------------------------------------------------------------- without sharding, and both
 
 
 def _torch_ddp(config: Config) -> str:
     autocast = []
     if config.settings.param_dtype != "fp32":
-        dtype = _TORCH_DTYPES[config.settings.param_dtype]
+        dtype = TORCH_DTYPES[config.settings.param_dtype]
         autocast = [f"    # The forward pass runs under torch.autocast(DEVICE, dtype={dtype})."]
     lines = [
         *_head(config, "DistributedDataParallel of torch"),
@@ -301,15 +237,8 @@ def _other_wrap(wrap: str) -> list[str]:
     return [] if wrap == "block" else [f"    # wrap={wrap}: choose the units accordingly."]
 
 
-def _limit(config: Config) -> bool | int | str | None:
-    limit = config.settings.limit_all_gathers
-    return False if limit == "off" else limit
-
-
 _WRITERS = {
-    "impl-fsdp2": _impl_fsdp2,
-    "impl-fsdp1": _impl_fsdp1,
-    "torch-fsdp2": _torch_fsdp2,
-    "torch-fsdp1": _torch_fsdp1,
+    **dict.fromkeys(("impl-fsdp2", "torch-fsdp2"), _fully_shard),
+    **dict.fromkeys(("impl-fsdp1", "torch-fsdp1"), _flat),
     "torch-ddp": _torch_ddp,
 }

@@ -3,14 +3,17 @@ ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status
-from fsdpbench.sweep.recommendation.snippets import snippets
+from fsdpbench.reports.result import Result, Status
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.snippets import snippets
+from fsdpbench.systems import get_system
 
 _FAMILIES = ("torch-fsdp", "impl-")
 
@@ -38,3 +41,25 @@ def write_recommended(folder: Path, results: Iterable[Result]) -> list[Path]:
 
 def _order(result: Result) -> tuple[float, bool]:
     return result.throughput or 0.0, not result.is_risky
+
+
+def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config | None, str]:
+    """Return the configuration to run, or None and why not.
+
+    The best has the highest throughput of `points` (tokens, else samples, a second and GPU) in `store`.
+    """
+    if any(config.settings.compile for config in points):
+        return None, "compile is among the settings of this sweep"
+    rates: dict[str, float] = {}
+    for point in store.points():
+        if point.result.status is Status.OK and (rate := point.result.throughput):
+            rates[point.key] = rate
+    known = [config for config in points if content_key(config) in rates]
+    if not known:
+        return None, "no configuration finished"
+    best = max(known, key=lambda config: rates[content_key(config)])
+    compiled = replace(best, settings=replace(best.settings, compile=True))
+    refused = get_system(compiled.system).not_applicable(compiled)
+    if refused:
+        return None, "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    return compiled, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
 
@@ -28,29 +29,29 @@ def positive(text: str) -> Value:
     return number
 
 
-def one_of(*choices: str) -> Callable[[str], Value]:
-    """One of the words, in any case."""
-    by_lower = {choice.lower(): choice for choice in choices}
+@dataclass(frozen=True)
+class Choice:
+    """A parser of a few words, in any case: those that people are shown, and what each is read as."""
 
-    def parse(text: str) -> Value:
-        if text.lower() not in by_lower:
+    words: tuple[str, ...]
+    values: Mapping[str, Value]
+
+    def __call__(self, text: str) -> Value:
+        if text.lower() not in self.values:
             raise ValueError("")
-        return by_lower[text.lower()]
+        return self.values[text.lower()]
 
-    return parse
+
+def one_of(*choices: str) -> Choice:
+    """Return a parser of one of the words."""
+    return Choice(choices, {choice.lower(): choice for choice in choices})
 
 
 TRUE_WORDS = ("true", "on", "yes", "1")
-
-
-def flag(text: str) -> bool:
-    """True or false, as people write them."""
-    lowered = text.lower()
-    if lowered in TRUE_WORDS:
-        return True
-    if lowered in ("false", "off", "no", "0"):
-        return False
-    raise ValueError("")
+flag = Choice(
+    ("true", "false"),
+    {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(("false", "off", "no", "0"), False)},
+)
 
 
 def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
@@ -80,7 +81,7 @@ def checkpointing(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """What becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and of modules by `+`."""
+    """Read what becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and modules by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):
@@ -112,15 +113,11 @@ def parameters(text: str) -> int:
     return int(number)
 
 
-_DTYPE_WORDS = {
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
-    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
-    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
-}
-
-
-def dtype(text: str) -> Value:
-    """A dtype by one of its names."""
-    if text.lower() not in _DTYPE_WORDS:
-        raise ValueError("")
-    return _DTYPE_WORDS[text.lower()]
+dtype = Choice(
+    ("bf16", "fp16", "fp32"),
+    {
+        **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+        **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+        **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+    },
+)
