@@ -19,8 +19,9 @@ from typing import Any
 
 from fsdpbench.reports import result_figures as ranks
 from fsdpbench.reports.analysis.model import Analysis
+from fsdpbench.reports.rank_record import RankRecord
 from fsdpbench.reports.result import PeakMemory, Result, StepParts
-from fsdpbench.reports.result_figures import Ran, Record
+from fsdpbench.reports.result_figures import Ran
 
 
 class Worse(Enum):
@@ -304,11 +305,11 @@ def nothing() -> dict[str, None]:
     return dict.fromkeys(sorted(paths | {"interval"}, key=lambda path: _index(_PLACES, path)))
 
 
-def computed(records: Sequence[Record], analysis: Analysis) -> dict[str, Any]:
+def computed(records: Sequence[RankRecord], analysis: Analysis) -> dict[str, Any]:
     """Return all figures that are made of records and traces; None for what cannot be known.
 
     Args:
-        records: one object a rank (`rank{r}_record.json`).
+        records: one a rank, of one configuration.
         analysis: of the same ranks' traces, one configuration.
     """
     ran = Ran(records, analysis)

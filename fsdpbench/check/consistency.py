@@ -12,6 +12,7 @@ from fsdpbench.check.metrics import ALL, Figure, checked
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.consistency import Contradiction, broken_rules, with_sums
 from fsdpbench.reports.figures import computed
+from fsdpbench.reports.rank_record import RankRecord
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _METRIC_OF = {row.path: name for name, row in ALL.items()} | {
@@ -50,10 +51,10 @@ def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
     return sentences
 
 
-def with_records(result: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+def with_records(result: Mapping[str, Any], records: Sequence[RankRecord]) -> Mapping[str, Any]:
     """`result`, and under `records` the figures that it was made of, where no rank's record is missing."""
     try:
-        if len(records) >= (result["device"] == "sim" or records[0]["world_size"]):
+        if len(records) >= (result["device"] == "sim" or records[0].world_size):
             return {**result, "records": computed(records, Analysis(ranks=(), configurations={}))}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         pass  # a broken record says nothing

@@ -101,7 +101,7 @@ def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
     for exposed, simulated in ((0.01, False), (0.2, True)):
-        parts = {"exposed_communication": exposed, "idle": 0.01}
+        parts = {"compute_only": 1.0, "overlapped": 0.0, "exposed_communication": exposed, "idle": 0.01}
         more = {"time_s": parts, "traced_step_time_s": 1.0}
         found = advised(monkeypatch, config, {}, {"prefetch": 0.9, "keep": 0.9}, **more)
         assert ("prefetch" in names(found.advice)) is simulated

@@ -14,6 +14,7 @@ from fsdpbench.reports.page.charts.whole_run import Chart
 from fsdpbench.reports.page.ranking import TOKENS, Ranked, rank, varying_settings
 from fsdpbench.reports.page.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile
 
 
@@ -26,7 +27,7 @@ def row(
     return Configuration(
         Path("-".join(map(str, settings.values()))),
         ConfigFile(settings={}, system=system, gpus=gpus, device=device),
-        Result(status=status, tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
+        Result(status=Ended(status.value), tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
         status,
         settings=settings,
     )
