@@ -1,6 +1,6 @@
 """The result of one configuration: `result.json` as typed parts, read and written here alone.
 
-It stands among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
+It is among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
 the same type.  Old files lack keys, newer files and plugins add some: a key that is missing is None, and what
 no field names stays in `content`, which is what is written again.  The fields are in the order of the file.
 """
@@ -331,7 +331,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.stored(path) if found is None else found
 
     def stored(self, path: str) -> Any:
-        """Return what stands in the file at a dotted path; None where nothing does."""
+        """Return what is in the file at a dotted path; None where nothing does."""
         found: Any = self.content
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None

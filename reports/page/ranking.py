@@ -99,8 +99,7 @@ def rank(view: RunView) -> list[Ranked]:
 
 def reserved(row: Configuration) -> float | None:
     """Peak reserved memory in bytes, what decides whether a configuration fits."""
-    peaks = row.result.peak_memory_bytes
-    return peaks.reserved if peaks else None
+    return row.result.reserved
 
 
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:

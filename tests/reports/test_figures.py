@@ -19,8 +19,9 @@ from pathlib import Path
 from fsdpbench.reports import figures
 
 row = figures.Figure(
-    path="steps_per_minute", unit="1/min", worse=figures.Worse.LOWER, judged=figures.Judged.YES, flat=True,
-    column="steps/min", form="count", rate=True, least=0.0, most=100.0, words="steps a minute",
+    path="steps_per_minute", unit="1/min", worse=figures.Worse.LOWER, judged=figures.Judged.YES,
+    marks=frozenset({"flat", "rate"}), column="steps/min", form="count",
+    least=0.0, most=100.0, words="steps a minute",
     computed=lambda ran: None if ran.step_time is None else 60 / ran.step_time,
 )
 figures.FIGURES += (row,)

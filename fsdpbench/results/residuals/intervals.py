@@ -51,7 +51,7 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
         **{
             figure.path: [value * step / high, value * step / low]
             for figure in FIGURES
-            if figure.rate and (value := figure.of(result))
+            if figure.is_rate and (value := figure.of(result))
         },
         "peak_memory_bytes": memory,
         "risky": risky or retries,
