@@ -23,7 +23,7 @@ import torch
 
 from fsdpbench.devices.base import Placement
 from fsdpbench.script.rehearsal import rehearse_where_asked
-from fsdpbench.sim.allocator import AllocatorConf
+from fsdpbench.sim.model.allocator import AllocatorConf
 
 LIMIT_GIB = 2.0
 COUNTERS = (

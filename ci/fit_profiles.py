@@ -16,12 +16,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import fsdpbench.sim.hardware.profile as hardware
+import fsdpbench.sim.model.profile as hardware
 from fsdpbench.calibrate.tables.writing import FittedChip, fit_chips, with_tables
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
-from fsdpbench.sim.costs.isolated import IsolatedPrices
-from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.chips import OPERATOR_CHIPS
+from fsdpbench.sim.model.isolated_costs import IsolatedPrices
+from fsdpbench.sim.model.profile import load_profile
 
 PROFILES = Path(hardware.__file__).parents[1] / "profiles"
 SHARE = 0.2

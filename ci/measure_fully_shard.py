@@ -4,7 +4,7 @@
 
 The configurations of the default sweep that both have, small and large worlds, and GPT-175B on 128 and 512.
 Time of impl-fsdp2 also with twice the share that a further member of a group of collectives takes
-(fsdpbench/sim/distributed/process_group.py; estimated). "retries": of the allocator, in timed steps.
+(`sim/torch_device/distributed/process_group.py`; estimated). "retries": of the allocator, in timed steps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(system: str, words: dict[str, Any], doubled: bool) -> Found:
     from fsdpbench.devices.base import Placement
     from fsdpbench.results.records import record_path
     from fsdpbench.sim import simulation
-    from fsdpbench.sim.distributed import process_group
+    from fsdpbench.sim.torch_device.distributed import process_group
     from fsdpbench.worker import run_rank
     from fsdpbench.workloads import get_workload
 

@@ -46,7 +46,7 @@ from fsdpbench.results.records import Status, trace_path, write_record
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.decoder.capacity import HasBuffers
+from fsdpbench.workloads.decoder.experts import HasBuffers
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
@@ -122,7 +122,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
     """What was compiled, of which a simulated device knows more than Dynamo does."""
     if config.settings.compile:
-        from fsdpbench.sim.compile.report import of_dynamo  # the compiler's import takes seconds
+        from fsdpbench.sim.torch_device.compile.report import of_dynamo  # the compiler's import takes seconds
 
         record.compilation = getattr(device, "compilation", None) or of_dynamo()
     require_compiled(config, record)

@@ -19,7 +19,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from fsdpbench.reports.figures import ranges, read_rows
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]

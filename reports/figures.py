@@ -61,7 +61,7 @@ class Figure:
             it is an amount over the step time, and follows that over repeated runs and in its interval;
             `warned`, the page marks values other than 0; `traced`, it is absent where nothing ran.
         column: its header in the page's table, none without; `{each}` is `GPU` or `rank`.
-        form: how people see it, the name of a function in `reports.page.display`.
+        form: how people see it, the name of a function in `reports.pages.display`.
         least, most: what no run is beyond; None where it has no range.
         least_judged: a higher bound in the gate: clocks count nanoseconds (1e-9), and what every step has at
             least once in a while is at least 1e-6 in a mean step.
@@ -123,7 +123,7 @@ def _figure(row: Mapping[str, str]) -> Figure:
 
 
 def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a table beside this file, by column; lines that begin with `#` are remarks."""
+    """Return the rows of a table beside this file, by column; those that begin with `#` are left out."""
     lines = Path(__file__).with_name(name).read_text().splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 

@@ -1,35 +1,106 @@
-"""Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
+"""Input that anybody may have written: files within limits, and text from them on one line.
 
-Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
-without a writer, a device that never ends) is answered. NaN and infinity pass: what they mean is for
-those to say who know the key.
+Whole numbers fit into 64 bits, nesting and size are bounded; of whatever else is at the path (a folder, a
+pipe without a writer, a device that never ends) one line says why it cannot be read. NaN and infinity pass:
+who knows the key decides what they mean. Pickles give plain values alone: lists, dictionaries,
+strings, numbers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
+import resource
 import select
 import stat
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fsdpbench.numbers import LARGEST_INTEGER as LARGEST_INTEGER
-from fsdpbench.reports.hta_text import one_line
+
+# Text that comes from outside, made fit for one line of a terminal, a log or a Markdown table.
+# Names, paths, causes and values may hold anything: escape sequences that a terminal obeys, line breaks that
+# make one line two, a megabyte. What is shown of them is printable and bounded.
+
+LONGEST_LINE = 1000
+
+_NOT_PRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+"""C0 and C1 controls, line and paragraph separators, what is invisible or turns the direction of writing, and
+halves of surrogate pairs (bytes of a path that are not UTF-8)."""
+
+
+def printable(text: object) -> str:
+    """`text` on one line: each control character is replaced by its escape, as in `\\x1b`."""
+    return _NOT_PRINTABLE.sub(_escaped, str(text))
+
+
+def printable_lines(text: object) -> str:
+    """`printable` for what is made of lines: those stay."""
+    return "\n".join(printable(line) for line in str(text).split("\n"))
+
+
+def one_line(text: object, longest: int = LONGEST_LINE) -> str:
+    """`printable`, and no longer than `longest`: of more, beginning and end are kept."""
+    whole = str(text)
+    if len(whole) <= longest:
+        whole = printable(whole)
+    if len(whole) <= longest:
+        return whole
+    # The beginning names the thing, the end says the way out.
+    left_out = f" … {len(whole) - longest:,} characters … "
+    head, tail = 2 * longest // 3, longest // 3 - len(left_out)
+    return f"{printable(whole[:head])[:head]}{left_out}{printable(whole[-tail:])[-tail:]}"
+
+
+def all_on_one_line(tree: Any, longest: int = 4 * LONGEST_LINE) -> Any:
+    """What JSON holds, with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
+    if isinstance(tree, str):
+        return one_line(tree, longest)
+    if isinstance(tree, list):
+        return [all_on_one_line(item, longest) for item in tree]
+    if isinstance(tree, dict):
+        return {one_line(key, longest): all_on_one_line(item, longest) for key, item in tree.items()}
+    return tree
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(found[0])
+    return known or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+# Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
+#
+# Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
+# without a writer, a device that never ends) is answered. NaN and infinity pass: what they mean is for
+# those to say who know the key.
 
 MIB = 1 << 20
+
 LARGEST_JSON = 64 * MIB
+
 LARGEST_TOML = 16 * MIB
+
 DEEPEST = 100
+
 _MOST_KEY_PARTS = 64
+
 _LONGEST_REASON = 300
+
 _PIPE_PATIENCE_S = 10.0
+
 _WHOLE_PATIENCE_S = 60.0
+
 _SILENCE_S = 1.0
+
 _LONG_KEY = re.compile(
     r"""^[ \t]*+\[{0,2}+(?:[ \t]*+(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.)"""
     rf"{{{_MOST_KEY_PARTS}}}",
@@ -205,3 +276,65 @@ def _read_all(
 
 def _too_large(origin: object, largest: int) -> UnreadableError:
     return UnreadableError(origin, f"is larger than {largest // MIB} MiB, more than is read of such files")
+
+
+# Pickles from elsewhere, of plain values: lists, dictionaries, strings, numbers.
+#
+# Nothing else is made of them, so that no file can run code, and none gets more memory than its size
+# explains.
+
+_MEMORY_A_BYTE = 150
+"""A byte of a pickle makes an empty dictionary at most, and a place in what holds it."""
+
+_MEMORY_AT_LEAST = 256 << 20
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, and plain values only are read")
+
+
+def load_plain(file: IO[bytes], size: int) -> Any:
+    """The values in a pickle of `size` bytes.
+
+    Raises:
+        MemoryError: it asks for more than its size explains.
+        EOFError: it ends in the middle.
+        Exception: damaged pickles raise nearly anything.
+    """
+    with bounded_memory(_MEMORY_A_BYTE * size + _MEMORY_AT_LEAST):
+        return _PlainUnpickler(file).load()
+
+
+# An upper bound on what a piece of foreign code may allocate, kept by the operating system.
+#
+# Python's own unpickler makes room for as many objects as a file names by number, before it has seen one of
+# them: six bytes ask for gigabytes.
+
+
+@contextmanager
+def bounded_memory(more: int) -> Iterator[None]:
+    """MemoryError inside where this process asks for `more` bytes beyond what it has.
+
+    It holds for the whole process, all threads. Where the system does not tell what a process has, nothing is
+    bounded.
+    """
+    has = _address_space()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = has + more
+    if not has or (soft != resource.RLIM_INFINITY and soft <= bound):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (bound, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -17,14 +17,9 @@ from functools import cached_property
 from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.model import (
-    Analysis,
-    CollectiveFigures,
-    RankAnalysis,
-    communication_dict,
-    late_dict,
-)
+from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
 from fsdpbench.reports.rank_record import RankRecord
 
 

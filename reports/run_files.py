@@ -11,8 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fsdpbench.reports.hta_text import all_on_one_line, one_line
-from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, read_bytes
+from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
 from fsdpbench.reports.result import JsonObject, Result
 
 

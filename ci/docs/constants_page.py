@@ -7,9 +7,9 @@ from typing import Any
 
 import repository
 
-from fsdpbench.sim.hardware.sources import Constant, constants
+from fsdpbench.sim.model.sources import Constant, constants
 
-_FOLDERS = {"Hardware": "fsdpbench/sim/profiles", "Software": "fsdpbench/sim/software/profiles"}
+_FOLDERS = {"Hardware": "fsdpbench/sim/profiles", "Software": "fsdpbench/sim/profiles/software"}
 _LONGEST = 60
 
 

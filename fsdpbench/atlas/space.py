@@ -15,7 +15,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.prediction import state_bytes
 from fsdpbench.sweep.simulated import UNTRACED

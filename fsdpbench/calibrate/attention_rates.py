@@ -15,9 +15,9 @@ import torch
 from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.costs.attention import AttentionCost
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import AttentionProfile
+from fsdpbench.sim.model.attention_costs import AttentionCost
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import AttentionProfile
 
 
 @dataclass(frozen=True)

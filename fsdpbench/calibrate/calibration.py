@@ -28,8 +28,8 @@ from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.peaks import peak_flops_of
-from fsdpbench.sim.hardware.profile import HardwareProfile, profile_names
-from fsdpbench.sim.hardware.sections import DTYPES, GIB, MIB, ContentionProfile
+from fsdpbench.sim.model.profile import HardwareProfile, profile_names
+from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 
 _LOAD_SECONDS = 10.0
 _QUICK_LOAD_SECONDS = 0.5

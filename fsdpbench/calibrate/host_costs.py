@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import GIB, MIB, CpuProfile, HostLinkProfile
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
 
 _CHAIN = 50
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)

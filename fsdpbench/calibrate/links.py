@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import ContentionProfile, LinkCurve, NicProfile, NvlinkProfile
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import ContentionProfile, LinkCurve, NicProfile, NvlinkProfile
 
 # Names since torch 2.13, which warns of the older ones.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

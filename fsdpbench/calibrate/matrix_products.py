@@ -16,9 +16,9 @@ import torch
 from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.costs.kernels import GemmCost
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import GemmProfile
+from fsdpbench.sim.model.kernel_costs import GemmCost
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import GemmProfile
 
 Shape = tuple[int, int, int]
 

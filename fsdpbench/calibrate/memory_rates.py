@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional as F
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import BandwidthProfile
-from fsdpbench.sim.prices import price
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import BandwidthProfile
+from fsdpbench.sim.torch_device.prices import price
 from fsdpbench.torch_internals import TorchDispatchMode, fused_adamw_
 
 Work = Callable[[torch.device], Callable[[], object]]

@@ -23,7 +23,7 @@ from fsdpbench.check.steps import exact_steps, measured_steps
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.lock_owner import UnreadableFileError, parse_json
 from fsdpbench.reports.figures import Worse
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 MOST_COMMITS = 1000
 _GIT_S = 60

@@ -13,7 +13,7 @@ from typing import Any
 
 from fsdpbench.reports.figures import FIGURES, LARGEST, Judged
 from fsdpbench.reports.figures import Figure as Row
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 # One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
 # instead and why it cannot be one.

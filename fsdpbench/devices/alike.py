@@ -10,7 +10,7 @@ from fsdpbench.devices.detection import visible_gpus
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
     """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
-    from fsdpbench.sim.hardware.profile import load_profile, profile_names
+    from fsdpbench.sim.model.profile import load_profile, profile_names
 
     words = device_name.lower().replace("-", " ").split()
     alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]

@@ -20,7 +20,7 @@ from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S, profile_steps
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.errors import BenchError
 from fsdpbench.measuring.warmup import is_stable
-from fsdpbench.sim.hardware.chips import peaks_source
+from fsdpbench.sim.model.chips import peaks_source
 from fsdpbench.torch_internals import cuda_attach_out_of_memory_observer
 
 

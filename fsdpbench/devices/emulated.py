@@ -14,8 +14,8 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.cpu import CpuDevice
 from fsdpbench.devices.cuda import CudaDevice
 from fsdpbench.emulation import init_process_group
-from fsdpbench.sim.hardware.network import Network
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 
 class EmulatedCuda(CudaDevice):

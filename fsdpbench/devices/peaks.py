@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.sim.hardware.chips import chip_of
+from fsdpbench.sim.model.chips import chip_of
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:

@@ -18,13 +18,13 @@ from fsdpbench.devices.sim_tells import Tells
 from fsdpbench.measuring.soak import Replays, TrainingLoop
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.account import Lines, MemoryAccount
-from fsdpbench.sim.allocator.conf import AllocatorConf
-from fsdpbench.sim.graph.session import GraphSession
-from fsdpbench.sim.hardware.keys import KEYS
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
-from fsdpbench.sim.replay.session import ReplaySession
-from fsdpbench.sim.software.trainer import Trainer
+from fsdpbench.sim.followers.account import Lines, MemoryAccount
+from fsdpbench.sim.followers.graph import GraphSession
+from fsdpbench.sim.followers.replay import ReplaySession
+from fsdpbench.sim.model.allocator.conf import AllocatorConf
+from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.torch_device.trainer import Trainer
 
 
 class SimDevice(Tells):
@@ -52,7 +52,7 @@ class SimDevice(Tells):
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
         if self._config.settings.compile:
-            from fsdpbench.sim.compile.front_end import (  # their import takes seconds
+            from fsdpbench.sim.torch_device.compile.front_end import (  # their import takes seconds
                 install,
                 lower_backwards_with_forwards,
             )

@@ -7,9 +7,9 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.account import MemoryAccount
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.software import CURRENT, load_software
+from fsdpbench.sim.followers.account import MemoryAccount
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.software import CURRENT, load_software
 
 
 class Tells:
@@ -62,7 +62,7 @@ class Tells:
     @property
     def compilation(self) -> dict[str, Any] | None:
         """What was compiled, if anything was."""
-        front_end = sys.modules.get("fsdpbench.sim.compile.front_end")
+        front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
         return front_end.told() if front_end is not None else None
 
     def _open_simulation(self) -> Simulation:

@@ -232,7 +232,7 @@ _VARIATIONS = {
 
 
 def _node_of(config: Config, gpus: int) -> int:
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     whole = load_profile(config.hardware or "").gpus_per_node
     return max(min(whole, gpus), config.gpus_per_node)

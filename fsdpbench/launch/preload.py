@@ -32,7 +32,7 @@ def _import_all() -> None:
     from fsdpbench.results.provenance import versions
     from fsdpbench.results.residuals.intervals import read_ahead
     from fsdpbench.sim import preload
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
     from fsdpbench.torch_internals import functorch_config  # noqa: F401
 
     torch.set_num_threads(1)

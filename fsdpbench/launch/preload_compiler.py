@@ -12,15 +12,15 @@ import logging
 
 import torch
 
-from fsdpbench.sim.compile.plan_cache import of_compiler
-from fsdpbench.sim.patches.dynamo import use_real_dynamo
+from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
+from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 
 _NEEDED = (
-    "fsdpbench.sim.compile.front_end",
-    "fsdpbench.sim.compile.lowering",
-    "fsdpbench.sim.compile.random_numbers",
-    "fsdpbench.sim.compile.running",
+    "fsdpbench.sim.torch_device.compile.front_end",
+    "fsdpbench.sim.torch_device.compile.lowering",
+    "fsdpbench.sim.torch_device.compile.random_numbers",
+    "fsdpbench.sim.torch_device.compile.running",
 )
 
 

@@ -28,8 +28,7 @@ from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.reports.hta_text import printable
-from fsdpbench.reports.reading import MIB, read_tail
+from fsdpbench.reports.reading import MIB, printable, read_tail
 from fsdpbench.reports.result import Result
 from fsdpbench.reports.writing import append_to, remove
 from fsdpbench.results.records import Status

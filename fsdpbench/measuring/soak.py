@@ -24,7 +24,7 @@ _MEMORY = ("allocated", "active", "reserved", "inactive_split", "alloc_retries",
 
 
 class Replays(Protocol):
-    """What does steps again that were executed before (`sim/replay/session.py`)."""
+    """What does steps again that were executed before (`sim/followers/replay.py`)."""
 
     executed: int
     replayed: int

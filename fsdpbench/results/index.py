@@ -17,7 +17,7 @@ from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.figures import flat
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
 
 _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")

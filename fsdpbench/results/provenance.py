@@ -27,7 +27,7 @@ from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWING_ONLY = (
-    *("reports/page/", "cli/", "sweep/", "tune/", "check/", "validation/", "reproduce/", "atlas/"),
+    *("reports/pages/", "cli/", "sweep/", "tune/", "check/", "validation/", "reproduce/", "atlas/"),
     "doctor.py",
 )
 
@@ -148,14 +148,14 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
 
 @functools.cache
 def _hardware_content(hardware: str) -> str:
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     return repr(load_profile(hardware))
 
 
 @functools.cache
 def _software_content(software: str) -> str:
-    from fsdpbench.sim.software import load_software
+    from fsdpbench.sim.model.software import load_software
 
     return repr(load_software(software))
 

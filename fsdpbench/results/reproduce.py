@@ -8,7 +8,7 @@ from contextlib import suppress
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.configuration.settings import SETTINGS, show_value
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 
 def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:

@@ -17,15 +17,15 @@ from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.figures import computed, nothing
-from fsdpbench.reports.hta_text import one_line
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
+from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result import JsonObject, Result
 from fsdpbench.results.provenance import environment
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.residuals.intervals import interval_of
-from fsdpbench.sim.hardware.keys import far_figures
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.software import CURRENT, load_software
+from fsdpbench.sim.model.keys import far_figures
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.software import CURRENT, load_software
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.RACE)
@@ -169,6 +169,6 @@ def _doubts(config: Config) -> dict[str, list[str]]:
 
 def _software(config: Config) -> dict[str, str]:
     """The software profile's own name, where it is not the default."""
-    from fsdpbench.sim.software import load_software
+    from fsdpbench.sim.model.software import load_software
 
     return {} if config.software is None else {"software": load_software(config.software).name}

@@ -28,16 +28,16 @@ from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt,
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.shown import is_only_printed, is_only_shown
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.operators.known_values import (
+from fsdpbench.sim.torch_device.operators.known_values import (
     forget,
     holds_placeholders,
     known_of,
     learn,
     mark_as_placeholders,
 )
-from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
-from fsdpbench.sim.tensors.creation import is_on_device
-from fsdpbench.sim.tensors.storage import record_of
+from fsdpbench.sim.torch_device.patches.torchscript import stand_in_for_builtin
+from fsdpbench.sim.torch_device.storage import record_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
 from fsdpbench.torch_internals import DisableTorchFunctionSubclass, find
 
 _TOLD = 3

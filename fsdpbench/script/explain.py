@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 
 _NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
 _PLACEHOLDER = (

@@ -33,11 +33,11 @@ from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.sim.allocator import AllocatorConf
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.timing.timeline import Work
-from fsdpbench.sim.trace.records import KernelRecord
+from fsdpbench.sim.model.allocator import AllocatorConf
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.timeline import Work
+from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.torch_internals import replace
 
 _USERS = ("devices", "worker", "emulation", "measuring", "systems", "workloads", "calibrate")

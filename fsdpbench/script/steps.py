@@ -23,8 +23,8 @@ from pathlib import Path
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
-from fsdpbench.sim.costs.flops import Flops
-from fsdpbench.sim.timing.timeline import Marker
+from fsdpbench.sim.model.timeline import Marker
+from fsdpbench.sim.torch_device.flops import Flops
 
 
 class MeasuredAllError(BaseException):

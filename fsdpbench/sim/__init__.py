@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile, profile_names
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 
 if TYPE_CHECKING:
     from fsdpbench.sim.simulation import SimulatedTrace, Simulation, preload

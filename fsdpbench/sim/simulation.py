@@ -14,36 +14,42 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.configuration.config import JitterSettings
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
-from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
-from fsdpbench.sim.allocator.conf import AllocatorCosts
-from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.device.device_guard import SimulatedDeviceGuard
-from fsdpbench.sim.device.device_module import DeviceModule, drain
-from fsdpbench.sim.device.streams import Stream
-from fsdpbench.sim.distributed.process_group import BACKEND, register_backend
-from fsdpbench.sim.hardware.network import Network
-from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.operators.attention import register_attention
-from fsdpbench.sim.operators.autocast import register_autocast
-from fsdpbench.sim.operators.host_optimizer import register_host_optimizer
-from fsdpbench.sim.operators.kernels import forget_plans, register_kernels
-from fsdpbench.sim.operators.shape_rules import register_shape_rules
-from fsdpbench.sim.patches.dynamo import import_config
-from fsdpbench.sim.patches.torch_patches import apply_patches
-from fsdpbench.sim.replay.log import RecordedAllocator, RecordedTimeline
-from fsdpbench.sim.sanitizer import Sanitizer
-from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
-from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
-from fsdpbench.sim.software.mechanisms import install
-from fsdpbench.sim.tensors.storage import use_on_stream
-from fsdpbench.sim.timing.backward_streams import BackwardStreams
-from fsdpbench.sim.timing.clock import TimelineClock
-from fsdpbench.sim.timing.jitter import Jitter, JitteredTimeline
-from fsdpbench.sim.timing.slowest_rank import of_slowest
-from fsdpbench.sim.timing.timeline import DEFAULT_STREAM, Contention, Timeline
-from fsdpbench.sim.trace import TraceRecorder
+from fsdpbench.sim.followers.jitter import Jitter, JitteredTimeline
+from fsdpbench.sim.followers.memory_history import MemoryModule
+from fsdpbench.sim.followers.replay_log import RecordedAllocator, RecordedTimeline
+from fsdpbench.sim.followers.sanitizer import Sanitizer
+from fsdpbench.sim.followers.sanitizer.watched import (
+    WatchedAllocator,
+    WatchedJitteredTimeline,
+    WatchedTimeline,
+)
+from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
+from fsdpbench.sim.model.allocator.conf import AllocatorCosts
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.model.clock import TimelineClock
+from fsdpbench.sim.model.cpu_costs import CpuCosts
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.slowest_rank import of_slowest
+from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline
+from fsdpbench.sim.model.trace_recorder import TraceRecorder
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
+from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
+from fsdpbench.sim.torch_device.device_guard import SimulatedDeviceGuard
+from fsdpbench.sim.torch_device.device_module import DeviceModule, drain
+from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
+from fsdpbench.sim.torch_device.operators.attention import register_attention
+from fsdpbench.sim.torch_device.operators.autocast import register_autocast
+from fsdpbench.sim.torch_device.operators.host_optimizer import register_host_optimizer
+from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels
+from fsdpbench.sim.torch_device.operators.shape_rules import register_shape_rules
+from fsdpbench.sim.torch_device.patches.dynamo import import_config
+from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
+from fsdpbench.sim.torch_device.software import install
+from fsdpbench.sim.torch_device.storage import use_on_stream
+from fsdpbench.sim.torch_device.streams import Stream
 from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 
 if TYPE_CHECKING:
@@ -65,7 +71,7 @@ def preload() -> None:
     # What torch imports late: here once, and not again in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
-    setup_privateuseone(DEVICE_TYPE, DeviceModule(), device_guard=SimulatedDeviceGuard())
+    setup_privateuseone(DEVICE_TYPE, DeviceModule(MemoryModule()), device_guard=SimulatedDeviceGuard())
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
@@ -340,7 +346,8 @@ def _make_timeline(
         round(profile.contention.communication_slowdown * 1000),
         round(profile.contention.kernel_share * 1000),
     )
-    jitter, report = accelerator.jitter, accelerator.report_finished
+    report = accelerator.report_finished
+    jitter = accelerator.jitter if isinstance(accelerator.jitter, Jitter) else None
     if sanitizer is None:
         if jitter is not None:
             return JitteredTimeline(contention, report, jitter)

@@ -101,7 +101,7 @@ def simulated_nodes(
 ) -> tuple[str, int, int | None]:
     """The machine's name with what is stated of its nodes, the GPUs of a node, and how many of them are used
     where that is not all. Raises `UsageError`."""
-    from fsdpbench.sim.hardware.profile import ProfileError, load_profile, stated_machine
+    from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 
     try:
         hardware = stated_machine(hardware, per_node, nic_gb_s)
@@ -180,8 +180,8 @@ def check_systems(names: Sequence[str]) -> list[str]:
 
 def check_software(name: str, device: str) -> str:
     """The name or path of a software profile that can be read. Raises `UsageError`, on real devices too."""
-    from fsdpbench.sim.hardware.profile import ProfileError
-    from fsdpbench.sim.software import load_software, software_names
+    from fsdpbench.sim.model.profile import ProfileError
+    from fsdpbench.sim.model.software import load_software, software_names
 
     if device != "sim":
         raise UsageError(f"--software {name} is for simulated GPUs; leave it out with --device {device}")

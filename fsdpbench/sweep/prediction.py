@@ -25,10 +25,10 @@ from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.reports.pages.ranks import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.systems import get_system
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads import get_workload

@@ -22,12 +22,12 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.sim.software import CURRENT
+from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
+from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""

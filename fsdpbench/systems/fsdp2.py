@@ -13,7 +13,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import (
     BuildContext,
     System,

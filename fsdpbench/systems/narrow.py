@@ -11,8 +11,8 @@ from torch import nn
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS, Settings
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model
 from fsdpbench.systems.narrow_gathers import gather_narrowly, scale_weights
 from fsdpbench.workloads import Workload, WorkloadError, get_workload

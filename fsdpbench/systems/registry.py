@@ -16,7 +16,7 @@ from fsdpbench.systems.unsharded import Single, TorchDdp
 
 # PyTorch's FSDP1 under the software of published runs (simulated only).
 # What training does is the installed torch; the software profile that each names lays over it what differed
-# in time and memory (`fsdpbench/sim/software`).
+# in time and memory (`fsdpbench/sim/profiles/software`).
 
 
 class TorchFsdp1Of2022(TorchFsdp1):

@@ -16,8 +16,8 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.results.residuals.intervals import unknowns
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, Width, width_of
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.software import CURRENT
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Case, Figure, Network

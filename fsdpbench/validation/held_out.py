@@ -24,8 +24,8 @@ from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
-from fsdpbench.sim.software import load_software
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.software import load_software
 from fsdpbench.systems import get_system
 from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs import runs_file

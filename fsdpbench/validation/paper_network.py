@@ -17,9 +17,9 @@ from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware.network import Network
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import UNTRACED, simulate

@@ -15,7 +15,7 @@ from fsdpbench.configuration.settings import SETTINGS, read_list
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import finite_number, whole_number, with_unit
-from fsdpbench.sim.allocator.conf import AllocatorConf
+from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.workloads.families.gpt import GPTShape
 from fsdpbench.workloads.shape import make_shape

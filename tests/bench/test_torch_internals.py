@@ -256,7 +256,7 @@ def test_names_of_scripts_refuse_what_no_module_of_torch_holds() -> None:
 SIMULATION_WITHOUT = """
 import importlib, torch
 from fsdpbench.errors import BenchError
-from fsdpbench.sim.patches.torch_patches import apply_patches
+from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.simulation import preload
 preload()
 delattr(importlib.import_module({owner!r}), {name!r})

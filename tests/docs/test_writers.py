@@ -28,9 +28,9 @@ WRITERS = {
     "fsdpbench/script/rehearsal.py": "the script's own traces",
     "fsdpbench/script/cuda/profiling.py": "the script's own traces",
     "fsdpbench/script/observed/loaders.py": "workers of a script's loader, in a folder made for its run",
-    "fsdpbench/sim/device/memory_history.py": "the script's own snapshots",
-    "fsdpbench/sim/sanitizer/operations.py": "a method of its own named touch",
-    "fsdpbench/sim/sanitizer/sanitizer.py": "a method of its own named touch",
+    "fsdpbench/sim/followers/memory_history.py": "the script's own snapshots",
+    "fsdpbench/sim/followers/sanitizer/operations.py": "a method of its own named touch",
+    "fsdpbench/sim/followers/sanitizer/sanitizer.py": "a method of its own named touch",
 }
 NUMBERS = {
     "fsdpbench/numbers.py": "the place itself",

@@ -16,11 +16,11 @@ from patterns import Pattern, patterns, phrases, texts
 
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.numbers import finite_number, whole_number, with_unit
-from fsdpbench.reports.analysis.device.naming import collective_type
-from fsdpbench.reports.analysis.operators.tables import family_of
-from fsdpbench.reports.out_of_memory import read_log
+from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.tables import family_of
+from fsdpbench.reports.readers.out_of_memory import read_log
 from fsdpbench.reports.reading import parse_json, parse_toml
-from fsdpbench.sim.allocator.conf import AllocatorConf
+from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 
 SIZES = (250, 1000, 4000, 16_000, 64_000)
@@ -30,10 +30,10 @@ _TOO_LONG_S = 0.3
 
 
 OWN = {
-    "fsdpbench/sim/strict/devices.py _IS_OUT": "torch's own list of operators",
+    "fsdpbench/sim/torch_device/strict/devices.py _IS_OUT": "torch's own list of operators",
     "fsdpbench/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
-    "fsdpbench/sim/strict/devices.py:68": "torch's own list of operators",
-    "fsdpbench/sim/compile/traces/guards.py _TENSOR": "lines of torch's guards",
+    "fsdpbench/sim/torch_device/strict/devices.py:68": "torch's own list of operators",
+    "fsdpbench/sim/torch_device/compile/traces/guards.py _TENSOR": "lines of torch's guards",
 }
 """Expressions for text that is not from outside."""
 

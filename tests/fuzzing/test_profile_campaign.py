@@ -21,13 +21,13 @@ from forked_commands import CommandServer
 from workshop import PROFILES
 
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.sim.hardware.keys import KEYS
-from fsdpbench.sim.hardware.profile import load_profile, parse_profile, profile_names
-from fsdpbench.sim.hardware.sections import GIB
-from fsdpbench.sim.software import profile as software
-from fsdpbench.sim.software import software_names
+from fsdpbench.sim.model import software_profile as software
+from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.profile import load_profile, parse_profile, profile_names
+from fsdpbench.sim.model.sections import GIB
+from fsdpbench.sim.model.software import software_names
 
-SOFTWARE = Path(software.__file__).parent / "profiles"
+SOFTWARE = Path(software.__file__).parents[1] / "profiles" / "software"
 RUN = (
     "run", "--model", "gpt", "--shape", "layers=2,d_model=64,heads=2,vocab=256,max_seq=64", "--device", "sim",
     "--gpus", "16", "--gpus-per-node", "8", "--strategy", "HYBRID_SHARD", "--json",
@@ -97,7 +97,7 @@ def changed(
 
 def refused(table: dict[str, Any], name: str) -> str | None:
     """The error of a profile's text; None if it is taken. Any other exception is a finding."""
-    from fsdpbench.sim.hardware.keys import ProfileError
+    from fsdpbench.sim.model.keys import ProfileError
 
     try:
         text = to_toml(table)

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from fsdpbench import impl
-from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.sanitizer import Sanitizer
+from fsdpbench.sim.followers.sanitizer import Sanitizer
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
 WIDTH = 256
 LOW = (torch.bfloat16, torch.float32)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.memory_curve import memory_curve
-from fsdpbench.reports.timeline import Row, stream_rows
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.analysis.memory import memory_curve
+from fsdpbench.reports.analysis.timeline import Row, stream_rows
+from fsdpbench.reports.readers import read_trace
 
 
 def rows_of(built: Any, tmp_path: Path, **options: Any) -> list[Row]:

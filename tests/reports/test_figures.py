@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fsdpbench.reports.figures import FIGURES, Judged, flat, schema
-from fsdpbench.reports.page import display
+from fsdpbench.reports.pages import display
 from fsdpbench.reports.result import Result
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "schemas" / "result.schema.json"
@@ -32,7 +32,7 @@ from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.consistency import contradiction
-from fsdpbench.reports.page import load_run, write_csv, write_json, write_markdown
+from fsdpbench.reports.pages import load_run, write_csv, write_json, write_markdown
 from fsdpbench.results.index import build_index
 from fsdpbench.results.records import RankRecord, Status, write_record
 from fsdpbench.results.result import Outcome, write_result

@@ -31,7 +31,7 @@ from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.result import Result
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, width_of
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 Simulate = Callable[[Path], Sequence[Result]]
 """Results of all runs, in order, on the profile in a file."""

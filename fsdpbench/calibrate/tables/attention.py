@@ -11,9 +11,9 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
-from fsdpbench.sim.costs.library_attention import Array, grid_coordinates, model_seconds
-from fsdpbench.sim.hardware.chips import Chip
-from fsdpbench.sim.hardware.library_sections import AttentionTable, FactorGrid
+from fsdpbench.sim.model.chips import Chip
+from fsdpbench.sim.model.library_attention import Array, grid_coordinates, model_seconds
+from fsdpbench.sim.model.library_sections import AttentionTable, FactorGrid
 
 AXES = (
     (1.0, 8.0, 64.0, 512.0, 4096.0),

@@ -12,10 +12,10 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
-from fsdpbench.sim.costs.library_attention import Array
-from fsdpbench.sim.costs.library_products import model_seconds
-from fsdpbench.sim.hardware.chips import Chip
-from fsdpbench.sim.hardware.library_sections import FactorGrid, ProductTable
+from fsdpbench.sim.model.chips import Chip
+from fsdpbench.sim.model.library_attention import Array
+from fsdpbench.sim.model.library_products import model_seconds
+from fsdpbench.sim.model.library_sections import FactorGrid, ProductTable
 
 AXES = (
     (64.0, 256.0, 1024.0, 4096.0, 32768.0),

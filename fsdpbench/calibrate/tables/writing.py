@@ -10,15 +10,15 @@ from fsdpbench.calibrate.tables.attention import fit_attention
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.products import fit_products
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
-from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS, Chip
-from fsdpbench.sim.hardware.library_sections import (
+from fsdpbench.sim.model.chips import OPERATOR_CHIPS, Chip
+from fsdpbench.sim.model.library_sections import (
     AttentionTable,
     FactorGrid,
     LibraryTables,
     ProductTable,
     RankCurve,
 )
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 MARK = "# From here on written by ci/fit_profiles.py, from measured operator tables."
 _PER_LINE = 15
@@ -131,7 +131,7 @@ def _links(tables: LibraryTables) -> list[str]:
 
 
 def _times(curve: RankCurve) -> list[float]:
-    from fsdpbench.sim.hardware.network import time_on
+    from fsdpbench.sim.model.network import time_on
 
     return [time_on(curve, size) * 1e6 for size in _LINK_SIZES]
 

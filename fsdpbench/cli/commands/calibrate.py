@@ -78,7 +78,7 @@ def command(
     from fsdpbench.devices.detection import visible_gpus
     from fsdpbench.files.toml_text import to_toml
     from fsdpbench.files.whole_files import write_whole
-    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+    from fsdpbench.sim.model.profile import ProfileError, load_profile
 
     if device == "cuda" and not visible_gpus():
         raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
@@ -152,7 +152,7 @@ def _process_group(device: str) -> Iterator[None]:
 def _base_of(machine: Machine) -> str:
     """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
     from fsdpbench.devices.alike import profile_like
-    from fsdpbench.sim.hardware.profile import profile_names
+    from fsdpbench.sim.model.profile import profile_names
 
     found = profile_like(machine.name, machine.module.mem_get_info()[1])
     if found is None:

@@ -82,7 +82,7 @@ def systems() -> list[Row]:
 
 def hardware() -> list[Row]:
     """A row for every hardware profile of the package."""
-    from fsdpbench.sim.hardware.profile import load_profile, profile_names
+    from fsdpbench.sim.model.profile import load_profile, profile_names
 
     rows = []
     for name in profile_names():
@@ -102,7 +102,7 @@ def hardware() -> list[Row]:
 
 def software() -> list[Row]:
     """A row for every software profile of the package, with what it changes."""
-    from fsdpbench.sim.software import load_software, software_names
+    from fsdpbench.sim.model.software import load_software, software_names
 
     rows = []
     for name in software_names():

@@ -33,7 +33,7 @@ from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config

@@ -156,8 +156,8 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
     from fsdpbench.files.shared_log import records
     from fsdpbench.launch import fork_server
-    from fsdpbench.reports.analysis.kept import kept
-    from fsdpbench.reports.page import write_report
+    from fsdpbench.reports.analysis.processes import kept
+    from fsdpbench.reports.pages import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommendation.recommended import write_recommended
 

@@ -16,7 +16,7 @@ from fsdpbench.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.cli.terminal.watch_view import View
-    from fsdpbench.reports.page import LivePage
+    from fsdpbench.reports.pages import LivePage
     from fsdpbench.sweep.sweep_state import SweepFolder, SweepState
 
 _LOOK_S = 0.5
@@ -55,7 +55,7 @@ def command(
     was reached, 2 no sweep began within --wait.
     """
     from fsdpbench.cli.terminal.watch_view import best_words, headline, make_view
-    from fsdpbench.reports.page import LivePage
+    from fsdpbench.reports.pages import LivePage
     from fsdpbench.sweep.sweep_state import SweepFolder
 
     page = None if no_page else LivePage(folder, output or folder / "report.html")

@@ -82,7 +82,7 @@ def hardware_names() -> list[str]:
 
 def software_names() -> list[str]:
     """Software profiles of the package; found without torch."""
-    return _profiles("software", "profiles")
+    return _profiles("profiles", "software")
 
 
 def values_of(setting: str) -> Callable[[], list[str]]:

@@ -70,7 +70,7 @@ def _one_chip(runs: Sequence[MeasuredRun]) -> str:
 
 def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
     """The chip's profile with the nodes that all runs on several had, whose network is fitted."""
-    from fsdpbench.sim.hardware.profile import stated_machine
+    from fsdpbench.sim.model.profile import stated_machine
 
     sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
     stated = len(sizes) == 1 and "+" not in chip and not any(run.config.gpus_used_per_node for run in runs)

@@ -107,7 +107,7 @@ class SweepRequest:
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
-            from fsdpbench.sim.hardware.profile import load_profile
+            from fsdpbench.sim.model.profile import load_profile
 
             profile, largest = load_profile(target.hardware or ""), max(self.space.targets, key=_size)
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
@@ -263,7 +263,7 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
         if (stated := _count(given, name)) is not None:
             return stated
     if largest.device == "sim":
-        from fsdpbench.sim.hardware.profile import load_profile
+        from fsdpbench.sim.model.profile import load_profile
 
         return load_profile(largest.hardware or "").gpus_per_node
     return largest.gpus_per_node

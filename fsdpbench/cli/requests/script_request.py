@@ -120,7 +120,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
 
 def _software(given: str | None) -> str | None:
     """The software profile of a script, which has a model and a trainer of its own. Raises `UsageError`."""
-    from fsdpbench.sim.software import CURRENT, load_software
+    from fsdpbench.sim.model.software import CURRENT, load_software
     from fsdpbench.sweep.planning import check_software
 
     name = CURRENT if given is None else check_software(given, "sim")

@@ -14,7 +14,7 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.runner import Progress
 

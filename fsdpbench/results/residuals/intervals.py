@@ -21,8 +21,8 @@ from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
-from fsdpbench.sim.software import CURRENT, load_software, software_names
+from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _UNLIKE = ("expert", "window", "sinks", "score_cap")

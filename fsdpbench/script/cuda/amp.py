@@ -13,7 +13,7 @@ import torch
 
 from fsdpbench.script.cuda.device_names import CUDA
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.torch_internals import is_autocast_available, replace
 
 _TAKE_DEVICE_TYPE = (

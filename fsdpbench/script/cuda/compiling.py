@@ -1,4 +1,4 @@
-"""`torch.compile` in a script: torch's own, whose graphs become plans (`fsdpbench/sim/compile`).
+"""`torch.compile` in a script: torch's own, whose graphs become plans (`fsdpbench/sim/torch_device/compile`).
 
 Where the script switches it off, as torch has it, the eager program is simulated and the result says so.
 """
@@ -17,7 +17,7 @@ import torch
 from fsdpbench.script.cuda.absent_triton import without_stand_in
 from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.torch_internals import dynamo_torch_variables, find, replace, trace_rules
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
@@ -105,8 +105,8 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
         return decided_when_called
 
     def _compiled(model: Any, options: dict[str, Any]) -> Any:
-        from fsdpbench.sim.compile.front_end import install
-        from fsdpbench.sim.compile.refusals import refuse_mode
+        from fsdpbench.sim.torch_device.compile.front_end import install
+        from fsdpbench.sim.torch_device.compile.refusals import refuse_mode
 
         refuse_mode(options, sanitized=accelerator.sanitizer is not None)
         install(without_stand_in)

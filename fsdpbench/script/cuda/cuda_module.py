@@ -22,7 +22,7 @@ import torch.cuda.profiler
 import torch.cuda.random
 import torch.cuda.streams
 
-from fsdpbench.sim.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.sim.distributed.process_group import BACKEND, SimProcessGroup
+from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, SimProcessGroup
 from fsdpbench.torch_internals import replace
 
 if TYPE_CHECKING:

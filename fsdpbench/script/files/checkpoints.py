@@ -12,7 +12,7 @@ import torch
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
 from fsdpbench.script.numbers import plain
-from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _SHARDED = "torch.distributed.checkpoint"
 

@@ -18,7 +18,7 @@ from fsdpbench.script.files.checkpoints import Checkpoints
 from fsdpbench.script.files.looking import Looking, concerns
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
-from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")

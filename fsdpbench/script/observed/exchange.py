@@ -15,10 +15,10 @@ import torch
 
 import fsdpbench
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.distributed.process_group import SimProcessGroup
-from fsdpbench.sim.operators import kernels
-from fsdpbench.sim.operators.known_values import written
-from fsdpbench.sim.tensors.creation import tensors_in
+from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.operators import kernels
+from fsdpbench.sim.torch_device.operators.known_values import written
+from fsdpbench.sim.torch_device.tensors import tensors_in
 from fsdpbench.torch_internals import current_graph_task_id, replace
 
 Ranks = Sequence[int]

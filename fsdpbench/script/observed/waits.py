@@ -19,7 +19,7 @@ import torch
 
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 
 _TORCHS_OWN = tuple(
     os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep

@@ -1,6 +1,6 @@
 """Collectives of Python objects, and the making of groups: written down, and the others get rank 0's objects.
 
-The simulated process group never sees them: `sim/patches/torch_patches.py` answers them in Python.
+The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers in Python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fsdpbench.script.rank_check.recording import Recorder, Seen
-from fsdpbench.sim.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.torch_internals import expect, replace
 
 

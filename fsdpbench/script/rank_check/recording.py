@@ -26,9 +26,9 @@ from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Group, RankLog, Stack
 from fsdpbench.script.rank_check.values import Values
-from fsdpbench.sim.distributed.process_group import SimProcessGroup
-from fsdpbench.sim.operators.known_values import known_of, learn
-from fsdpbench.sim.tensors.creation import is_on_device
+from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
+from fsdpbench.sim.torch_device.tensors import is_on_device
 from fsdpbench.torch_internals import replace
 
 _MAIN = threading.main_thread().ident

@@ -16,7 +16,7 @@ from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Settings, Value
 from fsdpbench.errors import UsageError
-from fsdpbench.sim.hardware.profile import ProfileError, profile_names, stated_machine
+from fsdpbench.sim.model.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.systems import get_system
 from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import WorkloadError, get_workload

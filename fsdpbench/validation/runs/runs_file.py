@@ -17,7 +17,7 @@ from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import read_text
-from fsdpbench.sim.hardware.profile import profile_names, stated_machine
+from fsdpbench.sim.model.profile import profile_names, stated_machine
 from fsdpbench.validation.runs import framework_file
 from fsdpbench.validation.runs.case import Case, Figure
 from collections.abc import Mapping

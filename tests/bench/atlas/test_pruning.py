@@ -13,7 +13,7 @@ from fsdpbench.cli.terminal.progress import SilentProgress
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.simulated import UNTRACED, simulate
 

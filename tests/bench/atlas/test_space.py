@@ -12,7 +12,7 @@ from fsdpbench.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, ne
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.hardware.profile import profile_names
+from fsdpbench.sim.model.profile import profile_names
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads.registry import workload_names
 

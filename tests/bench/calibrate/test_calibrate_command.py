@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware.network import Network
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 TRUTH = load_profile("h100-80gb")
 

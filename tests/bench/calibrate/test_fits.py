@@ -10,9 +10,9 @@ import pytest
 from fsdpbench.calibrate.attention_rates import SHAPES, fit_backward, fit_forward
 from fsdpbench.calibrate.host_costs import line
 from fsdpbench.calibrate.matrix_products import FORWARD_SHAPES, fit_gemm
-from fsdpbench.sim.costs.attention import AttentionCost
-from fsdpbench.sim.costs.kernels import GemmCost
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.attention_costs import AttentionCost
+from fsdpbench.sim.model.kernel_costs import GemmCost
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 
 def chip_of(hardware: str, base: str) -> HardwareProfile:

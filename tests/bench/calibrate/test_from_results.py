@@ -15,7 +15,7 @@ from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 
 BASE = "a100-80gb"
 

@@ -11,9 +11,9 @@ import pytest
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
-from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
-from fsdpbench.sim.hardware.library_sections import LibraryTables
-from fsdpbench.sim.hardware.network import curve_seconds
+from fsdpbench.sim.model.chips import OPERATOR_CHIPS
+from fsdpbench.sim.model.library_sections import LibraryTables
+from fsdpbench.sim.model.network import curve_seconds
 
 DIP = 1 << 24
 

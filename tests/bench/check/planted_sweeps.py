@@ -98,7 +98,7 @@ def another_copy(config: Config, work: Path, base: Path) -> Config:
 
 def slower_kernels(config: Config, work: Path, base: Path) -> Config:
     """Matrix multiplications 3 % slower."""
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     profile = work / "slower.toml"
     profile.write_text(_SLOWER_KERNELS.format(sustained=load_profile("a100-80gb").gemm.sustained / 1.03))

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.emulation import init_process_group
-from fsdpbench.sim.hardware.network import Network
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import load_profile
 
 WORLD = 64
 SHAPE = "layers=2,d_model=32,heads=2,vocab=64"

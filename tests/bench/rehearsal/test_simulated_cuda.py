@@ -133,7 +133,7 @@ def test_several_ranks_run_under_every_system(tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_calibration_finds_the_profile_again(tmp_path: Path) -> None:
     """Through `torch.cuda`, as on a GPU."""
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     file = tmp_path / "found.toml"
     done = rehearsed("calibrate", "--base", "h200", "-o", str(file))

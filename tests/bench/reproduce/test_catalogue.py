@@ -8,7 +8,7 @@ import pytest
 
 from fsdpbench.reproduce.catalogue import NAMES, figures
 from fsdpbench.reproduce.figure import PaperFigure, words
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.validation.paper_network import config_of
 from fsdpbench.validation.runs.paper import published, published_figures

@@ -18,7 +18,7 @@ def _(x):
     return torch.empty_like(x)
 
 if {priced}:
-    from fsdpbench.sim.prices import OperatorCost, operator_price
+    from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price
 
     @operator_price("mylib::scaled")
     def price(call, costs):

@@ -14,7 +14,7 @@ from fsdpbench.configuration.settings import Settings
 from fsdpbench.files.shared_log import SharedLog, records
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.point import run_point
-from fsdpbench.sim.accelerator import SharedPlans
+from fsdpbench.sim.torch_device.accelerator import SharedPlans
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 SYSTEMS = ("impl-fsdp2", "impl-fsdp1", "torch-fsdp2", "torch-fsdp1")

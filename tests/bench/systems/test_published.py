@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.sim.software import CURRENT, software_names
+from fsdpbench.sim.model.software import CURRENT, software_names
 from fsdpbench.systems import offers
 
 

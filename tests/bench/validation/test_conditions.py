@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from fsdpbench.results.residuals.table import Condition
-from fsdpbench.sim.software import load_software
+from fsdpbench.sim.model.software import load_software
 from fsdpbench.validation.conditions import under
 from fsdpbench.validation.runs.case import Case, Figure, Network
 

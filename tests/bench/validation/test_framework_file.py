@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.errors import UsageError
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.validation.paper_network import config_of
 from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.validation.runs.framework_file import COLUMNS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.validation.runs.case import Case, Figure
 
 SCRIPT = Path(__file__).parents[3] / "ci" / "refit_keys.py"

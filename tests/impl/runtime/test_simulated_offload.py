@@ -37,7 +37,7 @@ def measure(
 ) -> dict[str, float]:
     """The third step: peaks and what stays, in bytes; nanoseconds; copies over the host link."""
     with simulated(RANKS) as device:
-        from fsdpbench.sim.accelerator import ACCELERATOR
+        from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
         model = build(kind, pins, policy)
         batch = torch.empty(rows, WIDTH, device=device)

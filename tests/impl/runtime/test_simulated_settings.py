@@ -24,7 +24,7 @@ def build(layers: int = LAYERS, **arguments: Any) -> Any:
 def measure(held: int) -> tuple[int, int]:
     """Nanoseconds and peak of a step whose reduce-scatters take longer than its backward."""
     with simulated() as device:
-        from fsdpbench.sim.accelerator import ACCELERATOR
+        from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
         model = build(reshard_after_forward=False)
         model.set_reshard_after_backward(False)  # so that gradients are all that backward adds
@@ -51,7 +51,7 @@ def test_gradients_may_wait_for_their_reduction(lone_process) -> None:
 
 def case_shared_streams(rank: int, *, shared: bool) -> None:
     with simulated() as device:
-        from fsdpbench.sim.accelerator import ACCELERATOR
+        from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
         models = [build(2) for _ in range(3)]
         if shared:

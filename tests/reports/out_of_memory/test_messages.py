@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.out_of_memory import describe_report, find_messages, read_log, read_oom_snapshot
-from fsdpbench.reports.trace import TraceError
+from fsdpbench.reports.analysis.out_of_memory import describe_report, read_oom_snapshot
+from fsdpbench.reports.readers import TraceError
+from fsdpbench.reports.readers.out_of_memory import find_messages, read_log
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -161,7 +162,7 @@ def test_a_message_that_a_terminal_folded_is_read() -> None:
 
 
 def test_the_simulated_allocators_own_message_is_read() -> None:
-    from fsdpbench.sim.allocator.messages import out_of_memory
+    from fsdpbench.sim.model.allocator.messages import out_of_memory
 
     text = out_of_memory(
         asked=GIB, total=8 * GIB, free=GIB // 2, outside=GIB, allocated=6 * GIB, reserved=13 * GIB // 2

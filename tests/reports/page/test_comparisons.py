@@ -9,10 +9,10 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from fsdpbench.reports.page.charts.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
-from fsdpbench.reports.page.charts.whole_run import Chart
-from fsdpbench.reports.page.ranking import TOKENS, Ranked, rank, varying_settings
-from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
+from fsdpbench.reports.pages.ranking import TOKENS, Ranked, rank, varying_settings
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.whole_run import Chart
 from fsdpbench.reports.result import Result
 from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from fsdpbench.reports.page.charts.effects import Effect, effects
-from fsdpbench.reports.page.ranking import rank
-from fsdpbench.reports.page.recommendation import best_sentence
-from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.effects import Effect, effects
+from fsdpbench.reports.pages.ranking import rank
+from fsdpbench.reports.pages.recommendation import best_sentence
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile

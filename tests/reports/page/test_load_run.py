@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fsdpbench.reports.page import RunFolderError, Status, load_run
+from fsdpbench.reports.pages import RunFolderError, Status, load_run
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.reports.page.overview import interval_findings
-from fsdpbench.reports.page.ranking import (
+from fsdpbench.reports.pages.overview import interval_findings
+from fsdpbench.reports.pages.ranking import (
     SAMPLES,
     TOKENS,
     constant_settings,
@@ -23,7 +23,7 @@ from fsdpbench.reports.page.ranking import (
     values_of,
     varying_settings,
 )
-from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Interval, PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile

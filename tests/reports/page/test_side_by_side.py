@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page.side_by_side import differences, ratios
-from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.side_by_side import differences, ratios
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Repeats, Result
 from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
+from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.sim.allocator import AllocatorConf, AllocatorConfError, AllocatorCosts
+from fsdpbench.sim.model.allocator import AllocatorConf, AllocatorConfError, AllocatorCosts
 
 MIB = 1 << 20
 

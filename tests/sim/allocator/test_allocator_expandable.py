@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.sim.allocator import (
+from fsdpbench.sim.model.allocator import (
     AllocatorAction,
     AllocatorConf,
     AllocatorEvent,

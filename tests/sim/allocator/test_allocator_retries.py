@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator, SimOutOfMemoryError
-from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator, SimOutOfMemoryError
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from fsdpbench.sim.allocator import (
+from fsdpbench.sim.model.allocator import (
     AllocatorConf,
     AllocatorEvent,
     CachingAllocator,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.sim.allocator import AllocatorCosts, CachingAllocator
+from fsdpbench.sim.model.allocator import AllocatorCosts, CachingAllocator
 
 MIB, GIB = 1 << 20, 1 << 30
 SIDE = 3

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.campaign]
 def start() -> Any:
     """A simulated GPU on which things compile, without anything on disk."""
     from fsdpbench.sim import Simulation, load_profile
-    from fsdpbench.sim.compile.front_end import install
+    from fsdpbench.sim.torch_device.compile.front_end import install
 
     install()
     torch._inductor.config.force_disable_caches = True
@@ -22,7 +22,7 @@ def start() -> Any:
 
 
 def graphs() -> dict[str, Any]:
-    from fsdpbench.sim.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.report import REPORT
 
     found: dict[str, Any] = REPORT.to_dict()["cuda_graphs"]
     return found

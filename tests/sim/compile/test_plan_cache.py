@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.sim.compile import CACHE_VARIABLE
-from fsdpbench.sim.compile.plan_cache import choose_folder
+from fsdpbench.sim.torch_device.compile import CACHE_VARIABLE
+from fsdpbench.sim.torch_device.compile.plan_cache import choose_folder
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ COMPILES = """
 import json
 import torch
 from fsdpbench.sim import Simulation, load_profile
-from fsdpbench.sim.compile.front_end import install
-from fsdpbench.sim.compile.report import REPORT
+from fsdpbench.sim.torch_device.compile.front_end import install
+from fsdpbench.sim.torch_device.compile.report import REPORT
 
 install()
 Simulation.start(load_profile("h100-80gb"), 1, 1)

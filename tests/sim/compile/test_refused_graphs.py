@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, refuse_graph, refused
+from fsdpbench.sim.torch_device.compile.refusals import (
+    CompileRefusedError,
+    refusal_behind,
+    refuse_graph,
+    refused,
+)
 
 pytestmark = pytest.mark.simulated
 
@@ -15,7 +20,7 @@ pytestmark = pytest.mark.simulated
 def start() -> Any:
     """A simulated GPU among eight on which things compile, without anything on disk."""
     from fsdpbench.sim import Simulation, load_profile
-    from fsdpbench.sim.compile.front_end import install
+    from fsdpbench.sim.torch_device.compile.front_end import install
 
     install()
     torch._inductor.config.force_disable_caches = True
@@ -87,8 +92,8 @@ def test_shapes_that_depend_on_data_are_refused_as_in_eager_programs() -> None:
 @pytest.mark.campaign
 def test_an_operator_of_the_users_own_runs_at_its_price() -> None:
     """As a Triton kernel does that is made an operator."""
-    from fsdpbench.sim.compile.report import REPORT
-    from fsdpbench.sim.prices import OperatorCost, operator_price
+    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price
 
     @torch.library.custom_op("of_a_test::norm", mutates_args=(), device_types="cuda")
     def norm(x: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.costs.flops import FlopCount
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.cpu_costs import CpuCosts
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.torch_device.flops import FlopCount
 
 A100 = KernelCosts(load_profile("a100-80gb"))
 

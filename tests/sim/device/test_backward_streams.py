@@ -91,7 +91,7 @@ def test_one_stream_costs_no_look_at_nodes() -> None:
     """Training on one stream never asks autograd where it is."""
     from device_training import start
 
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     start()
     layer = torch.nn.Linear(8, 8, device="sim")

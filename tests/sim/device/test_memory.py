@@ -206,7 +206,7 @@ def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:
     """Both hear of every allocation; ended, the history is gone and the trace goes on."""
     from device_training import start
 
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     sim = start()
     memory = torch.sim.memory

@@ -105,7 +105,7 @@ def test_works_hold_their_tensors_until_waited_for() -> None:
 def test_before_2_8_collectives_leave_the_current_stream_and_record_their_tensors() -> None:
     from device_training import start
 
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     sim = start()
     ACCELERATOR.collectives_on_own_streams = True
@@ -133,7 +133,7 @@ def test_uneven_lists_cost_more_than_one_tensor() -> None:
 def test_costs_are_the_network_s() -> None:
     from device_training import start
 
-    from fsdpbench.sim.hardware.network import Network
+    from fsdpbench.sim.model.network import Network
 
     sim = start(64)
     network = Network(sim.profile, 64, 8)
@@ -228,7 +228,7 @@ def test_list_forms_pay_for_a_copy() -> None:
     """NCCL gathers into one flat buffer, and copies it into the list."""
     from device_training import start
 
-    from fsdpbench.sim.costs import KernelCosts
+    from fsdpbench.sim.model.kernel_costs import KernelCosts
 
     sim = start()
     full, shard = empty(512), empty(64)

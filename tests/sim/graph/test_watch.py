@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fsdpbench.sim.graph.watch import Entry, WatchedStep
-from fsdpbench.sim.timing.timeline import Timeline, Work
+from fsdpbench.sim.followers.graph_watch import Entry, WatchedStep
+from fsdpbench.sim.model.timeline import Timeline, Work
 
 
 def watched(expected: list[Entry] | None = None, *, stands: bool = False) -> WatchedStep:

@@ -6,8 +6,8 @@ import pytest
 
 from fsdpbench.devices.alike import profile_like
 from fsdpbench.devices.peaks import peak_flops_of
-from fsdpbench.sim.hardware.chips import CHIPS, OPERATOR_CHIPS, chip_of, peaks_source
-from fsdpbench.sim.hardware.profile import load_profile, profile_names
+from fsdpbench.sim.model.chips import CHIPS, OPERATOR_CHIPS, chip_of, peaks_source
+from fsdpbench.sim.model.profile import load_profile, profile_names
 
 GIB = 1 << 30
 # The driver's name of the GPU that a packaged profile describes, and its bf16 peak.

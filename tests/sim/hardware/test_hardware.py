@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import fsdpbench.sim.hardware.profile as hardware
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile, profile_names
+import fsdpbench.sim.model.profile as hardware
+from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile, profile_names
 
 A100 = Path(hardware.__file__).parents[1] / "profiles" / "a100-80gb.toml"
 

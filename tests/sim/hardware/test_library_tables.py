@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import fsdpbench.sim.hardware.profile as hardware
-from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.costs.library_attention import factors_at
-from fsdpbench.sim.hardware.library_sections import FactorGrid, LibraryTables, RankCurve
-from fsdpbench.sim.hardware.network import Network, curve_seconds
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile
-from fsdpbench.sim.prices import price
+import fsdpbench.sim.model.profile as hardware
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.library_attention import factors_at
+from fsdpbench.sim.model.library_sections import FactorGrid, LibraryTables, RankCurve
+from fsdpbench.sim.model.network import Network, curve_seconds
+from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile
+from fsdpbench.sim.torch_device.prices import price
 
 MIB = 1 << 20
 B200 = load_profile("b200")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.hardware.network import KINDS, Network
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.network import KINDS, Network
+from fsdpbench.sim.model.profile import load_profile
 
 A100, H100 = load_profile("a100-80gb"), load_profile("h100-80gb")
 GB = 10**9

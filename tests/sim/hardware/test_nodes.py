@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from fsdpbench.sim.hardware.network import KINDS, Network
-from fsdpbench.sim.hardware.profile import (
+from fsdpbench.sim.model.network import KINDS, Network
+from fsdpbench.sim.model.profile import (
     ProfileError,
     load_profile,
     parse_profile,

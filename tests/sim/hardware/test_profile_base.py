@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile
+from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile
 
 
 def test_only_what_is_said_differs() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import fsdpbench.sim.hardware.profile as hardware
-import fsdpbench.sim.software as software
-from fsdpbench.sim.hardware.sources import constants, unsourced
+import fsdpbench.sim.model.profile as hardware
+import fsdpbench.sim.model.software as software
+from fsdpbench.sim.model.sources import constants, unsourced
 
 PROFILES = sorted((Path(hardware.__file__).parents[1] / "profiles").glob("*.toml"))
-SOFTWARE = sorted((Path(software.__file__).parent / "profiles").glob("*.toml"))
+SOFTWARE = sorted((Path(software.__file__).parents[1] / "profiles" / "software").glob("*.toml"))
 _FITTED = re.compile(r"calibrated on|fitted to (\w+ )?(the )?(\S+ )?published")
 # What was fitted says how well it is known: a standard error, or the range that the runs allow.
 _KNOWN_TO = re.compile(r"±|\bto \d")

@@ -335,8 +335,8 @@ def test_weight_gradients_are_told_from_other_products() -> None:
     """`grad.t() @ input` has its own efficiency."""
     from device_training import start
 
-    from fsdpbench.sim.costs import KernelCosts
-    from fsdpbench.sim.prices import price
+    from fsdpbench.sim.model.kernel_costs import KernelCosts
+    from fsdpbench.sim.torch_device.prices import price
 
     sim = start()
     costs = KernelCosts(sim.profile)

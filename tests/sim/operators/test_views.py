@@ -40,7 +40,7 @@ def _found(device: str, view: Callable[[torch.Tensor], torch.Tensor]) -> list[tu
 
 def test_views_are_as_those_of_the_host() -> None:
     from fsdpbench.sim import Simulation
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     Simulation.start(load_profile("a100-80gb"), 1, 1)
     for name, view in VIEWS.items():
@@ -49,7 +49,7 @@ def test_views_are_as_those_of_the_host() -> None:
 
 def test_results_with_strides_of_their_own_are_as_those_of_the_host() -> None:
     from fsdpbench.sim import Simulation
-    from fsdpbench.sim.hardware.profile import load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     Simulation.start(load_profile("a100-80gb"), 1, 1)
     for mode in (False, True):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.prices import price
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.torch_device.prices import price
 
 ATEN = torch.ops.aten
 PROFILE = load_profile("a100-80gb")

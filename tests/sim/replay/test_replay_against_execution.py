@@ -18,9 +18,9 @@ from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.devices.base import Placement
 from fsdpbench.measuring.soak import Soak
-from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.allocator import AllocatorEvent
-from fsdpbench.sim.allocator.types import AllocatorAction
+from fsdpbench.sim.model.allocator import AllocatorEvent
+from fsdpbench.sim.model.allocator.types import AllocatorAction
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fsdpbench.sim import Simulation, load_profile
-from fsdpbench.sim.sanitizer import Sanitizer
+from fsdpbench.sim.followers.sanitizer import Sanitizer
 
 
 def start(*, with_group: bool = False) -> Sanitizer:

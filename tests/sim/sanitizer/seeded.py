@@ -93,7 +93,7 @@ def findings_of(program: Program, fixed: bool, allocator: str = "") -> list[dict
 
     from fsdpbench.script.cuda import map_cuda
     from fsdpbench.sim import Simulation, load_profile
-    from fsdpbench.sim.allocator import AllocatorConf
+    from fsdpbench.sim.model.allocator import AllocatorConf
 
     simulation = Simulation.start(
         load_profile("a100-80gb"),

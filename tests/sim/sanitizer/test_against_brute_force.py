@@ -127,7 +127,7 @@ class Program:
             self.graph.wait_on_host(self.graph.record(stream))
             self.told.append(f"synchronize {stream}")
         else:
-            from fsdpbench.sim.accelerator import ACCELERATOR
+            from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
             ACCELERATOR.timeline.cpu += 10**8  # all is done by then; that orders nothing
             self.told.append("time passes")

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.allocator.follower import Region
-from fsdpbench.sim.sanitizer.regions import overlap, region_of
+from fsdpbench.sim.followers.sanitizer.regions import overlap, region_of
+from fsdpbench.sim.torch_device.followed import Region
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 

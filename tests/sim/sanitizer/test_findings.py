@@ -127,9 +127,9 @@ def test_counts_are_by_kind_with_repetitions() -> None:
 
 def test_off_there_is_nothing_of_it() -> None:
     from fsdpbench.sim import Simulation, load_profile
-    from fsdpbench.sim.accelerator import ACCELERATOR
-    from fsdpbench.sim.allocator import CachingAllocator
-    from fsdpbench.sim.timing.timeline import Timeline
+    from fsdpbench.sim.model.allocator import CachingAllocator
+    from fsdpbench.sim.model.timeline import Timeline
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     simulation = Simulation.start(load_profile("a100-80gb"), world_size=8, gpus_per_node=8)
     assert simulation.sanitizer is None

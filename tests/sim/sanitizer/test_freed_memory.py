@@ -40,7 +40,7 @@ def test_record_stream_keeps_it() -> None:
     where = tensor.data_ptr()
     del tensor
     made = [torch.zeros(SIZE, device="sim") for _ in range(3)]
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     ACCELERATOR.timeline.cpu += 10**9  # now the allocator sees that the event has passed
     made += [torch.zeros(SIZE, device="sim") for _ in range(8)]
@@ -51,7 +51,7 @@ def test_record_stream_keeps_it() -> None:
 def test_record_stream_orders_that_block_alone() -> None:
     from sanitized import kinds, start
 
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     sanitizer = start()
     kept, side = used_on_a_side_stream()
@@ -142,7 +142,7 @@ def test_dropped_works_are_done_before_their_memory_is_handed_out() -> None:
     import torch.distributed as dist
     from sanitized import kinds, start
 
-    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
     sanitizer = start(with_group=True)
     tensor = torch.zeros(SIZE, device="sim")

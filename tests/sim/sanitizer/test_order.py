@@ -79,7 +79,7 @@ def test_order_is_passed_on_by_a_third_stream() -> None:
 
 def test_that_the_first_stream_is_done_by_then_orders_nothing() -> None:
     def order(writer: torch.Stream, reader: torch.Stream) -> None:
-        from fsdpbench.sim.accelerator import ACCELERATOR
+        from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 
         ACCELERATOR.timeline.cpu += 10**9
 

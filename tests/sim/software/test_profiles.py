@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile
-from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software, parse_software, software_names
+from fsdpbench.sim.model.profile import ProfileError, load_profile
+from fsdpbench.sim.model.software import (
+    CURRENT,
+    SoftwareProfile,
+    load_software,
+    parse_software,
+    software_names,
+)
 
 HEAD = """name = "mine"
 title = "mine"

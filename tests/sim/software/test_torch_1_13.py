@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsdpbench.sim.software import torch_1_13
+from fsdpbench.sim.torch_device import torch_1_13
 
 
 class Queue:

@@ -51,9 +51,9 @@ def places() -> dict[str, Any]:
 @pytest.mark.parametrize("ended_by", ["end", "another start"])
 def test_everything_is_put_back(ended_by: str) -> None:
     from fsdpbench.sim import Simulation, load_profile
-    from fsdpbench.sim.accelerator import ACCELERATOR
-    from fsdpbench.sim.software import load_software
-    from fsdpbench.sim.software.mechanisms import MECHANISMS
+    from fsdpbench.sim.model.software import load_software
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+    from fsdpbench.sim.torch_device.software import MECHANISMS
 
     hardware, before = load_profile("a100-80gb"), places()
     assert len(before) == len(MECHANISMS)
@@ -76,8 +76,8 @@ def test_everything_is_put_back(ended_by: str) -> None:
 def test_what_cannot_be_put_in_place_leaves_nothing_behind() -> None:
     from torch.distributed.fsdp import _runtime_utils
 
-    from fsdpbench.sim.software import load_software
-    from fsdpbench.sim.software.mechanisms import install
+    from fsdpbench.sim.model.software import load_software
+    from fsdpbench.sim.torch_device.software import install
     from fsdpbench.torch_internals import TorchInternalError
 
     before = places()

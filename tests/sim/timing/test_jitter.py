@@ -8,8 +8,8 @@ from statistics import mean, pstdev
 import pytest
 
 from fsdpbench.configuration.config import JitterError, JitterSettings
-from fsdpbench.sim.timing.jitter import Jitter
-from fsdpbench.sim.timing.timeline import Work
+from fsdpbench.sim.followers.jitter import Jitter
+from fsdpbench.sim.model.timeline import Work
 
 
 def step_times(jitter: JitterSettings | None) -> list[int]:

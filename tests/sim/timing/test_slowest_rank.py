@@ -8,14 +8,14 @@ import statistics
 
 import pytest
 
-from fsdpbench.sim.hardware.profile import (
+from fsdpbench.sim.model.profile import (
     HardwareProfile,
     ProfileError,
     load_profile,
     parse_profile,
     profile_layers,
 )
-from fsdpbench.sim.timing.slowest_rank import expected_largest, of_slowest
+from fsdpbench.sim.model.slowest_rank import expected_largest, of_slowest
 
 A100 = load_profile("a100-80gb")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.timing.timeline import LAUNCH_QUEUE_DEPTH, UNSETTLED, Contention, Marker, Timeline, Work
+from fsdpbench.sim.model.timeline import LAUNCH_QUEUE_DEPTH, UNSETTLED, Contention, Marker, Timeline, Work
 
 Spans = dict[Any, tuple[int, int, int]]
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.trace import TraceRecorder
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.trace_recorder import TraceRecorder
 
 PROFILE = load_profile("a100-80gb")
 COMPUTE, COMMUNICATION = 7, 20

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.sim.trace import TraceRecorder
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.trace_recorder import TraceRecorder
 
 # Its rounding to whole microseconds has to be off before the first import.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")

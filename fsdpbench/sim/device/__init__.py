@@ -1,1 +1,0 @@
-"""`torch.sim`: the device module, streams, events, memory history."""

@@ -1,0 +1,250 @@
+"""What holds the memory of the simulated device, by what it is for.
+
+    allocator ── each block, with the place in the program that took it ──┐
+    modules, optimizers ── where each storage is   ──────────────────────┼──> report(): bytes by category
+    collectives ── which blocks they read and write ──────────────────────┘
+
+A block that a parameter, a gradient or an optimizer's state is in is that; else a collective's buffer
+is one; else
+the place that took it decides: in forward it is an activation of the module that ran.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fsdpbench.sim.followers.account_places import OUTSIDE, Lines, Phase, Place, Places
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.storage import address as storage_address
+from fsdpbench.torch_internals import set_is_profiler_enabled
+
+_MOST_PLACES = 5
+_SETTLED_STEP = 2
+"""After the second step an optimizer has its states and a loop what it keeps of the last step."""
+_Where = tuple[str, str | None]
+
+
+class Growth:
+    """Bytes allocated at the end of each step; where what the settled steps added was allocated."""
+
+    def __init__(self) -> None:
+        self._at_ends: list[int] = []
+        self._settled: dict[_Where, int] = {}
+        self._last: dict[_Where, int] = {}
+
+    def step_ended(self, live: Iterable[tuple[int, Place]]) -> None:
+        """A step ends; `live`: size and place of every block in use."""
+        sums: dict[_Where, int] = {}
+        for size, place in live:
+            where = (layers_as_one(place.module), place.line)
+            sums[where] = sums.get(where, 0) + size
+        self._at_ends.append(sum(sums.values()))
+        if len(self._at_ends) == _SETTLED_STEP:
+            self._settled = sums
+        self._last = sums
+
+    def to_dict(self) -> dict[str, Any]:
+        """`per_step_bytes` is 0 unless every step since the second added memory."""
+        steps = len(self._at_ends) - _SETTLED_STEP
+        settled = self._at_ends[_SETTLED_STEP - 1 :]
+        grows = steps > 0 and all(late > early for early, late in pairwise(settled))
+        added = {where: size - self._settled.get(where, 0) for where, size in self._last.items()}
+        ordered = sorted((item for item in added.items() if item[1] > 0), key=lambda item: -item[1])
+        return {
+            "at_step_ends_bytes": self._at_ends,
+            "per_step_bytes": (settled[-1] - settled[0]) // steps if grows else 0,
+            "where": [
+                {"module": module, "line": line, "bytes": size}
+                for (module, line), size in (ordered[:_MOST_PLACES] if grows else [])
+            ],
+        }
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_GATHERS = ("all_gather", "unshard")
+_REDUCES = ("reduce", "post_backward")
+
+
+class Category(StrEnum):
+    """What holds memory inside the allocator."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer states"
+    ACTIVATIONS = "activations"
+    RECOMPUTED = "recomputed activations"
+    BACKWARD = "gradients on their way"
+    ALL_GATHER = "gathered parameters, all-gather buffers"
+    REDUCE_SCATTER = "reduce-scatter buffers"
+    OPTIMIZER_WORK = "optimizer's temporaries"
+    OTHERS = "inputs and others"
+
+
+def category_of(place: Place, *, modules_known: bool) -> Category:
+    """Of a block without a known owner; before the first forward the modules are unknown."""
+    span = place.span.lower()
+    if place.phase is Phase.BUILDING:
+        return Category.OTHERS if modules_known else Category.PARAMETERS
+    if place.phase is Phase.OPTIMIZER:
+        return Category.OPTIMIZER_WORK
+    if any(word in span for word in _GATHERS):
+        return Category.ALL_GATHER
+    if place.phase is Phase.FORWARD:
+        return Category.ACTIVATIONS
+    if any(word in span for word in _REDUCES):
+        return Category.REDUCE_SCATTER
+    return Category.BACKWARD if place.module == OUTSIDE else Category.RECOMPUTED
+
+
+def layers_as_one(module: str) -> str:
+    """The path of a module with the numbers of layers left open: ``blocks.*.attention``."""
+    return _NUMBER.sub("*", module)
+
+
+_MOST_HOLDERS = 12
+_OF_COLLECTIVES = {
+    ("all_gather", False): Category.ALL_GATHER,
+    ("all_gather", True): Category.ALL_GATHER,
+    ("reduce_scatter", True): Category.REDUCE_SCATTER,
+}
+"""(kind, whether it is an input) -> what the buffer is."""
+
+
+class MemoryAccount:
+    """Follows a simulation from `begin` on; `report` may be called at any time after."""
+
+    def __init__(self, accelerator: Accelerator, line: Lines | None = None) -> None:
+        self._accelerator = accelerator
+        self._live: dict[int, tuple[int, Place]] = {}
+        self._buffers: dict[int, Category] = {}
+        self._shards: set[int] = set()
+        self._places = Places(accelerator.backward, line)
+        self._places.on_root = self._note_shards
+        self._growth = Growth()
+        self._places.on_step = lambda: self._growth.step_ended(self._live.values())
+
+    def begin(self) -> None:
+        """Follow the accelerator from now on."""
+        self._accelerator.account = self
+        self._accelerator.listen(self._on_event)
+        set_is_profiler_enabled(True)  # or nobody makes spans
+
+    def end(self) -> None:
+        """Follow no more."""
+        self._places.close()
+        self._accelerator.stop_listening(self._on_event)
+        self._accelerator.account = None
+
+    def enter(self, span: str) -> None:
+        """A span of the profiler begins."""
+        self._places.enter(span)
+
+    def leave(self, span: str) -> None:
+        """A span of the profiler ends."""
+        self._places.leave(span)
+
+    def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """A collective is about to be queued."""
+        for is_input, tensors in ((True, inputs), (False, outputs)):
+            category = _OF_COLLECTIVES.get((kind, is_input))
+            if category is not None:
+                self._buffers |= dict.fromkeys(_addresses(tensors), category)
+
+    def _on_event(self, event: AllocatorEvent) -> None:
+        if event.action is AllocatorAction.ALLOC:
+            self._live[event.address] = (event.size, self._places.now())
+        elif event.action is AllocatorAction.FREE:
+            self._live.pop(event.address, None)
+            self._buffers.pop(event.address, None)
+            self._shards.discard(event.address)
+
+    def report(self) -> dict[str, Any]:
+        """What is held now, as plain values: bytes, names, and where the program stands."""
+        here = self._places.now()
+        owned, known = self._owned(), bool(self._places.roots)
+        sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
+        holders: dict[tuple[str, str, str | None], list[int]] = {}
+        for start, (size, place) in self._live.items():
+            category = owned.get(start) or self._buffers.get(start)
+            if category is None and start in self._shards:
+                category = Category.PARAMETERS
+            category = category or category_of(place, modules_known=known)
+            if category is Category.PARAMETERS and place.phase is not Phase.BUILDING:
+                category = Category.ALL_GATHER
+            sums[category.value] += size
+            key = (category.value, layers_as_one(place.module), place.line)
+            found = holders.setdefault(key, [0, 0])
+            found[0] += size
+            found[1] += 1
+        stats, allocator = self._accelerator.allocator.stats, self._accelerator.allocator
+        return {
+            "step": here.step,
+            "phase": here.phase.value,
+            "module": here.module,
+            "line": here.line,
+            "held_bytes": {name: size for name, size in sums.items() if size},
+            "waiting_bytes": stats.active_bytes - stats.allocated_bytes,
+            "unused_bytes": stats.reserved_bytes - stats.active_bytes,
+            "outside_bytes": allocator.total_bytes - allocator.device.capacity_bytes,
+            "free_bytes": allocator.device.free_bytes,
+            "total_bytes": allocator.total_bytes,
+            "holders": _largest(holders),
+            "growth": self._growth.to_dict(),
+        }
+
+    def _note_shards(self, root: nn.Module) -> None:
+        """A root is called for the first time, and its units hold their shards alone: later the gathered
+        parameters are in their place."""
+        self._shards.update(_addresses(root.parameters()))
+
+    def _owned(self) -> dict[int, Category]:
+        """Addresses of what modules and optimizers own."""
+        found: dict[int, Category] = {}
+        parameters = [p for root in self._places.roots for p in root.parameters()]
+        buffers = [b for root in self._places.roots for b in root.buffers()]
+        optimizers = list(self._places.optimizers)
+        of_groups = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+        states = [value for each in optimizers for state in each.state.values() for value in _values(state)]
+        for category, tensors in (
+            (Category.OPTIMIZER, states),
+            (Category.PARAMETERS, (*parameters, *of_groups, *buffers)),
+            (Category.GRADIENTS, [p.grad for p in (*parameters, *of_groups) if p.grad is not None]),
+        ):
+            for start in _addresses(tensors):
+                # FSDP1's flat parameters lie in the gathered ones for a while.
+                if start not in found and start not in self._buffers:
+                    found[start] = category
+        return found
+
+
+def _values(state: Any) -> Iterator[torch.Tensor]:
+    items = state.values() if isinstance(state, dict) else ()
+    yield from (value for value in items if isinstance(value, torch.Tensor))
+
+
+@torch.no_grad()
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    found = []
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        start = storage_address(local.untyped_storage())
+        if start:
+            found.append(start)
+    return found
+
+
+def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict[str, Any]]:
+    ordered = sorted(holders.items(), key=lambda item: (-item[1][0], str(item[0])))[:_MOST_HOLDERS]
+    return [
+        {"category": category, "module": module, "line": line, "bytes": size, "count": count}
+        for (category, module, line), (size, count) in ordered
+    ]

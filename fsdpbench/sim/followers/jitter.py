@@ -1,0 +1,92 @@
+"""Jitter and stragglers: seeded noise on kernels and late ranks in collectives. Off unless asked for.
+
+The simulator takes every kernel for exact and every rank for punctual. Real clusters are neither:
+
+* **kernels**: each kernel and collective takes its time, times a factor around 1 (``kernels`` is its standard
+  deviation; the sum of four uniform draws, within 3.5 of them).
+* **arrival**: a collective begins when its last rank comes. Each rank is late by a normal draw
+  (``arrival_us`` is its standard deviation); the latest of n - 1 others is drawn at the same time.
+* **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
+  share of what this rank has computed since the last one (a slow rank holds up all groups, immediately or
+  through others).
+
+    rank 0     [== compute ==][AG waits....|== AG ==]
+    slowest    [=== compute, later ===]    |
+
+One seed gives one sequence of draws; equal runs are equal to the byte. With it off nothing here is called.
+"""
+
+from __future__ import annotations
+
+import random
+from statistics import NormalDist
+from typing import Any
+
+from fsdpbench.configuration.config import JitterSettings
+from fsdpbench.sim.model.timeline import FULL_TRAFFIC, Contention, Finished, Timeline, Work
+
+_DRAWS = 4
+# The sum of n uniform draws has the variance n / 12.
+_SCALE = (12 / _DRAWS) ** 0.5
+_NORMAL = NormalDist()
+
+
+class Jitter:
+    """The draws of one simulation."""
+
+    def __init__(self, settings: JitterSettings) -> None:
+        self._settings = settings
+        self._draw = random.Random(settings.seed).random
+        self._computed_ns = 0
+        self._waited_for_ns = 0
+
+    def duration_ns(self, work: Work, duration_ns: int) -> int:
+        """A kernel's time with its noise."""
+        spread = self._settings.kernels
+        if spread:
+            draw = self._draw
+            duration_ns = round(
+                duration_ns * (1 + spread * _SCALE * (draw() + draw() + draw() + draw() - _DRAWS / 2))
+            )
+        if work is Work.COMPUTE:
+            self._computed_ns += duration_ns
+        return duration_ns
+
+    def lateness_ns(self, group_size: int) -> int:
+        """How long a collective of so many ranks waits for the last of them."""
+        if group_size < 2:
+            return 0
+        computed = self._computed_ns - self._waited_for_ns
+        self._waited_for_ns = self._computed_ns
+        late = self._settings.straggler * computed
+        if self._settings.arrival_us:
+            # The greatest of n draws lies below x with the n-th power of one draw's probability.
+            latest = self._draw() ** (1 / (group_size - 1))
+            own = self._draw()
+            sigmas = _NORMAL.inv_cdf(_inside(latest)) - _NORMAL.inv_cdf(_inside(own))
+            late += max(sigmas, 0.0) * self._settings.arrival_us * 1000
+        return round(late)
+
+
+def _inside(probability: float) -> float:
+    """Away from 0 and 1, where the normal distribution has no quantile."""
+    return min(max(probability, 1e-12), 1 - 1e-12)
+
+
+class JitteredTimeline(Timeline):
+    """A timeline whose work takes not quite as long as it should."""
+
+    def __init__(self, contention: Contention, on_finished: Finished, jitter: Jitter) -> None:
+        super().__init__(contention, on_finished)
+        self._jitter = jitter
+
+    def launch(
+        self,
+        stream: int,
+        work: Work,
+        duration_ns: int,
+        payload: Any = None,
+        traffic: int = FULL_TRAFFIC,
+    ) -> None:
+        """Queue work, its duration drawn."""
+        super().launch(stream, work, self._jitter.duration_ns(work, duration_ns), payload, traffic)

@@ -1,0 +1,102 @@
+"""`torch.sim.memory`: snapshots and history of the allocator, as `torch.cuda.memory` has them.
+
+    torch.cuda.memory._record_memory_history()       # in a script; torch.sim.memory elsewhere
+    ...
+    torch.cuda.memory._dump_snapshot("memory.pickle")   # opens on https://pytorch.org/memory_viz
+
+The history holds what the allocator did, each allocation and free with the Python frames that led to it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.sim.model.allocator.snapshot import take_snapshot
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+
+_WITH_STACK = (AllocatorAction.ALLOC, AllocatorAction.FREE)
+_DEEPEST = 64
+_DEFAULT_ENTRIES = sys.maxsize
+_PICKLE_PROTOCOL = 4
+_Frame = dict[str, Any]
+
+
+class MemoryHistory:
+    """The allocator's last ``max_entries`` events, with their stacks where ``stacks`` are asked for."""
+
+    def __init__(self, max_entries: int, *, stacks: bool) -> None:
+        self._stacks = stacks
+        self.entries: deque[tuple[AllocatorEvent, list[_Frame]]] = deque(maxlen=min(max_entries, 1 << 40))
+
+    def add(self, event: AllocatorEvent) -> None:
+        """Keep one event (the allocator's listeners call this)."""
+        wanted = self._stacks and event.action in _WITH_STACK
+        self.entries.append((event, _frames() if wanted else []))
+
+
+def _frames() -> list[_Frame]:
+    """Where Python is, innermost first, without the simulator's own files."""
+    found: list[_Frame] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < _DEEPEST:
+        code = frame.f_code
+        if "/fsdpbench/sim/" not in code.co_filename:
+            found.append({"filename": code.co_filename, "line": frame.f_lineno or 0, "name": code.co_name})
+        frame = frame.f_back
+    return found
+
+
+class MemoryModule(types.ModuleType):
+    """The module object under ``torch.sim.memory``; names and arguments are those of `torch.cuda.memory`."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.sim.memory", "History and snapshots of the simulated allocator.")
+        self._history: MemoryHistory | None = None
+
+    def _record_memory_history(
+        self,
+        enabled: str | bool | None = "all",
+        context: str | None = "all",
+        stacks: str = "python",
+        max_entries: int = _DEFAULT_ENTRIES,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Begin a history (an earlier one is forgotten); ``enabled=None`` ends it.
+
+        ``context=None`` and ``context="state"`` leave the stacks of past events out, as torch does.
+        """
+        ACCELERATOR.require_started()
+        if self._history is not None:
+            ACCELERATOR.stop_listening(self._history.add)
+            self._history = None
+        if enabled:
+            self._history = MemoryHistory(max_entries, stacks=context in ("all", "alloc"))
+            ACCELERATOR.listen(self._history.add)
+
+    def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Segments and blocks now, and the history if one is recorded."""
+        ACCELERATOR.require_started()
+        entries = [] if self._history is None else list(self._history.entries)
+        entries = [entry for entry in entries if entry[0].action is not AllocatorAction.RETRY]
+        snapshot = take_snapshot(ACCELERATOR.allocator, [event for event, _ in entries])
+        for written, (_, frames) in zip(snapshot["device_traces"][0], entries, strict=True):
+            written["frames"] = frames
+        return snapshot
+
+    def _dump_snapshot(
+        self, filename: str | Path = "dump_snapshot.pickle", *args: Any, **kwargs: Any
+    ) -> None:
+        """Write `_snapshot` to a file that PyTorch's memory viewer opens."""
+        Path(filename).write_bytes(pickle.dumps(self._snapshot(), protocol=_PICKLE_PROTOCOL))
+
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """The segments of `_snapshot`."""
+        segments: list[dict[str, Any]] = self._snapshot()["segments"]
+        return segments

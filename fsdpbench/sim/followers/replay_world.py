@@ -1,0 +1,126 @@
+"""Names for what lives longer than a step: one step's log then fits the blocks and markers of another time.
+
+A block or marker is called by the *structure* of the step that made it (its operations without sizes and
+times), by how many steps of that structure ago that was, and by its place among what that step made:
+
+    (structure 4, 1, 17)      the 18th block that the last step of structure 4 was given
+    (BEFORE, 0, 3)            was there when the soak began
+
+Two moments are alike for a program where the same names are alive and the last step had the same structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fsdpbench.sim.model.allocator import Block
+from fsdpbench.sim.model.timeline import Marker
+
+BEFORE = -1
+_KEPT_STEPS = 2
+"""Of each structure the markers of so many steps are kept; nothing waits for older ones."""
+
+
+class Name(NamedTuple):
+    """What a block or marker is called; `ago` counts steps of its structure, 1 is the last one."""
+
+    structure: int
+    ago: int
+    place: int
+
+
+class Moment(NamedTuple):
+    """What the program is like between two steps: the structure of the last one, and which names live."""
+
+    structure: int
+    alive: int
+
+
+class UnnamedError(LookupError):
+    """Something from too long ago, or not made here."""
+
+
+class World:
+    """The blocks that are alive and the markers that may be waited for, by name."""
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self.counts: dict[int, int] = {BEFORE: 0}
+        self.last = BEFORE
+        self._blocks: dict[tuple[int, int, int], Block] = {}
+        self._names: dict[int, tuple[int, int, int]] = {}
+        self._markers: dict[tuple[int, int], list[Marker]] = {}
+        self._marker_names: dict[int, tuple[int, int, int]] = {}
+        for place, block in enumerate(sorted(blocks, key=lambda each: each.address)):
+            self.born(block, BEFORE, 0, place)
+
+    def born(self, block: Block, structure: int, count: int, place: int) -> None:
+        """A block that outlives its step, the `count`-th of that structure."""
+        name = (structure, count, place)
+        self._blocks[name], self._names[id(block)] = block, name
+
+    def died(self, block: Block) -> None:
+        """A block from before the present step was given back."""
+        del self._blocks[self._names.pop(id(block))]
+
+    def step_ended(self, structure: int, markers: list[Marker]) -> int:
+        """A step of that structure has made those markers; returns how many of them there have been."""
+        count = self.counts[structure] = self.counts.get(structure, 0) + 1
+        self.last = structure
+        self._markers[structure, count] = markers
+        for place, marker in enumerate(markers):
+            self._marker_names[id(marker)] = (structure, count, place)
+        for marker in self._markers.pop((structure, count - _KEPT_STEPS), ()):
+            del self._marker_names[id(marker)]
+        return count
+
+    def name(self, block: Block) -> Name:
+        """Raises `UnnamedError`."""
+        return self._relative(self._names.get(id(block)))
+
+    def marker_name(self, marker: Marker) -> Name:
+        """Raises `UnnamedError` for a marker of long ago, or from before the soak."""
+        return self._relative(self._marker_names.get(id(marker)))
+
+    def _relative(self, name: tuple[int, int, int] | None) -> Name:
+        if name is None:
+            raise UnnamedError
+        structure, count, place = name
+        return Name(structure, self.counts[structure] - count + 1 if structure != BEFORE else 0, place)
+
+    def block(self, name: Name) -> Block:
+        """The block that is called so now. Raises KeyError."""
+        return self._blocks[self._absolute(name)]
+
+    def marker(self, name: Name) -> Marker:
+        """The marker that is called so now. Raises KeyError."""
+        structure, count, place = self._absolute(name)
+        return self._markers[structure, count][place]
+
+    def _absolute(self, name: Name) -> tuple[int, int, int]:
+        count = 0 if name.structure == BEFORE else self.counts[name.structure] - name.ago + 1
+        return name.structure, count, name.place
+
+    def moment(self) -> Moment:
+        """What the program is like now."""
+        return Moment(self.last, hash(frozenset(map(self._relative, self._blocks))))
+
+    def alive(self) -> list[Block]:
+        """All blocks that are held now."""
+        return list(self._blocks.values())
+
+    def kept_markers(self) -> dict[tuple[int, int], list[Marker]]:
+        """Markers by structure and how many steps ago (1: the last of that structure)."""
+        return {
+            (structure, self.counts[structure] - count + 1): markers
+            for (structure, count), markers in self._markers.items()
+        }
+
+    def replace_markers(self, structure: int, ago: int, markers: list[Marker]) -> None:
+        """Other objects for the same points: the program's own, brought up to date."""
+        count = self.counts[structure] - ago + 1
+        for place, (old, new) in enumerate(zip(self._markers[structure, count], markers, strict=True)):
+            self._marker_names.pop(id(old), None)
+            new.time = old.time
+            self._marker_names[id(new)] = (structure, count, place)
+        self._markers[structure, count] = markers

@@ -1,0 +1,221 @@
+"""What the sanitizer reports: each pair of places once, with the number of repetitions.
+
+* ``race``: two accesses of the same bytes, one a write, that nothing orders.
+* ``use_after_free``: the same through the allocator; the bytes were freed, handed out again and used while
+  the old owner's work may still run.
+* ``read_before_ready``: memory that a copy or collective in flight reads or writes is used before its end is
+  waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fsdpbench.sim.followers.sanitizer.clocks import HOST
+from fsdpbench.sim.followers.sanitizer.places import frames, is_in_module, own_line
+from fsdpbench.sim.followers.sanitizer.shadow import Operation, Stack
+from fsdpbench.sim.model.trace_records import trace_stream
+
+
+class Kind(StrEnum):
+    """What is wrong between two accesses."""
+
+    RACE = "race"
+    USE_AFTER_FREE = "use_after_free"
+    READ_BEFORE_READY = "read_before_ready"
+
+
+@dataclass
+class Access:
+    """One side of a finding; ``stream`` as a reader knows it."""
+
+    operation: Operation
+    writes: bool
+    forward: Stack | None
+    stream: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        told: dict[str, Any] = {
+            "operation": self.operation.name,
+            "access": "write" if self.writes else "read",
+            "stream": self.stream,
+            "unit": _unit(self.operation),
+            "phase": phase(self.operation),
+            "step": self.operation.step,
+            "line": own_line(self.operation.stack),
+            "stack": frames(self.operation.stack),
+        }
+        if self.forward is not None:
+            told["forward_line"] = own_line(self.forward)
+            told["forward_stack"] = frames(self.forward)
+        return told
+
+
+@dataclass
+class Finding:
+    """Two accesses that nothing orders. ``bytes``: the most that they shared, ``role`` is of those."""
+
+    kind: Kind
+    first: Access
+    second: Access
+    bytes: int
+    role: str
+    count: int = 1
+
+    @property
+    def hint(self) -> str:
+        """The usual fix."""
+        return _hint(self.kind, self.first, self.second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        return {
+            "kind": self.kind.value,
+            "count": self.count,
+            "bytes": self.bytes,
+            "role": self.role,
+            "first": self.first.to_dict(),
+            "second": self.second.to_dict(),
+            "hint": self.hint,
+        }
+
+
+class Findings:
+    """All findings, in the order in which they were met."""
+
+    def __init__(self, names: StreamNames) -> None:
+        self._names = names
+        self._found: dict[tuple[Any, ...], Finding] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Any:
+        return iter(self._found.values())
+
+    def add(
+        self,
+        old: Operation,
+        wrote: bool,
+        new: Operation,
+        writes: bool,
+        shared: int,
+        freed: bool,
+        forward: tuple[Stack | None, ...],
+        role: str | None = None,
+    ) -> None:
+        """Two accesses are not ordered; ``freed``: the old one was by a former owner of the bytes; ``role``:
+        what they belong to, as far as it is known.
+        """
+        kind = _kind(old, new, freed)
+        key = (kind, old.name, old.stack, wrote, new.name, new.stack, writes)
+        known = self._found.get(key)
+        if known is not None:
+            known.count += 1
+            if shared > known.bytes or (role is not None and shared == known.bytes):
+                known.bytes, known.role = shared, _role(kind, known.first, known.second, role)
+            return
+        first = Access(old, wrote, forward[0], self._names.of(old))
+        second = Access(new, writes, forward[1], self._names.of(new))
+        self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second, role))
+
+    def to_dict(self) -> dict[str, Any]:
+        """``counts`` by kind (repetitions included) and ``findings``."""
+        counts = {kind.value: 0 for kind in Kind}
+        for finding in self._found.values():
+            counts[finding.kind.value] += finding.count
+        return {"counts": counts, "findings": [finding.to_dict() for finding in self._found.values()]}
+
+
+def _kind(old: Operation, new: Operation, freed: bool) -> Kind:
+    if freed:
+        return Kind.USE_AFTER_FREE
+    if HOST in (old.agent, new.agent) or old.collective:
+        return Kind.READ_BEFORE_READY
+    return Kind.RACE
+
+
+def phase(operation: Operation) -> str:
+    """Where in a training step an operation was: ``forward`` is inside of a module's call."""
+    for scope in reversed(operation.scopes):
+        if scope.startswith("Optimizer.step"):
+            return "optimizer"
+        if scope.startswith("Optimizer.zero_grad"):
+            return "zero_grad"
+    if operation.in_backward:
+        return "backward"
+    return "forward" if is_in_module(operation.stack) else "outside the model"
+
+
+def _unit(operation: Operation) -> str | None:
+    """The FSDP unit, by the newest span that names one."""
+    for scope in reversed(operation.scopes):
+        if scope.startswith("FSDP"):
+            return scope
+    return None
+
+
+def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
+    """What the bytes are, as far as it is known or the two accesses tell."""
+    if known is not None:
+        return known
+    for access in (first, second):
+        name = access.operation.name
+        if access.operation.agent != HOST and name in _COLLECTIVES:
+            return f"{name.replace('_', '-')} {'output' if access.writes else 'input'}"
+    if any(access.operation.name.startswith("copy ") for access in (first, second)):
+        return "tensor of the host" if HOST in (first.operation.agent, second.operation.agent) else "tensor"
+    return "memory handed out again" if kind is Kind.USE_AFTER_FREE else "tensor"
+
+
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
+
+
+def _hint(kind: Kind, first: Access, second: Access) -> str:
+    old, new = short_name(first.stream), short_name(second.stream)
+    if first.operation.collective:
+        if kind is Kind.USE_AFTER_FREE:
+            return "call wait() on the collective's Work before the last reference to its tensors goes"
+        return "call wait() on the collective's Work before its tensors are used again"
+    if kind is Kind.USE_AFTER_FREE:
+        return (
+            f"the first tensor was freed while {old} may still use it: call tensor.record_stream() with "
+            f"{old} before its last reference goes, or keep the tensor until an event after its last use is "
+            "waited for"
+        )
+    if HOST in (first.operation.agent, second.operation.agent):
+        return (
+            "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU continues"
+        )
+    return (
+        f"let {new} wait for {old} before the second access: wait_stream(), or an event that is recorded "
+        "after the first access"
+    )
+
+
+class StreamNames:
+    """Knows where streams were made, or what made them for itself."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Stack | str] = {}
+
+    def made(self, stream: int, by: Stack | str) -> None:
+        """A stream was made: where, or what for."""
+        self._made[stream] = by
+
+    def of(self, operation: Operation) -> str:
+        """``CPU``, ``stream 7 (default)``, ``stream 20 (made at train.py:9)``."""
+        if operation.agent == HOST:
+            return "CPU"
+        number = operation.agent - 1
+        by = self._made.get(number, "default" if number == 0 else "")
+        what = by if isinstance(by, str) else f"made at {own_line(by)}"
+        return f"stream {trace_stream(number)}{f' ({what})' if what else ''}"
+
+
+def short_name(name: str) -> str:
+    """``stream 20``: without what it is."""
+    return name.partition(" (")[0]

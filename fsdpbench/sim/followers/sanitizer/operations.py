@@ -1,0 +1,219 @@
+"""Operations that use memory: where the program launches them, and which bytes each of them touches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.followers.sanitizer.clocks import HOST, Clock, Clocks
+from fsdpbench.sim.followers.sanitizer.findings import Findings
+from fsdpbench.sim.followers.sanitizer.regions import region_of
+from fsdpbench.sim.followers.sanitizer.shadow import BlockShadow, FreedMemory, Operation, Stack, Stacks
+from fsdpbench.sim.torch_device.followed import Region
+from fsdpbench.sim.torch_device.pinned import with_memory
+from fsdpbench.sim.torch_device.storage import Lent, record_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.torch_internals import current_autograd_node, current_graph_task_id, get_sequence_nr
+
+
+class Operations:
+    """Makes operations and follows what they use.
+
+    ``step``: steps of optimizers so far. ``scopes``: the profiler's spans that are open. ``count``: uses of
+    memory that were followed.
+    """
+
+    def __init__(self, clocks: Clocks, device_memory: DeviceMemory, findings: Findings) -> None:
+        self.stacks = Stacks()
+        self.roles = Roles()
+        self.scopes: tuple[str, ...] = ()
+        self.step = self.count = 0
+        self.clocks = clocks
+        self._device_memory = device_memory
+        self._findings = findings
+        self._forward = ForwardStacks()
+        self._touched: torch.Tensor | None = None
+
+    def launched(self, stream: int, name: str, skip: int = 1) -> Operation:
+        """New work that is launched on a stream; ``skip``: frames between the caller and what launches."""
+        stack = self.stacks.here(skip + 1)
+        return self._placed(Operation(stream + 1, self.clocks.start(stream), name, stack))
+
+    def on_host(self, name: str, skip: int = 1) -> Operation:
+        """The CPU touches memory itself."""
+        stack = self.stacks.here(skip + 1)
+        return self._placed(Operation(HOST, self.clocks.start_on_host(), name, stack))
+
+    def _placed(self, operation: Operation) -> Operation:
+        operation.scopes = self.scopes
+        operation.step = self.step
+        if current_graph_task_id() == -1:
+            self._forward.note(operation.stack)
+        else:
+            operation.in_backward = True
+            operation.node = self._forward.current_node(operation)
+        return operation
+
+    def use(self, operation: Operation, tensor: torch.Tensor, writes: bool) -> None:
+        """An operation reads or writes a tensor of the device."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if not is_on_device(tensor):
+            return
+        region = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+        if region is not None:
+            self.touch(operation, tensor, region, writes)
+
+    def touch(self, operation: Operation, tensor: torch.Tensor, region: Region, writes: bool) -> None:
+        """An operation reads or writes a region of a tensor's."""
+        record: Any = record_of(tensor.untyped_storage())
+        block, offset = (None, 0) if record is None else (record.block, 0)
+        while isinstance(block, Lent):
+            offset += block.offset
+            lender: Any = None if block.lender is None else record_of(block.lender)
+            block = None if lender is None else lender.block
+        if block is None:
+            return
+        self.count += 1
+        self._touched = tensor
+        shadow = self._device_memory.shadow_of(block.address, block.size)
+        clock = self.clocks.of_stream(operation.agent - 1)
+        shadow.access(at(block.address + offset, region), operation, writes, clock, self.report)
+        self._touched = None  # one more reference would let autograd copy gradients
+
+    def report(
+        self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int, freed: bool
+    ) -> None:
+        """Two operations that share ``shared`` bytes are not ordered."""
+        stacks = tuple(self._forward.stack_of(each.node) for each in (old, new))
+        role = None if self._touched is None else self.roles.of(self._touched)
+        self._findings.add(old, wrote, new, writes, shared, freed, stacks, role)
+
+
+class Roles:
+    """Knows the optimizers that have made a step."""
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer makes a step."""
+        self._optimizers.add(optimizer)
+
+    def of(self, tensor: torch.Tensor) -> str | None:
+        """The role of a tensor's memory, with the shape of the parameter that it belongs to."""
+        wanted = tensor.untyped_storage().data_ptr()
+        if not wanted:
+            return None
+        for optimizer in self._optimizers:
+            for parameter, name, value in _tensors(optimizer):
+                if value.device == tensor.device and value.untyped_storage().data_ptr() == wanted:
+                    return f"{name} ({' x '.join(map(str, parameter.shape)) or 'scalar'})"
+        return None
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            named = [("parameter", parameter), ("gradient", parameter.grad)]
+            named += [
+                (f"optimizer state {name}", each) for name, each in optimizer.state.get(parameter, {}).items()
+            ]
+            for name, value in named:
+                if isinstance(value, torch.Tensor):
+                    for part in with_memory(value):
+                        yield parameter, name, part
+
+
+# Which forward operator a node of backward belongs to: by the sequence numbers that autograd gives.
+# Autograd numbers the nodes that forward makes, one after another. The node that backward is in has the
+# number of its forward operator, whose Python stack says more than backward's own.
+
+_MOST = 1 << 18
+_ACCUMULATES = 1 << 62
+"""Nodes that accumulate gradients have the greatest number there is."""
+
+
+class ForwardStacks:
+    """Stacks of the newest forward operators that made nodes, by sequence number."""
+
+    def __init__(self) -> None:
+        self._next = get_sequence_nr()
+        self._stacks: dict[int, Stack] = {}
+
+    def note(self, stack: Stack) -> None:
+        """An operator was called; nodes that were made since the last one are its."""
+        following = get_sequence_nr()
+        for number in range(max(self._next, following - 8), following):
+            self._stacks[number] = stack
+        self._next = following
+        if len(self._stacks) > _MOST:
+            for number in list(self._stacks)[: _MOST // 2]:
+                del self._stacks[number]
+
+    def current_node(self, operation: Operation) -> int:
+        """The number of the node that backward is in; -1 where it is in none."""
+        node = current_autograd_node()
+        if node is None:
+            return -1
+        number: int = node._sequence_nr()
+        if get_sequence_nr() != self._next:  # a forward inside backward: activation checkpointing
+            self.note(operation.stack)
+        return number if number < _ACCUMULATES else -1
+
+    def stack_of(self, node: int) -> Stack | None:
+        """Where forward made a node, as far as it is known."""
+        return self._stacks.get(node)
+
+
+class DeviceMemory:
+    """Follows the allocator's blocks. ``clocks`` say what is ordered when."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._blocks: dict[int, BlockShadow] = {}
+        self._freed = FreedMemory()
+        # Blocks that were freed while events are outstanding: their size, and what the events order.
+        self._released: dict[int, tuple[int, Clock]] = {}
+
+    def allocated(self, address: int, size: int) -> None:
+        """A block is handed out: what was done with its bytes before has to be over before its first use."""
+        self._blocks[address] = BlockShadow(
+            address, address + size, self._freed.take(address, address + size)
+        )
+
+    def freed(self, address: int) -> None:
+        """A block is given back; its bytes may be handed out again immediately."""
+        shadow = self._blocks.pop(address, None)
+        if shadow is not None and (shadow.cells or shadow.strided):
+            self._freed.add(shadow.leave(self._clocks.host))
+
+    def events_recorded(self, address: int, size: int, streams: Iterable[int]) -> None:
+        """A freed block waits for events on other streams: they order its bytes, and nothing else."""
+        order: Clock = []
+        for stream in streams:
+            for agent, epoch in enumerate(self._clocks.record(stream)):
+                if agent >= len(order):
+                    order.append(epoch)
+                else:
+                    order[agent] = max(order[agent], epoch)
+        self._released[address] = (size, order)
+
+    def events_passed(self, address: int) -> None:
+        """The last of a freed block's events has passed."""
+        size, order = self._released.pop(address, (0, []))
+        self._freed.forget_ordered(address, address + size, order)
+
+    def shadow_of(self, address: int, size: int) -> BlockShadow:
+        """The history of a block that is held."""
+        shadow = self._blocks.get(address)
+        if shadow is None:
+            shadow = self._blocks[address] = BlockShadow(address, address + size)
+        return shadow
+
+
+def at(address: int, region: Region) -> Region:
+    """A region of a storage, as addresses."""
+    return Region(address + region.start, address + region.end, region.runs)

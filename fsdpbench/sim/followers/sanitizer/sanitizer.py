@@ -1,0 +1,238 @@
+"""The sanitizer: proves that every use of memory is ordered, or names the two uses that are not.
+
+A simulated run shows one timing, a real GPU another every time. The sanitizer looks at neither: it follows
+what the program *asked for*. Two uses of the same bytes, one of them a write, need a chain of launches,
+events, waits and synchronisations between them; where there is none, some timing on some GPU breaks it.
+
+    kernels, copies, collectives ─> Operation ─> device_memory.py, host_memory.py ─> findings.py
+    events, waits, queries       ─> clocks.py         (who touched these bytes?)      (what to report)
+
+`Simulation.start(…, sanitize=True)` makes one. Without it nothing of this is there: timeline and allocator
+are the plain classes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.followers.sanitizer.clocks import Clocks
+from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames
+from fsdpbench.sim.followers.sanitizer.host_memory import HostMemory
+from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, Operations
+from fsdpbench.sim.followers.sanitizer.places import frames
+from fsdpbench.sim.followers.sanitizer.shadow import Operation, Stack
+from fsdpbench.sim.followers.sanitizer.synchronisations import Synchronisations
+from fsdpbench.sim.followers.sanitizer.uses import uses_of
+from fsdpbench.sim.model.timeline import Marker
+from fsdpbench.sim.torch_device.followed import Region, Use
+from fsdpbench.sim.torch_device.storage import Lent, record_of
+from fsdpbench.torch_internals import set_is_profiler_enabled
+
+
+class Sanitizer:
+    """Follows one simulation. ``findings`` and ``to_dict`` say what it found."""
+
+    def __init__(self) -> None:
+        self.clocks = Clocks()
+        self.device_memory = DeviceMemory(self.clocks)
+        self.stream_names = StreamNames()
+        self.findings = Findings(self.stream_names)
+        self.operations = Operations(self.clocks, self.device_memory, self.findings)
+        self.host_memory = HostMemory(self.operations)
+        self._synchronisations = Synchronisations(self.operations.stacks)
+        self._collectives = CollectiveOrder()
+        self._newest: Operation | None = None
+
+    @property
+    def accesses(self) -> int:
+        """Uses of memory that were followed."""
+        return self.operations.count
+
+    def begin(self) -> None:
+        """Follow from now on. FSDP labels its work as for a profiler."""
+        self.host_memory.mode.__enter__()
+        set_is_profiler_enabled(True)
+
+    def end(self) -> None:
+        """Follow no more."""
+        self.host_memory.mode.__exit__(None, None, None)
+        set_is_profiler_enabled(False)
+
+    # ------------------------------------------------------------------------------------------ what is done
+
+    def uses_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
+        """What a call reads and writes, found out once for each plan."""
+        return uses_of(operator, args, kwargs)
+
+    def kernel(
+        self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
+    ) -> None:
+        """An operator is about to be launched: its arguments, and new tensors that it returns."""
+        operation = self._newest = self.operations.launched(stream, name, skip=3)
+        for index, region, writes in uses:
+            self.operations.touch(operation, tensors[index], region, writes)
+        for output in outputs:
+            self.operations.use(operation, output, True)
+
+    def workspaces(self, stream: int, blocks: Sequence[Any]) -> None:
+        """The newest kernel writes memory of its own."""
+        operation = self._newest
+        if operation is None:
+            return
+        for block in blocks:
+            shadow = self.device_memory.shadow_of(block.address, block.size)
+            region = Region(block.address, block.address + block.size)
+            shadow.access(region, operation, True, self.clocks.of_stream(stream), self.operations.report)
+
+    def collective(
+        self,
+        stream: int,
+        kind: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        awaited: bool,
+        group: Any,
+    ) -> None:
+        """A collective is about to be queued; ``awaited``: its caller has to wait for its work."""
+        operation = self.operations.launched(stream, kind, skip=3)
+        operation.collective = awaited
+        self._collectives.note(self.operations.step, kind, group, inputs, outputs, operation.stack)
+        written = {id(tensor) for tensor in outputs}
+        for tensor in inputs:
+            if id(tensor) not in written:
+                self.operations.use(operation, tensor, False)
+        for tensor in outputs:
+            self.operations.use(operation, tensor, True)
+
+    def host_copy(self, stream: int, kind: str, device: Any, host: Any, *, blocking: bool) -> None:
+        """A copy over the host link is about to be queued; tensors that do not exist as such are None.
+        ``blocking``: the CPU waits for it."""
+        operation = self.operations.launched(stream, f"copy {kind}", skip=3)
+        to_host = kind == "DtoH"
+        if device is not None:
+            self.operations.use(operation, device, not to_host)
+        if host is not None:
+            self.host_memory.touched_by_device(operation, host, writes=to_host, blocking=blocking)
+
+    def host_reads(self, tensor: torch.Tensor, name: str) -> None:
+        """Python reads a tensor of the host past torch's operators (`numpy`, `tolist`, saving)."""
+        if not self.host_memory.is_empty:
+            self.host_memory.touched_by_host(tensor, name, writes=False)
+
+    def stream_made(self, stream: int, what: str = "") -> None:
+        """A stream was made: by the program, or for ``what``."""
+        self.stream_names.made(stream, what or self.operations.stacks.here(2))
+
+    # ---------------------------------------------------------------------------------------- what orders it
+
+    def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Marker) -> None:
+        """The process group has seen that a collective is done, and lets its tensors go: that orders their
+        bytes, as the events that the allocator sees."""
+        for tensor in tensors:
+            record: Any = record_of(tensor.untyped_storage())
+            block = None if record is None else record.block
+            if block is not None and not isinstance(block, Lent):
+                self.device_memory.shadow_of(block.address, block.size).forget_ordered(marker.clock)
+
+    def stream_waits(self, stream: int, marker: Marker) -> None:
+        """A stream waits for an event."""
+        if marker.stream != stream:
+            self._synchronisations.note("wait", self.clocks.wait(stream, marker.clock))
+
+    def host_waits(self, marker: Marker) -> None:
+        """The CPU waits for an event."""
+        self._synchronisations.note("synchronize", self.clocks.wait_on_host(marker.clock))
+
+    def host_waits_for_all(self) -> None:
+        """The CPU waits for the device."""
+        self._synchronisations.note("synchronize", self.clocks.wait_for_all())
+
+    def query_was_true(self, marker: Marker) -> None:
+        """The program asked whether an event has passed, and it had."""
+        self._synchronisations.note("query", self.clocks.wait_on_host(marker.clock))
+
+    # --------------------------------------------------------------------------------- where the program is
+
+    def enter(self, scope: str) -> None:
+        """A span of the profiler begins."""
+        self.operations.scopes = (*self.operations.scopes, scope)
+
+    def leave(self, scope: str) -> None:
+        """A span of the profiler ends."""
+        scopes = self.operations.scopes
+        if scope in scopes:  # with those inside it that were never left
+            self.operations.scopes = scopes[: len(scopes) - 1 - scopes[::-1].index(scope)]
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
+        self.operations.step += 1
+        self.operations.roles.note(optimizer)
+        self._collectives.step_ended()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was found, as ``result.json`` holds it."""
+        return {
+            **self.findings.to_dict(),
+            "hints": [*self._synchronisations.hints(), *self._collectives.hints()],
+            "accesses": self.accesses,
+            "queries_that_ordered": self._synchronisations.ordering_queries,
+        }
+
+
+# Whether like steps call the same collectives in the same order.
+# Ranks that call them in different orders hang. One rank cannot show that, but an order that changes from
+# step to step on one rank (a set that is iterated, hooks that fire as gradients arrive) will one day differ
+# between ranks.
+
+_Call = tuple[str, str, int, int]
+
+
+class CollectiveOrder:
+    """The sequence of collectives of the step that runs, held against the last like one."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._stacks: list[Stack] = []
+        # By what was called, in any order: the order, and how often it was another.
+        self._known: dict[frozenset[tuple[_Call, int]], list[_Call]] = {}
+        self._changes: list[dict[str, Any]] = []
+
+    def note(
+        self, step: int, kind: str, group: Any, inputs: Sequence[Any], outputs: Sequence[Any], stack: Stack
+    ) -> None:
+        """A collective is called."""
+        sizes = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
+        self._calls.append((kind, str(group), *sizes))
+        self._stacks.append(stack)
+
+    def step_ended(self) -> None:
+        """The step's collectives are complete."""
+        calls, stacks = self._calls, self._stacks
+        self._calls, self._stacks = [], []
+        like = frozenset(Counter(calls).items())
+        known = self._known.setdefault(like, calls)
+        if known == calls or len(self._changes) >= 5:
+            return
+        index = next(i for i, (before, now) in enumerate(zip(known, calls, strict=True)) if before != now)
+        self._changes.append(
+            {
+                "kind": "collective_order",
+                "count": 1,
+                "stack": frames(stacks[index]),
+                "hint": f"call {index + 1} of the step is {_told(calls[index])}, in an earlier step that "
+                f"calls the same collectives it was {_told(known[index])}: ranks whose orders differ hang",
+            }
+        )
+
+    def hints(self) -> list[dict[str, Any]]:
+        """The first differences that were found."""
+        return list(self._changes)
+
+
+def _told(call: _Call) -> str:
+    return f"{call[0]} of {call[2]} elements in group {call[1]}"

@@ -1,0 +1,310 @@
+"""Who touched which bytes last: the shadow of one memory, and the check of each new access against it.
+
+Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A block
+that is handed out has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write
+and the reads since::
+
+    block   | cell: written by k7, read by k9 | cell: written by all-gather |        |
+    freed   v
+    past    | k7, k9                          | all-gather                  |          kept by address
+
+When the allocator hands out these bytes again, the first access of the new owner must be ordered after those
+of the old one: `Cell.past` holds them until then. What the CPU knows to be done orders everything that comes,
+and is dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+
+from fsdpbench.sim.followers.sanitizer.clocks import Clock, is_ordered
+from fsdpbench.sim.followers.sanitizer.regions import overlap
+from fsdpbench.sim.torch_device.followed import Region
+
+Stack = tuple[tuple[CodeType, int], ...]
+"""Frames from the innermost outwards: code and the index of its instruction."""
+
+_DEEPEST = 120
+
+
+class Operation:
+    """A kernel, a copy, a collective or an access of the CPU. One object stands for all tensors of a call.
+
+    ``agent`` and ``epoch`` as in `clocks.py`. ``scopes`` are the profiler's spans around it, outermost first;
+    ``node`` is the sequence number of the autograd node that backward was in, -1 outside of backward;
+    ``collective`` says whether it is a collective that its caller has to wait for.
+    """
+
+    __slots__ = ("agent", "collective", "epoch", "in_backward", "name", "node", "scopes", "stack", "step")
+
+    def __init__(self, agent: int, epoch: int, name: str, stack: Stack) -> None:
+        self.agent = agent
+        self.epoch = epoch
+        self.name = name
+        self.stack = stack
+        self.scopes: tuple[str, ...] = ()
+        self.step = 0
+        self.node = -1
+        self.in_backward = False
+        self.collective = False
+
+
+class Stacks:
+    """Python stacks, one object for equal ones: a training loop has few that differ."""
+
+    def __init__(self) -> None:
+        self._known: dict[Stack, Stack] = {}
+
+    def here(self, skip: int) -> Stack:
+        """The stack of the caller, without its ``skip`` innermost frames."""
+        frame: FrameType | None = sys._getframe(skip + 1)
+        found: list[tuple[CodeType, int]] = []
+        while frame is not None and len(found) < _DEEPEST:
+            found.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        stack = tuple(found)
+        return self._known.setdefault(stack, stack)
+
+
+Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
+"""Told of an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the bytes
+had another owner then."""
+
+_MOST_STRIDED = 1024
+"""Of more accesses to regions with holes (a loop over columns) the oldest are forgotten."""
+
+
+Past = tuple[Operation, bool, Region | None]
+"""What a former owner did: the operation, whether it wrote, where (None: everywhere)."""
+
+
+class Cell:
+    """Bytes that have the same history; ``past`` is that of former owners."""
+
+    __slots__ = ("end", "past", "reads", "start", "write")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.write: Operation | None = None
+        self.reads: dict[int, Operation] = {}
+        self.past: list[Past] = []
+
+    def cut(self, at: int) -> Cell:
+        """The part behind ``at``, as a cell of its own."""
+        rest = Cell(at, self.end)
+        rest.write, rest.reads, rest.past = self.write, dict(self.reads), list(self.past)
+        self.end = at
+        return rest
+
+    def history(self, host: Clock) -> list[Past]:
+        """The newest read and write of each agent that the CPU does not know to be done."""
+        found: list[Past] = [*self.past, *((read, False, None) for read in self.reads.values())]
+        if self.write is not None:
+            found.append((self.write, True, None))
+        newest: dict[tuple[int, bool, Region | None], Operation] = {}
+        for old, wrote, where in found:
+            if not is_ordered(old.agent, old.epoch, host):
+                known = newest.get((old.agent, wrote, where))
+                if known is None or known.epoch < old.epoch:
+                    newest[old.agent, wrote, where] = old
+        return [(old, wrote, where) for (_, wrote, where), old in newest.items()][-_MOST_STRIDED:]
+
+
+class BlockShadow:
+    """The history of one block (or of a tensor of the host) from address ``start`` to ``end``."""
+
+    __slots__ = ("cells", "end", "start", "starts", "strided")
+
+    def __init__(self, start: int, end: int, cells: Iterable[Cell] = ()) -> None:
+        self.start = start
+        self.end = end
+        self.cells: list[Cell] = list(cells)
+        self.starts = [cell.start for cell in self.cells]
+        # Accesses to regions with holes: (region, operation, whether it wrote).
+        self.strided: list[tuple[Region, Operation, bool]] = []
+
+    def access(self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict) -> None:
+        """``new`` reads or writes a region (of addresses); what it conflicts with is reported."""
+        if self.strided:
+            self._meet_strided(region, new, writes, clock, report)
+        if region.runs is not None:
+            for cell in self._overlapping(region.start, region.end):
+                shared = overlap(region, Region(cell.start, cell.end))
+                if shared:
+                    _check(cell, new, writes, clock, report, shared, region)
+            self._keep_strided(region, new, writes, clock)
+            return
+        for cell in self._covering(region.start, region.end):
+            _check(cell, new, writes, clock, report, cell.end - cell.start, Region(cell.start, cell.end))
+            if writes:
+                cell.write = new
+                if cell.reads:
+                    cell.reads = {}
+                if cell.past:
+                    cell.past = []
+            else:
+                cell.reads[new.agent] = new
+        if writes:
+            self._join(region.start, region.end)
+
+    def _overlapping(self, start: int, end: int) -> list[Cell]:
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        return [
+            cell
+            for cell in self.cells[first : bisect_left(self.starts, end)]
+            if cell.start < end and start < cell.end
+        ]
+
+    def _covering(self, start: int, end: int) -> list[Cell]:
+        """Cells that together are exactly these bytes; others are cut, and gaps filled."""
+        starts = self.starts
+        index = bisect_left(starts, start)
+        if index < len(starts) and starts[index] == start and self.cells[index].end == end:
+            return [self.cells[index]]
+        for edge in (start, end):
+            index = bisect_left(starts, edge)
+            if index and (before := self.cells[index - 1]).end > edge:
+                self._insert(before.cut(edge))
+        index = bisect_left(starts, start)
+        found, position = [], start
+        while position < end:
+            cell = self.cells[index] if index < len(self.cells) else None
+            if cell is None or cell.start > position:
+                cell = Cell(position, end if cell is None else min(cell.start, end))
+                self._insert(cell)
+            found.append(cell)
+            position = cell.end
+            index += 1
+        return found
+
+    def _insert(self, cell: Cell) -> None:
+        index = bisect_left(self.starts, cell.start)
+        self.starts.insert(index, cell.start)
+        self.cells.insert(index, cell)
+
+    def _join(self, start: int, end: int) -> None:
+        """One cell instead of several that one operation has written."""
+        first, last = bisect_left(self.starts, start), bisect_left(self.starts, end)
+        if last - first > 1:
+            self.cells[first].end = end
+            del self.cells[first + 1 : last], self.starts[first + 1 : last]
+
+    def _meet_strided(
+        self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict
+    ) -> None:
+        kept = []
+        for entry in self.strided:
+            where, old, wrote = entry
+            if (writes or wrote) and not is_ordered(old.agent, old.epoch, clock):
+                shared = overlap(region, where)
+                if shared:
+                    report(old, wrote, new, writes, shared, False)
+            elif writes and region.runs is None and region.start <= where.start and where.end <= region.end:
+                continue  # the new write stands for it
+            kept.append(entry)
+        self.strided = kept
+
+    def _keep_strided(self, region: Region, new: Operation, writes: bool, clock: Clock) -> None:
+        kept = [
+            entry
+            for entry in self.strided
+            if not (
+                entry[0] == region
+                and entry[2] <= writes
+                and is_ordered(entry[1].agent, entry[1].epoch, clock)
+            )
+        ]
+        if len(kept) >= _MOST_STRIDED:
+            del kept[: _MOST_STRIDED // 8]
+        self.strided = [*kept, (region, new, writes)]
+
+    def forget_ordered(self, clock: Clock) -> None:
+        """What comes before ``clock`` is done for certain."""
+        for cell in self.cells:
+            cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
+            cell.reads = {k: v for k, v in cell.reads.items() if not is_ordered(v.agent, v.epoch, clock)}
+            if cell.write is not None and is_ordered(cell.write.agent, cell.write.epoch, clock):
+                cell.write = None
+        self.strided = [each for each in self.strided if not is_ordered(each[1].agent, each[1].epoch, clock)]
+
+    def leave(self, host: Clock) -> list[Cell]:
+        """The owner gives the bytes back: what the next one has to be ordered after."""
+        left = []
+        for cell in self.cells:
+            history = cell.history(host)
+            if history:
+                kept = Cell(cell.start, cell.end)
+                kept.past = history
+                left.append(kept)
+        if self.strided:
+            whole = BlockShadow(self.start, self.end, left)
+            for region, old, wrote in self.strided:
+                if not is_ordered(old.agent, old.epoch, host):
+                    for cell in whole._covering(region.start, region.end):
+                        cell.past.append((old, wrote, region))
+            left = whole.cells
+        return left
+
+
+class FreedMemory:
+    """What former owners did with bytes that are free now, by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._cells: dict[int, Cell] = {}
+
+    def add(self, cells: Iterable[Cell]) -> None:
+        """A block was given back."""
+        for cell in cells:
+            insort(self._starts, cell.start)
+            self._cells[cell.start] = cell
+
+    def take(self, start: int, end: int) -> list[Cell]:
+        """The bytes are handed out again."""
+        starts = self._starts
+        if not starts:
+            return []
+        first = bisect_left(starts, start)
+        if first and self._cells[starts[first - 1]].end > start:
+            self.add([self._cells[starts[first - 1]].cut(start)])
+            first = bisect_left(starts, start)
+        last = bisect_left(starts, end, first)
+        if last > first and self._cells[starts[last - 1]].end > end:
+            self.add([self._cells[starts[last - 1]].cut(end)])
+        found = [self._cells.pop(where) for where in starts[first:last]]
+        del starts[first:last]
+        return found
+
+    def forget_ordered(self, start: int, end: int, clock: Clock) -> None:
+        """An event passed that orders these bytes: accesses before it are done."""
+        left = []
+        for cell in self.take(start, end):
+            cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
+            if cell.past:
+                left.append(cell)
+        self.add(left)
+
+
+def _check(
+    cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int, touched: Region
+) -> None:
+    """Report the accesses to a cell that must come before ``new``, which touches ``shared`` bytes of it, and
+    need not.
+    """
+    old = cell.write
+    if old is not None and not is_ordered(old.agent, old.epoch, clock):
+        report(old, True, new, writes, shared, False)
+    if writes and cell.reads:
+        for read in cell.reads.values():
+            if not is_ordered(read.agent, read.epoch, clock):
+                report(read, False, new, writes, shared, False)
+    if cell.past:
+        for old, wrote, where in cell.past:
+            if (writes or wrote) and not is_ordered(old.agent, old.epoch, clock):
+                both = shared if where is None else overlap(where, touched)
+                if both:
+                    report(old, wrote, new, writes, both, True)

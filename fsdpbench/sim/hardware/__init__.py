@@ -1,1 +1,0 @@
-"""Hardware profiles and what follows from them: sections, files, the network."""

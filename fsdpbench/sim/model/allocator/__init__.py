@@ -1,0 +1,28 @@
+"""The caching allocator of the simulated device: the behaviour of CUDA's, with simulated time."""
+
+from fsdpbench.sim.model.allocator.caching import CachingAllocator
+from fsdpbench.sim.model.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts
+from fsdpbench.sim.model.allocator.snapshot import dump_snapshot, take_snapshot
+from fsdpbench.sim.model.allocator.types import (
+    AllocatorAction,
+    AllocatorClock,
+    AllocatorEvent,
+    AllocatorListener,
+    Block,
+    SimOutOfMemoryError,
+)
+
+__all__ = [
+    "AllocatorAction",
+    "AllocatorClock",
+    "AllocatorConf",
+    "AllocatorConfError",
+    "AllocatorCosts",
+    "AllocatorEvent",
+    "AllocatorListener",
+    "Block",
+    "CachingAllocator",
+    "SimOutOfMemoryError",
+    "dump_snapshot",
+    "take_snapshot",
+]

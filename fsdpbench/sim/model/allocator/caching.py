@@ -1,0 +1,399 @@
+"""The caching allocator: how blocks are found, split, freed, merged and given back.
+
+A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written for simulated time.
+    malloc ── free block of this stream that fits best? ── yes ──> split off what is too much
+                 │ no
+                 ├─ garbage collection (if a memory fraction is set), a new segment from the driver
+                 ├─ give back enough large cached blocks (only with max_split_size), try again
+                 └─ wait for events, free all cached blocks, try again (an alloc retry); else out of memory
+
+    free ──── used on other streams (`record_stream`)? ── no ──> merge with free neighbours, back to its pool
+                 │ yes
+                 └─ an event on each; *active* until a later malloc finds all of them passed
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
+from fsdpbench.sim.model.allocator.driver import DeviceMemory
+from fsdpbench.sim.model.allocator.expandable import (
+    MIN_BLOCK,
+    SMALL_SIZE,
+    BlockPool,
+    ExpandableSegments,
+    block_size,
+    merge,
+    segment_size,
+    split_front,
+)
+from fsdpbench.sim.model.allocator.messages import out_of_memory
+from fsdpbench.sim.model.allocator.reclaim import collect_garbage, oversize_to_release
+from fsdpbench.sim.model.allocator.stats import AllocatorStats
+from fsdpbench.sim.model.allocator.types import (
+    AllocatorAction,
+    AllocatorClock,
+    AllocatorEvent,
+    AllocatorListener,
+    Block,
+    SimOutOfMemoryError,
+    StreamMoment,
+)
+
+
+class CachingAllocator:
+    """Memory of one simulated device; not thread-safe.
+
+    ``capacity_bytes`` is what the allocator may take in all; ``total_bytes`` (default: the same) what the
+    device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
+    each thing done; unless ``tells_completion`` is set, for none that a freed block is free at last.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        clock: AllocatorClock,
+        conf: AllocatorConf | None = None,
+        listener: AllocatorListener | None = None,
+        *,
+        costs: AllocatorCosts | None = None,
+        total_bytes: int | None = None,
+    ) -> None:
+        self.conf = conf or AllocatorConf()
+        self.costs = costs or AllocatorCosts()
+        self.listener = listener
+        self.tells_completion = True
+        self.stats = AllocatorStats()
+        self.small_pool = BlockPool(is_small=True)
+        self.large_pool = BlockPool(is_small=False)
+        self.active_blocks: dict[int, Block] = {}
+        self.device = DeviceMemory(capacity_bytes, clock, self.costs)
+        self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
+        fraction = self.conf.per_process_memory_fraction
+        self._limit = UNLIMITED if fraction is None else int(self.total_bytes * fraction)
+        self._expandable = ExpandableSegments(self.device, self.stats, self._limit)
+        self._clock = clock
+        # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block).
+        self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
+        # Whether a counter may stand above its noted peak.
+        self._risen = False
+
+    def malloc(self, nbytes: int, stream: int) -> Block:
+        """A block of at least ``nbytes`` (0 is taken as 1) for use on ``stream``.
+
+        Raises `SimOutOfMemoryError` with torch's message when the device has no room, ValueError if negative.
+        """
+        if self._pending:
+            self._process_events()
+        conf = self.conf
+        if conf.roundup_power2_divisions:
+            size = block_size(nbytes, conf)
+        else:
+            size = (nbytes + 511) & -512 if nbytes > MIN_BLOCK else MIN_BLOCK
+        small = size <= SMALL_SIZE
+        pool = self.small_pool if small else self.large_pool
+
+        block = self._take_free_block(pool, size, stream)
+        if block is None:
+            if nbytes < 0:
+                raise ValueError(f"allocation of {nbytes} bytes: must not be negative")
+            block = self._grow(pool, size, stream, nbytes)
+
+        remaining = block.size - size
+        if small or conf.expandable_segments:
+            split = remaining >= MIN_BLOCK
+        else:
+            split = remaining > SMALL_SIZE and size < conf.max_split_bytes
+        if split:
+            block = self._split(block, size, pool)
+        elif block.expandable is None and (block.prev is not None or block.next is not None):
+            self.stats.inactive_split(small, -1, -block.size)
+
+        size = block.size
+        block.allocated = True
+        block.requested = nbytes
+        self.active_blocks[block.address] = block
+        counters = self.stats.small if small else self.stats.large
+        counters.allocation += 1
+        counters.active += 1
+        counters.allocated_bytes += size
+        counters.active_bytes += size
+        counters.requested_bytes += nbytes
+        self._risen = True
+        if size >= conf.max_split_bytes:
+            self.stats.oversize_allocations.increase(1)
+        if self.listener is not None:
+            self._tell(AllocatorAction.ALLOC, block.address, size, stream)
+        return block
+
+    def _split(self, rest: Block, size: int, pool: BlockPool) -> Block:
+        """The first ``size`` bytes of a free block; what is left goes back to its pool."""
+        was_split = rest.prev is not None or rest.next is not None
+        block = split_front(rest, size, pool)
+        pool.insert(rest)
+        if block.expandable is None:
+            if was_split:
+                self.stats.inactive_split(pool.is_small, 0, -size)
+            else:
+                self.stats.inactive_split(pool.is_small, 1, rest.size)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back; memory used on other streams stays active until they have passed this point."""
+        if not block.allocated:
+            raise ValueError(f"{block!r} is freed, but was not allocated")
+        if self._risen:
+            self.stats.note_peaks()
+            self._risen = False
+        block.allocated = False
+        size = block.size
+        counters = self.stats.small if block.pool.is_small else self.stats.large
+        counters.allocation -= 1
+        counters.allocation_freed += 1
+        counters.allocated_bytes -= size
+        counters.allocated_bytes_freed += size
+        if size >= self.conf.max_split_bytes:
+            self.stats.oversize_allocations.increase(-1)
+        if self.listener is not None:
+            self._tell(AllocatorAction.FREE, block.address, size, block.stream)
+        if block.stream_uses:
+            self._record_events(block)
+        else:
+            self._free_block(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Work on ``stream`` uses a block of another stream: keep it until that work is done."""
+        if stream == block.stream:
+            return
+        if block.stream_uses is None:
+            block.stream_uses = set()
+        block.stream_uses.add(stream)
+
+    def empty_cache(self) -> None:
+        """Wait for outstanding events and give all unused segments back to the device."""
+        self._release_cached_blocks()
+
+    def memory_stats(self) -> dict[str, int]:
+        """All counters under the flat keys of ``torch.cuda.memory_stats``."""
+        limit = self.conf.max_split_bytes
+        return self.stats.flat(max_split_size=-1 if limit == UNLIMITED else limit)
+
+    def reset_peak_memory_stats(self) -> None:
+        """Peaks start again from the current values."""
+        self._risen = False
+        self.stats.reset_peaks()
+
+    def _take_free_block(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """The best fit on the stream: smallest, then lowest address; taken out of the pool."""
+        pool.searches += 1
+        entries = pool.free.get(stream)
+        if not entries:
+            return None
+        index = bisect_left(entries, (size, 0))
+        if index == len(entries):
+            return None
+        conf = self.conf
+        block = entries[index][2]
+        if block.expandable is not None:
+            # The last free block can grow: compare by what it could become, so as not to use it up early.
+            while block.expandable is not None and index + 1 < len(entries):
+                following = entries[index + 1][2]
+                if _expandable_size(following) >= _expandable_size(block):
+                    break
+                index += 1
+                block = following
+        limit = conf.max_split_bytes
+        if size < limit:
+            if block.size >= limit:
+                return None
+        elif block.size >= size + conf.max_non_split_rounding_bytes:
+            return None
+        del entries[index]
+        return block
+
+    def _grow(self, pool: BlockPool, size: int, stream: int, nbytes: int) -> Block:
+        """A block from the device: collect, allocate, release and retry, in torch's order."""
+        conf = self.conf
+        if conf.garbage_collection_threshold > 0 and conf.per_process_memory_fraction is not None:
+            threshold = int(conf.garbage_collection_threshold * self._limit)
+            excess = self.stats.reserved_bytes - threshold
+            for cached in collect_garbage(self.large_pool, excess):
+                self._release_segment(cached, self.large_pool)
+        block = self._new_segment(pool, size, stream)
+        if block is None and self._release_oversize_blocks(pool, size, stream):
+            block = self._new_segment(pool, size, stream)
+        if block is None:
+            freed = self._release_cached_blocks()
+            self.stats.num_alloc_retries += 1
+            if self.listener is not None:
+                self._tell(AllocatorAction.RETRY, 0, size, stream, freed)
+            block = self._new_segment(pool, size, stream)
+        if block is None:
+            self.stats.num_ooms += 1
+            if self.listener is not None:
+                self._tell(AllocatorAction.OOM, 0, size, stream)
+            raise SimOutOfMemoryError(self._out_of_memory_message(nbytes))
+        return block
+
+    def _new_segment(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """A block from the driver, or None if there is no room."""
+        if self.conf.expandable_segments:
+            reserved = self.stats.reserved_bytes
+            block = self._expandable.allocate(pool, size, stream)
+            mapped = self.stats.reserved_bytes - reserved
+            if mapped and self.listener is not None:
+                where = block.address if block is not None else 0
+                self._tell(AllocatorAction.SEGMENT_MAP, where, mapped, stream)
+            return block
+        nbytes = segment_size(size)
+        if self.stats.reserved_bytes + nbytes > self._limit:
+            return None
+        address = self.device.allocate(nbytes)
+        if address is None:
+            return None
+        block = Block(address, nbytes, stream, pool)
+        self.stats.segment(pool.is_small, 1, nbytes)
+        self.stats.num_device_alloc += 1
+        if nbytes >= self.conf.max_split_bytes:
+            self.stats.oversize_segments.increase(1)
+        if self.listener is not None:
+            self._tell(AllocatorAction.SEGMENT_ALLOC, address, nbytes, stream)
+        return block
+
+    def _release_segment(self, block: Block, pool: BlockPool) -> int:
+        """Give a free block that is a whole segment back to the driver."""
+        pool.remove(block)
+        self.device.release(block.size)
+        self.stats.segment(pool.is_small, -1, -block.size)
+        self.stats.num_device_free += 1
+        if block.size >= self.conf.max_split_bytes:
+            self.stats.oversize_segments.increase(-1)
+        if self.listener is not None:
+            self._tell(AllocatorAction.SEGMENT_FREE, block.address, block.size, block.stream)
+        return block.size
+
+    def _release_oversize_blocks(self, pool: BlockPool, size: int, stream: int) -> bool:
+        """Give back cached blocks above max_split_size, as many as needed; False if they are not enough."""
+        chosen, enough = oversize_to_release(pool, size, stream, self.conf.max_split_bytes)
+        for block in chosen:
+            self._release_segment(block, pool)
+        return enough
+
+    def _release_cached_blocks(self) -> int:
+        """Wait for all outstanding events, then give back every cached block that is not split."""
+        self.stats.num_sync_all_streams += 1
+        pending, self._pending = self._pending, {}
+        for stream in sorted(pending):
+            for ready_ns, block in pending[stream]:
+                self.device.wait_until(ready_ns)
+                self._event_passed(block)
+        freed = 0
+        for pool in (self.large_pool, self.small_pool):
+            for block in pool.spare_blocks():
+                if block.expandable is not None:
+                    released = self._expandable.release(block, pool)
+                    if released and self.listener is not None:
+                        self._tell(AllocatorAction.SEGMENT_UNMAP, block.address, released, block.stream)
+                    freed += released
+                elif not block.is_split:
+                    freed += self._release_segment(block, pool)
+        return freed
+
+    def _record_events(self, block: Block) -> None:
+        """Note for each other stream when it will have passed the present point."""
+        streams = sorted(block.stream_uses or ())
+        block.stream_uses = None
+        block.event_count = len(streams)
+        for stream in streams:
+            self._clock.advance_cpu(self.costs.event_ns)
+            queue = self._pending.get(stream)
+            if queue is None:
+                queue = self._pending[stream] = deque()
+            queue.append((self._clock.stream_ready_ns(stream), block))
+
+    def _process_events(self) -> None:
+        """Free the blocks whose streams have got past them; a stream's later events wait for its first."""
+        clock = self._clock
+        now = clock.cpu_ns()
+        for queue in self._pending.values():
+            if not queue[0][0] > now:
+                break
+        else:  # mostly none has got there, and each was asked once
+            clock.advance_cpu(len(self._pending) * self.costs.event_ns)
+            return
+        queries = 0
+        for stream in list(self._pending):
+            queue = self._pending[stream]
+            while queue:
+                queries += 1
+                if queue[0][0] > now:
+                    break
+                self._event_passed(queue.popleft()[1])
+            if not queue:
+                del self._pending[stream]
+        clock.advance_cpu(queries * self.costs.event_ns)
+
+    def _event_passed(self, block: Block) -> None:
+        block.event_count -= 1
+        if block.event_count == 0:
+            self._free_block(block)
+
+    def _free_block(self, block: Block) -> None:
+        """A block that is not used any more: merge with free neighbours and put into the pool."""
+        if self._risen:
+            self.stats.note_peaks()
+            self._risen = False
+        size = block.size
+        small = block.pool.is_small
+        pool = self.small_pool if small else self.large_pool
+        counters = self.stats.small if small else self.stats.large
+        counters.active -= 1
+        counters.active_freed += 1
+        counters.active_bytes -= size
+        counters.active_bytes_freed += size
+        counters.requested_bytes -= block.requested
+        counters.requested_bytes_freed += block.requested
+        del self.active_blocks[block.address]
+        if self.listener is not None and self.tells_completion:
+            self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
+
+        merged_blocks = merged_bytes = 0
+        # Asked here too, since most neighbours are in use and need no call.
+        before, after = block.prev, block.next
+        if before is not None and not before.allocated and (grown := merge(block, before, pool)):
+            merged_blocks, merged_bytes = 1, grown
+        if after is not None and not after.allocated and (grown := merge(block, after, pool)):
+            merged_blocks += 1
+            merged_bytes += grown
+        pool.insert(block)
+        if block.expandable is None:
+            split = block.prev is not None or block.next is not None
+            count = (1 if split else 0) - merged_blocks
+            nbytes = (block.size if split else 0) - merged_bytes
+            if count or nbytes:
+                self.stats.inactive_split(small, count, nbytes)
+
+    def _tell(self, action: AllocatorAction, address: int, size: int, stream: int, freed: int = 0) -> None:
+        assert self.listener is not None
+        stats = self.stats
+        allocated = stats.small.allocated_bytes + stats.large.allocated_bytes
+        reserved, now = stats.reserved_bytes, self._clock.cpu_ns()
+        self.listener(AllocatorEvent(action, address, size, stream, allocated, reserved, now, freed))
+
+    def _out_of_memory_message(self, nbytes: int) -> str:
+        return out_of_memory(
+            asked=nbytes,
+            total=self.total_bytes,
+            free=self.device.free_bytes,
+            outside=self.total_bytes - self.device.capacity_bytes,
+            allocated=self.stats.allocated_bytes,
+            reserved=self.stats.reserved_bytes,
+        )
+
+
+def _expandable_size(block: Block) -> int:
+    """A free block's size together with the unmapped addresses behind it."""
+    following = block.next
+    return block.size + (following.size if following is not None and not following.mapped else 0)

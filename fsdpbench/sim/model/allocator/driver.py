@@ -1,0 +1,89 @@
+"""The device's memory behind the allocator: what cudaMalloc, cudaFree and mapping of pages do and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsdpbench.sim.model.allocator.conf import AllocatorCosts
+from fsdpbench.sim.model.allocator.types import AllocatorClock, StreamMoment
+
+GIB = 1 << 30
+# Addresses are handed out upwards from here and never twice, so that a use after release cannot go unnoticed.
+FIRST_ADDRESS = 0x7F00_0000_0000
+_ALIGNMENT = 2 << 20
+
+CallListener = Callable[[str, int, int], object]
+"""Told of a driver call: its name, and when the CPU was in it (ns from, ns to)."""
+
+
+class DeviceMemory:
+    """Counts physical bytes and hands out addresses; physical memory never fragments, as pages are mapped."""
+
+    def __init__(self, capacity_bytes: int, clock: AllocatorClock, costs: AllocatorCosts) -> None:
+        if capacity_bytes <= 0:
+            raise ValueError(f"capacity of {capacity_bytes} bytes: must be positive")
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._clock = clock
+        self._costs = costs
+        self._next_address = FIRST_ADDRESS
+        self.call_listener: CallListener | None = None
+
+    @property
+    def free_bytes(self) -> int:
+        """Physical bytes that are not taken."""
+        return self.capacity_bytes - self.used_bytes
+
+    def reserve_addresses(self, nbytes: int) -> int:
+        """A range of addresses without memory behind it."""
+        address = self._next_address
+        self._next_address += (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+        return address
+
+    def allocate(self, nbytes: int) -> int | None:
+        """cudaMalloc: the address, or None if there is no room. A refusal costs its call as well."""
+        began = self._clock.cpu_ns()
+        self._clock.advance_cpu(self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
+        self._tell("cudaMalloc", began)
+        if nbytes > self.free_bytes:
+            return None
+        self.used_bytes += nbytes
+        return self.reserve_addresses(nbytes)
+
+    def release(self, nbytes: int) -> None:
+        """cudaFree: waits for the whole device, then gives the bytes back."""
+        began = self._clock.cpu_ns()
+        self._clock.synchronize_device()
+        self._clock.advance_cpu(self._costs.free_ns + nbytes * self._costs.free_ns_per_gib // GIB)
+        self._tell("cudaFree", began)
+        self.used_bytes -= nbytes
+
+    def map_pages(self, nbytes: int, page_size: int) -> bool:
+        """cuMemCreate and cuMemMap of whole pages; False if there is no room."""
+        pages, began = nbytes // page_size, self._clock.cpu_ns()
+        self._clock.advance_cpu(pages * self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
+        # One span stands for the calls of all pages.
+        self._tell("cuMemCreate", began)
+        if nbytes > self.free_bytes:
+            return False
+        self.used_bytes += nbytes
+        return True
+
+    def unmap_pages(self, nbytes: int, page_size: int, stream: int) -> None:
+        """cuMemUnmap of whole pages: waits for the stream that used them."""
+        pages, began = nbytes // page_size, self._clock.cpu_ns()
+        self._clock.wait_cpu_until(self._clock.stream_ready_ns(stream))
+        self._clock.advance_cpu(pages * self._costs.free_ns + nbytes * self._costs.free_ns_per_gib // GIB)
+        self._tell("cuMemUnmap", began)
+        self.used_bytes -= nbytes
+
+    def wait_until(self, moment: StreamMoment) -> None:
+        """cudaEventSynchronize, as before blocks that other streams used can be given back."""
+        began = self._clock.cpu_ns()
+        self._clock.wait_cpu_until(moment)
+        if self._clock.cpu_ns() > began:
+            self._tell("cudaEventSynchronize", began)
+
+    def _tell(self, call: str, began: int) -> None:
+        if self.call_listener is not None:
+            self.call_listener(call, began, self._clock.cpu_ns())

@@ -1,0 +1,252 @@
+"""What a collective takes: NVLink inside a node, NICs between nodes.
+
+Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
+of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
+profile may have curves for each number of ranks instead (`rank_curves.py`).
+
+Between nodes NCCL sends around a ring through all nodes:
+
+    node 0             node 1             node 2
+    g0 > g1 > .. g7 ===> g0 > g1 > .. g7 ===> g0 > ..      > NVLink hop, === NIC hop
+    \\______________________________________________________________________________/
+
+A step of the ring costs a hop's latency, so the latency grows with the ranks; the bytes flow through the
+NICs, one rail for each GPU of a node that takes part. NCCL chooses among three protocols, of which the
+faster to start carry less (LL: half of each word is a flag, and no more than 20 GB/s; LL128: an eighth of
+each line), and, for all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is
+taken, as NCCL's own tuner does, but all-gathers and reduce-scatters between nodes do without LL128: a
+published loss from 128 to 2,048 GPUs is that of a ring with Simple's latency.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+
+from fsdpbench.sim.model.library_sections import LibraryTables, RankCurve
+from fsdpbench.sim.model.profile import HardwareProfile, LinkCurve, NicProtocol
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
+_GATHERS = ("all_gather", "reduce_scatter")
+# Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
+_UNEVEN = 1.12
+# Between two nodes a buffer leaves each once and not twice, but for what is under way before the first of it
+# comes back: all-reduces of 16 H100 (3200 Gb/s a node) and 16 A100 (400 Gb/s), 64 MiB to 16 GiB, say 73 and
+# 48 MB (bus bandwidths of 209 to 487 and of 48 to 77 GB/s, the latter more than its NICs have), on 8 GPUs a
+# node: bytes a GPU.
+_FILLS_TWO_NODES = 60e6 / 8
+# A collective of one rank is a copy or nothing.
+_ALONE_S = 3e-6
+
+
+class Network:
+    """Collective durations for ``world_size`` ranks, in order of rank, ``gpus_per_node`` of them a node.
+
+    A node is the profile's; of fewer ranks than it has GPUs, each still has one rail of the node's NICs.
+    """
+
+    def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
+        if world_size < 1 or gpus_per_node < 1:
+            raise ValueError(f"world size {world_size}, {gpus_per_node} GPUs a node: both must be at least 1")
+        self.profile = profile
+        self.world_size = world_size
+        self.gpus_per_node = gpus_per_node
+        self._cache: dict[tuple[str, int, int, int, bool], int] = {}
+        self._fullest = profile.nvlink.all_gather.points[-1][1] * 1e9
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
+        """Duration of one collective among ``ranks``, in nanoseconds.
+
+        ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
+        all_reduce, what one rank sends in all, or receives if that is more, for all_to_all. ``uneven``:
+        the ranks' shares differ in size.
+        Raises ValueError for an unknown kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
+        size, nodes = self._shape(ranks)
+        key = (kind, nbytes, size, nodes, uneven)
+        found = self._cache.get(key)
+        if found is None:
+            seconds = self._seconds(kind, nbytes, size, nodes) * (_UNEVEN if uneven and size > 1 else 1.0)
+            found = self._cache[key] = round(seconds * 1e9)
+        return found
+
+    def traffic_permille(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
+        """What the collective moves through each rank, as a share (thousandths) of what a large all-gather
+        moves inside a node.
+
+        It takes channels, and with them multiprocessors and memory bandwidth, in about that share
+        (estimated): NCCL opens as many channels as the slower of NVLink and NICs can feed.
+        """
+        size, _ = self._shape(ranks)
+        seconds = self.collective_ns(kind, nbytes, ranks, uneven=uneven) * 1e-9
+        if size == 1 or not seconds:
+            return 0
+        share = self._wire(kind, nbytes, size) / seconds / self._fullest
+        return min(1000, round(1000 * share))
+
+    def nodes_of(self, ranks: Sequence[int]) -> int:
+        """How many nodes `ranks` are on."""
+        return self._shape(ranks)[1]
+
+    def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
+        """Number of ranks and of nodes they are on; a range is not walked through."""
+        size, per_node = len(ranks), self.gpus_per_node
+        if size == 0:
+            raise ValueError("a collective needs at least one rank")
+        if isinstance(ranks, range):
+            step = abs(ranks.step)
+            if step >= per_node:
+                return size, size
+            return size, abs(ranks[-1] // per_node - ranks[0] // per_node) + 1
+        return size, len({rank // per_node for rank in ranks})
+
+    def _seconds(self, kind: str, nbytes: int, size: int, nodes: int) -> float:
+        if size == 1:
+            return _ALONE_S + 2 * nbytes / self.profile.memory_bandwidth
+        passes, wire = _passes(kind), self._wire(kind, nbytes, size)
+        if nodes == 1:
+            return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
+        ring = self._ring(kind, wire, size, nodes, passes)
+        if kind in ("all_reduce", "barrier"):
+            return min(ring, self._tree(nbytes, size, nodes))
+        return ring
+
+    @staticmethod
+    def _wire(kind: str, nbytes: int, size: int) -> float:
+        """Bytes that a rank sends."""
+        return nbytes * _passes(kind) * (1.0 if kind == "broadcast" else (size - 1) / size)
+
+    def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
+        """Within one node, by the measured curves of the libraries that price runs here."""
+        tables = (self.profile.libraries[name] for name in self.profile.runs_use)
+        return next(filter(None, (curve_seconds(table, kind, nbytes, size) for table in tables)), None)
+
+    def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
+        """Within one node."""
+        nvlink = self.profile.nvlink
+        latency = (nvlink.base_us + nvlink.per_rank_us * passes * (size - 1)) * 1e-6
+        curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
+            kind, nvlink.all_gather
+        )
+        bandwidth = bandwidth_at(curve, wire) * (size / nvlink.curve_ranks) ** nvlink.ranks_exponent
+        return latency + wire / (bandwidth * 1e9)
+
+    def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
+        """Around all ranks, with the protocol that is fastest for the size."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes)
+        steps_inside, steps_between = (size - nodes) * passes, nodes * passes
+        if kind == "all_to_all":
+            # Pairs talk directly; what leaves the node shares its NICs.
+            steps_inside, steps_between = 1, 1
+            wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
+        return nic.base_us * 1e-6 + min(
+            (steps_inside * protocol.nvlink_hop_us + steps_between * protocol.nic_hop_us) * 1e-6
+            + wire / protocol.carries(bandwidth)
+            for protocol in nic.protocols
+            if protocol.gathers or kind not in _GATHERS
+        )
+
+    def _tree(self, nbytes: int, size: int, nodes: int) -> float:
+        """Up and down a binary tree of nodes, a chain inside each."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
+        depth = math.ceil(math.log2(nodes))
+        inside = size // nodes - 1
+        carried = self._carried(nbytes, inside + 1) if nodes == 2 else 2.0 * nbytes
+        between = min(_tree_time(protocol, depth, inside, carried, bandwidth) for protocol in nic.protocols)
+        least = 0.0
+        if nodes == 2 and inside > 0:
+            # Links inside a node carry all of it too, in both directions.
+            ranks = inside + 1
+            least = self._inside("all_reduce", 2 * carried * (ranks - 1) / ranks, ranks, 2)
+        return max(nic.base_us * 1e-6 + between, least)
+
+    def _carried(self, nbytes: int, rails: int) -> float:
+        """Bytes that leave each of two nodes, which are the root of one tree and a leaf of the other."""
+        return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
+
+    def _node_bandwidth(self, size: int, nodes: int) -> float:
+        """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""
+        nic = self.profile.nic
+        rails = min(math.ceil(size / nodes), self.gpus_per_node)
+        share = min(1.0, rails / self.profile.gpus_per_node)
+        bandwidth = nic.gb_s_per_node * nic.efficiency * share
+        if rails > 1:
+            bandwidth = min(bandwidth, self.profile.nvlink.peak_gb_s)
+        return bandwidth * 1e9
+
+
+def _passes(kind: str) -> int:
+    """How often a ring carries the bytes around."""
+    return 2 if kind in ("all_reduce", "barrier") else 1
+
+
+def _tree_time(protocol: NicProtocol, depth: int, inside: int, carried: float, bandwidth: float) -> float:
+    """``carried``: bytes that leave a node."""
+    latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
+    return latency + carried / protocol.carries(bandwidth)
+
+
+def bandwidth_at(curve: LinkCurve, size: float) -> float:
+    """GB/s at ``size`` bytes: on the line through the points in log-log space, flat beyond its ends."""
+    points = curve.points
+    index = bisect.bisect_left(points, (size, 0.0))
+    if index == 0:
+        return points[0][1]
+    if index == len(points):
+        return points[-1][1]
+    (low, slow), (high, fast) = points[index - 1], points[index]
+    share = math.log(size / low) / math.log(high / low)
+    return slow * (fast / slow) ** share
+
+
+# Collectives inside a node by a library's curves, one for each measured number of ranks.
+# Along a curve time is linear in the logarithms of bytes and microseconds; below its first point the latency
+# stays, beyond its last the time grows with the bytes. Between measured numbers of ranks the logarithm of the
+# time is linear in that of the ranks, but where the switch reduces only from so many ranks on
+# (``switch_from``): there a number takes the curve of its own side, for the bytes that its ranks send.
+
+# A collective without a curve of its own takes that of the one that sends as much.
+_LIKE = {"broadcast": "all_gather", "barrier": "all_reduce"}
+
+
+def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> float | None:
+    """Seconds among ``size`` ranks of one node; None if the library has no curve for ``kind``."""
+    curves = tables.collectives.get(_LIKE.get(kind, kind))
+    if not curves:
+        return None
+    ranks = [curve.ranks for curve in curves]
+    above = bisect.bisect_left(ranks, size)
+    if above < len(curves) and ranks[above] == size:
+        return time_on(curves[above], nbytes)
+    if above in (0, len(curves)):
+        return _scaled(curves[min(above, len(curves) - 1)], nbytes, size)
+    low, high = curves[above - 1], curves[above]
+    if low.ranks < tables.switch_from <= high.ranks:
+        return _scaled(high if size >= tables.switch_from else low, nbytes, size)
+    share = math.log(size / low.ranks) / math.log(high.ranks / low.ranks)
+    return math.exp((1 - share) * math.log(time_on(low, nbytes)) + share * math.log(time_on(high, nbytes)))
+
+
+def _scaled(curve: RankCurve, nbytes: int, size: int) -> float:
+    """A curve for another number of ranks: the time at which its ranks would send as many bytes."""
+    sent = (size - 1) / size / ((curve.ranks - 1) / curve.ranks)
+    return time_on(curve, nbytes * sent)
+
+
+def time_on(curve: RankCurve, nbytes: float) -> float:
+    """Seconds of a full buffer of ``nbytes`` among the curve's own number of ranks."""
+    points = curve.points
+    index = bisect.bisect_left(points, (nbytes,))
+    if index == 0:
+        return points[0][1] * 1e-6
+    if index == len(points):
+        size, us = points[-1]
+        return us * nbytes / size * 1e-6
+    (low, fast), (high, slow) = points[index - 1], points[index]
+    share = math.log(nbytes / low) / math.log(high / low)
+    return float(fast * (slow / fast) ** share * 1e-6)

@@ -1,0 +1,302 @@
+"""Hardware profiles: everything the simulator knows about a machine, read from one TOML file.
+
+Every file names its sources; estimated figures are listed in its ``estimated``. Derived values
+in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.numbers import finite_number
+from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
+from fsdpbench.sim.model.library_sections import LibraryTables
+from fsdpbench.sim.model.profile_files import ProfileFolder
+from fsdpbench.sim.model.sections import (
+    DTYPES,
+    GIB,
+    MIB,
+    AttentionProfile,
+    BandwidthProfile,
+    ComputeProfile,
+    ContentionProfile,
+    CpuProfile,
+    GemmProfile,
+    HostLinkProfile,
+    LinkCurve,
+    MemoryProfile,
+    NicProfile,
+    NicProtocol,
+    NvlinkProfile,
+)
+
+__all__ = [
+    "DTYPES",
+    "HardwareProfile",
+    "LinkCurve",
+    "NicProtocol",
+    "ProfileError",
+    "load_profile",
+    "parse_profile",
+    "profile_layers",
+    "profile_names",
+    "stated_machine",
+]
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """One kind of machine. ``estimated`` lists the dotted keys whose figures were not measured.
+
+    ``libraries`` are tables of isolated operators, of which those in ``runs_use`` price training runs.
+    """
+
+    name: str
+    title: str
+    source: str
+    gpus_per_node: int
+    memory: MemoryProfile
+    compute: ComputeProfile
+    gemm: GemmProfile
+    attention: AttentionProfile
+    bandwidth: BandwidthProfile
+    cpu: CpuProfile
+    nvlink: NvlinkProfile
+    nic: NicProfile
+    contention: ContentionProfile
+    host_link: HostLinkProfile
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    estimated: tuple[str, ...] = ()
+    libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)
+    runs_use: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ProfileError("name must not be empty")
+        if not self.source:
+            raise ProfileError("source must not be empty: say where the figures come from")
+        check_figures(self)
+        for name in self.runs_use:
+            if name not in self.libraries:
+                known = ", ".join(self.libraries) or "none"
+                raise ProfileError(
+                    f"runs_use names {name!r}, which is not a library of this profile: {known}"
+                )
+        for key in (*self.estimated, *self.sources):
+            if not _has_key(self, key):
+                raise ProfileError(f"estimated or sources name {key!r}, which is not a key of a profile")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Total device memory as the driver reports it."""
+        return int(self.memory.capacity_gib * GIB)
+
+    @property
+    def context_bytes(self) -> int:
+        """What the CUDA context and libraries hold outside the caching allocator."""
+        return int(self.memory.context_mib * MIB)
+
+    @property
+    def nccl_bytes_per_communicator(self) -> int:
+        """What one NCCL communicator holds outside the caching allocator."""
+        return int(self.memory.nccl_mib_per_communicator * MIB)
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """What is left for the caching allocator with one communicator."""
+        return self.memory_bytes - self.context_bytes - self.nccl_bytes_per_communicator
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Peak memory bandwidth in bytes per second."""
+        return self.memory.bandwidth_gb_s * 1e9
+
+    @property
+    def sm_count(self) -> int:
+        """Number of streaming multiprocessors."""
+        return self.compute.sm_count
+
+    @property
+    def peak_flops(self) -> dict[str, float]:
+        """Dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
+        return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
+
+    def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
+        """This machine with nodes of ``gpus`` GPUs, which have ``nic_gb_s`` of network each way; None leaves
+        the profile's. NICs stay with their GPUs: without ``nic_gb_s``, half the GPUs have half the network.
+        """
+        node = self.gpus_per_node if gpus is None else gpus
+        rate = self.nic.gb_s_per_node * node / self.gpus_per_node if nic_gb_s is None else nic_gb_s
+        changed = dataclasses.replace(self, name=_name(self.name, gpus, nic_gb_s), gpus_per_node=node)
+        changed = dataclasses.replace(changed, nic=dataclasses.replace(self.nic, gb_s_per_node=rate))
+        words = changed.node_words() if gpus is not None else f"{rate:g} GB/s a node"
+        return dataclasses.replace(changed, title=f"{self.title}, {words}")
+
+    def doubts(self) -> list[str]:
+        """What makes simulations of this machine doubtful, one sentence each."""
+        compute, links = self.compute, self.nvlink.curve_ranks
+        lanes = compute.sm_count * compute.fp32_lanes
+        clock = compute.peak_tflops["fp32"] * 1e3 / (2 * lanes)
+        return [
+            *contradictions(self),
+            *far_figures(self),
+            *[f"compute.peak_tflops.fp32: {lanes:,} lanes would need a clock of {clock:.3g} GHz"]
+            * (not 0.3 <= clock <= 6),
+            *[f"nodes of {self.gpus_per_node} GPUs: links inside a node are known among {links}"]
+            * (self.gpus_per_node > 2 * links),
+        ]
+
+    def node_words(self, used: int = 1 << 62) -> str:
+        """The network of a node of which ``used`` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
+        gpus = f"{self.gpus_per_node} GPU" + "s" * (self.gpus_per_node != 1)
+        words = f"{self.nic.gb_s_per_node:g} GB/s a node of {gpus}"
+        if used >= self.gpus_per_node:
+            return words
+        rate = self.nic.gb_s_per_node * used / self.gpus_per_node
+        return f"{words}, {used} of them used ({rate:g} GB/s)"
+
+    @property
+    def narrow_peak_flops(self) -> dict[str, float]:
+        """Dense peak in FLOP/s of the types below 16 bits, as far as libraries have tables of them."""
+        tables = [table for library in self.libraries.values() for table in library.products.items()]
+        return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
+
+
+def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
+    """NICs stay with their GPUs where a file states another node than its base's, and not its network."""
+    gpus, nic = above.get("gpus_per_node"), above.get("nic", {})
+    if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
+        rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
+        below["nic"] = {**below["nic"], "gb_s_per_node": rate}
+
+
+def contradictions(profile: HardwareProfile) -> Iterator[str]:
+    """Figures that cannot be true together, one sentence each."""
+    for name, value, bound, most in _bounds(profile):
+        if value > most:
+            yield f"{name} = {value:g}: must not exceed {bound}, {most:g}"
+
+
+def _bounds(profile: HardwareProfile) -> Iterator[tuple[str, float, str, float]]:
+    memory, attention, links = profile.memory, profile.attention, profile.nvlink
+    outside = memory.context_mib + memory.nccl_mib_per_communicator
+    room = memory.capacity_gib * 1024 - 1
+    yield "memory.context_mib + nccl_mib_per_communicator", outside, "the memory", room
+    yield "host_link.gb_s", profile.host_link.gb_s, "memory.bandwidth_gb_s", memory.bandwidth_gb_s
+    kernels = max(profile.bandwidth.efficiency.values()) * profile.bandwidth.fused_gain
+    yield "bandwidth.efficiency x bandwidth.fused_gain", kernels, "the memory's bandwidth", 1.0
+    peak = max(profile.compute.peak_tflops["bf16"], profile.compute.peak_tflops["fp16"])
+    yield "attention.forward_tflops", attention.forward_tflops, "compute.peak_tflops", peak
+    yield "attention.backward_tflops", attention.backward_tflops, "compute.peak_tflops", peak
+    for name, tables in profile.libraries.items():
+        rate = tables.attention.forward_tflops if tables.attention is not None else 0.0
+        yield f"libraries.{name}.attention.forward_tflops", rate, "compute.peak_tflops", peak
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        fastest = max(rate for _, rate in getattr(links, kind).points)
+        yield f"nvlink.{kind}.points: GB/s", fastest, "twice nvlink.peak_gb_s", 2 * links.peak_gb_s
+
+
+def _judge(profile: HardwareProfile) -> None:
+    for contradiction in contradictions(profile):
+        raise ProfileError(contradiction)
+
+
+_PROFILES = ProfileFolder(
+    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _share_out_rails, _judge
+)
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with the package, sorted."""
+    return _PROFILES.names()
+
+
+def load_profile(name_or_path: str | Path) -> HardwareProfile:
+    """Read a profile by its name (`profile_names`) or by the path of a TOML file.
+
+    Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
+    is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+
+    `h100-80gb+node-4+nic-50` is a profile whose nodes have 4 GPUs, and 50 GB/s of network.
+    """
+    base, gpus, nic_gb_s = _parts(name_or_path)
+    profile = _PROFILES.load(base)
+    return profile if gpus is nic_gb_s is None else profile.with_nodes(gpus, nic_gb_s)
+
+
+def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | None = None) -> str:
+    """The name of `hardware` with what is stated of its nodes: so many GPUs, so much network each way.
+
+    Raises `ProfileError` where the name says otherwise already, or such a machine is impossible.
+    """
+    base, gpus, rate = _parts(hardware)
+    if gpus_per_node is not None and gpus is None and _PROFILES.load(base).gpus_per_node == gpus_per_node:
+        gpus_per_node = None
+    for flag, stated, known in (("--gpus-per-node", gpus_per_node, gpus), ("--nic-gb-s", nic_gb_s, rate)):
+        if stated is not None and known is not None and stated != known:
+            raise ProfileError(
+                f"hardware {hardware} says {known:g}, and {flag} {stated:g}: state one of them"
+            )
+    gpus = gpus if gpus_per_node is None else gpus_per_node
+    name = _name(str(base), gpus, rate if nic_gb_s is None else nic_gb_s)
+    try:
+        load_profile(name)
+    except ProfileError as error:
+        if gpus_per_node is nic_gb_s is None:
+            raise
+        raise ProfileError(f"{error} (--gpus-per-node and --nic-gb-s state a node)") from None
+    return name
+
+
+def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
+    """The files that a profile is made of, from its own to its last base: name, and the keys given there."""
+    base, gpus, nic_gb_s = _parts(name_or_path)
+    stated = {"gpus_per_node": gpus, "nic": nic_gb_s}
+    keys = frozenset(key for key, value in stated.items() if value is not None)
+    return [(str(name_or_path), keys)] * bool(keys) + _PROFILES.layers(base)
+
+
+_STATED = re.compile(r"(.+?)(?:\+node-([0-9]{1,9}))?(?:\+nic-([0-9.]+(?:e[+-]?[0-9]+)?))?", re.DOTALL)
+
+
+def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | None]:
+    """A profile's name or path, and the GPUs and GB/s of a node that stand behind it."""
+    found = _STATED.fullmatch(str(name_or_path))
+    if found is None or (found[2] is None and found[3] is None):
+        return name_or_path, None, None
+    try:
+        rate = None if found[3] is None else finite_number(found[3])
+        return found[1], None if found[2] is None else int(found[2]), rate
+    except ValueError:
+        raise ProfileError(f"hardware {name_or_path}: {found[3]!r} is not a number of GB/s") from None
+
+
+def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
+    """`h100-80gb+node-4+nic-50`; the number is exact where six digits are not."""
+    node = "" if gpus is None else f"+node-{gpus}"
+    if nic_gb_s is None:
+        return base + node
+    short = f"{nic_gb_s:g}"
+    return f"{base}{node}+nic-{short if float(short) == nic_gb_s else repr(nic_gb_s)}"
+
+
+def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
+    """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+    return _PROFILES.parse(content, origin)
+
+
+def _has_key(profile: HardwareProfile, key: str) -> bool:
+    node: Any = profile
+    for part in key.split("."):
+        if isinstance(node, Mapping) and part in node:
+            node = node[part]
+        elif hasattr(node, part):
+            node = getattr(node, part)
+        else:
+            return False
+    return True

@@ -1,0 +1,124 @@
+"""A folder of profiles: TOML files that come with the package, and a user's own by path.
+
+Hardware profiles and software profiles are read alike; errors begin with the kind and the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fsdpbench.files.lock_owner import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.sim.model.keys import ProfileError
+from fsdpbench.sim.model.profile_tables import build
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class ProfileFolder(Generic[P]):
+    """Profiles of one kind: ``kind`` says it in errors, ``made`` is the dataclass that a file becomes."""
+
+    kind: str
+    folder: Path
+    made: type[P]
+    rebase: Callable[[dict[str, Any], dict[str, Any]], None] = lambda below, above: None
+    """Adjusts a base's table to the file that builds on it."""
+    judge: Callable[[Any], None] = lambda profile: None
+    """Raises `ProfileError` for a profile whose figures cannot be true together."""
+
+    def names(self) -> list[str]:
+        """Names of the profiles that come with the package, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*.toml"))
+
+    def load(self, name_or_path: str | Path) -> P:
+        """Read a profile by its name or by the path of a TOML file.
+
+        Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be
+        read, is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+        """
+        text = str(name_or_path)
+        known = self.names()
+        if text.lower() in known:
+            return self._packaged(text.lower())
+        path = Path(name_or_path)
+        if path.suffix == ".toml" or is_there(path):
+            try:
+                return self._make(read_toml(path), text)
+            except UnreadableFileError as error:
+                raise ProfileError(f"{self.kind} profile {error}") from None
+        near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
+
+    def layers(self, name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
+        """What a profile is made of, from the top down to its last base: each file's name and the keys it
+        gives itself. A file that cannot be read has no layers."""
+        text, known = str(name_or_path), self.names()
+        packaged = text.lower() in known
+        layers: list[tuple[str, frozenset[str]]] = []
+        name = text.lower() if packaged else text
+        try:
+            table = self._table(name) if packaged else read_toml(Path(name_or_path))
+        except (ProfileError, UnreadableFileError):
+            return layers
+        layers.append((name, frozenset(table)))
+        while (base := table.get("base")) in known:
+            table = self._table(str(base))
+            layers.append((str(base), frozenset(table)))
+        return layers
+
+    # Packaged files are read once: a process that forks reads them for those after it.
+    @functools.cache  # noqa: B019 - a folder lives as long as the process
+    def _table(self, name: str) -> Mapping[str, Any]:
+        try:
+            return read_toml(self.folder / f"{name}.toml")
+        except UnreadableFileError as error:
+            raise ProfileError(f"{self.kind} profile {error}") from None
+
+    @functools.cache  # noqa: B019
+    def _packaged(self, name: str) -> P:
+        return self._make(dict(self._table(name)), name)
+
+    def parse(self, content: str | bytes, origin: str) -> P:
+        """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+        try:
+            table = parse_toml(content, origin)
+        except UnreadableFileError as error:
+            raise ProfileError(f"{self.kind} profile {error}") from None
+        return self._make(table, origin)
+
+    def _make(self, table: dict[str, Any], origin: str) -> P:
+        try:
+            profile = build(self.made, self._on_its_base(table), "")
+            self.judge(profile)
+        except ProfileError as error:
+            raise ProfileError(f"{self.kind} profile {origin}: {error}") from None
+        assert isinstance(profile, self.made)
+        return profile
+
+    def _on_its_base(self, table: dict[str, Any]) -> dict[str, Any]:
+        """`base = "NAME"` takes everything that the file does not say from the packaged profile of that
+        name."""
+        base = table.pop("base", None)
+        if base is None:
+            return table
+        known = self.names()
+        if base not in known:
+            raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
+        below = self._on_its_base(dict(self._table(base)))
+        self.rebase(below, table)
+        return _merged(below, table)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if nested else value
+    return merged

@@ -1,0 +1,231 @@
+"""The sections of a hardware profile: frozen dataclasses.
+
+Fields carry the TOML file's names, units included, so that a figure reads the same in the file, in the code
+and in a report. Their ranges: `fsdpbench.sim.model.keys`. What the figures
+mean for a cost is documented in `kernel_costs.py` and `network.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fsdpbench.sim.model.keys import require
+
+GIB = 1 << 30
+MIB = 1 << 20
+DTYPES = ("bf16", "fp16", "tf32", "fp32")
+TILE = ("rows", "columns", "efficiency")
+
+
+def require_columns(key: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> None:
+    """Raise `ProfileError` unless there are rows, each with a positive figure for every column."""
+    require(len(rows) > 0, key, list(rows), f"needs at least one [{', '.join(columns)}]")
+    for row in rows:
+        whole = len(row) == len(columns) and min(row) > 0
+        require(whole, key, list(row), f"each is [{', '.join(columns)}], all positive")
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Device memory. ``capacity_gib`` is what the driver reports as total memory.
+
+    ``context_mib`` is what the CUDA context and libraries hold outside the caching allocator,
+    ``nccl_mib_per_communicator`` what each NCCL communicator adds to it.
+    """
+
+    capacity_gib: float
+    context_mib: float
+    nccl_mib_per_communicator: float
+    bandwidth_gb_s: float
+
+
+@dataclass(frozen=True)
+class ComputeProfile:
+    """Streaming multiprocessors and dense peak rates; ``peak_tflops`` has the keys bf16, fp16, tf32, fp32.
+
+    ``clock_spread``: standard deviation of the clocks that GPUs of this kind hold under load, as a share
+    (`fsdpbench.sim.model.slowest_rank`); ``fp32_lanes``: those of a multiprocessor, each two FLOPs a cycle;
+    ``issue_share``: of the instructions that its schedulers could issue, what address arithmetic reaches.
+    """
+
+    sm_count: int
+    peak_tflops: Mapping[str, float]
+    clock_spread: float = 0.0
+    fp32_lanes: int = 128
+    issue_share: float = 0.75
+
+    def __post_init__(self) -> None:
+        for dtype in DTYPES:
+            require(
+                dtype in self.peak_tflops, "compute.peak_tflops", dict(self.peak_tflops), f"lacks {dtype}"
+            )
+
+
+@dataclass(frozen=True)
+class GemmProfile:
+    """Efficiency of dense matrix products; the model is described in `fsdpbench.sim.model.kernel_costs`.
+
+    ``tiles`` lists the output tiles the library chooses from, each ``[rows, columns, efficiency]`` where the
+    efficiency is the share of one multiprocessor's peak that a tile of this size reaches in its main loop.
+    """
+
+    tiles: tuple[tuple[float, float, float], ...]
+    sustained: float
+    under_load: float
+    weight_grad: float
+    memory_efficiency: float
+    prologue_k: float
+    wave_quantisation: float
+    floor_us: float
+
+    def __post_init__(self) -> None:
+        require_columns("gemm.tiles", self.tiles, TILE)
+
+
+@dataclass(frozen=True)
+class AttentionProfile:
+    """Flash attention; the model is described in `fsdpbench.sim.model.attention_costs`.
+
+    Rates are those of long sequences with heads of 128, ``head_dim_64`` the share that smaller heads reach.
+    """
+
+    forward_tflops: float
+    backward_tflops: float
+    under_load: float
+    head_dim_64: float
+    memory_efficiency: float
+    wave_quantisation: float
+    floor_us: float
+
+
+@dataclass(frozen=True)
+class BandwidthProfile:
+    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor a kernel.
+
+    ``fused_gain``: how many times as much kernels reach that Inductor generates.
+    """
+
+    efficiency: Mapping[str, float]
+    floor_us: float
+    fused_gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        kinds = dict(self.efficiency)
+        require("pointwise" in kinds, "bandwidth.efficiency", kinds, "lacks pointwise")
+
+
+@dataclass(frozen=True)
+class CpuProfile:
+    """Host costs in microseconds of one occurrence each."""
+
+    operator_us: float
+    view_us: float
+    launch_us: float
+    autograd_node_us: float
+    module_call_us: float
+    hook_us: float
+    collective_us: float
+    event_us: float
+    stream_us: float
+    synchronize_us: float
+    cuda_malloc_us: float
+    cuda_malloc_us_per_gib: float
+    cuda_free_us: float
+    cuda_free_us_per_gib: float
+
+
+@dataclass(frozen=True)
+class LinkCurve:
+    """Bus bandwidth of a collective by the bytes that one rank sends: ``points`` of ``[bytes, GB/s]``."""
+
+    points: tuple[tuple[float, float], ...]
+    table: ClassVar[str] = "nvlink"
+
+    def __post_init__(self) -> None:
+        require_columns("points", self.points, ("bytes", "GB/s"))
+        sizes = [size for size, _ in self.points]
+        require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
+        times = [size / rate for size, rate in self.points]
+        # Fitted curves have steps where the protocol changes, but no more than that.
+        steady = all(later > earlier / 2 for earlier, later in itertools.pairwise(times))
+        require(steady, "points", self.points, "more bytes must not take less time")
+
+
+@dataclass(frozen=True)
+class NvlinkProfile:
+    """Collectives inside a node; the model is described in `fsdpbench.sim.model.network`.
+
+    Curves hold for ``curve_ranks`` GPUs; n of them reach ``(n / curve_ranks) ** ranks_exponent`` of it.
+    ``peak_gb_s`` bounds what a ring through many nodes carries inside each. ``copy_engine_gathers``: whether
+    copy engines can gather in symmetric memory; they take as long, and do not slow computation.
+    """
+
+    base_us: float
+    per_rank_us: float
+    peak_gb_s: float
+    curve_ranks: int
+    ranks_exponent: float
+    all_gather: LinkCurve
+    reduce_scatter: LinkCurve
+    all_reduce: LinkCurve
+    copy_engine_gathers: bool = False
+
+
+@dataclass(frozen=True)
+class NicProtocol:
+    """One of NCCL's protocols: a hop's latency over NVLink and over a NIC, and its share of the bandwidth.
+
+    ``most_gb_s``: what a rank sends at most, however fast the network. ``gathers``: whether all-gathers and
+    reduce-scatters between nodes use it.
+    """
+
+    nvlink_hop_us: float
+    nic_hop_us: float
+    bandwidth_share: float
+    most_gb_s: float = 1e6
+    gathers: bool = True
+    table: ClassVar[str] = "nic.protocols"
+
+    def carries(self, bandwidth: float) -> float:
+        """Bytes a second of ``bandwidth``, that of the links."""
+        return min(bandwidth * self.bandwidth_share, self.most_gb_s * 1e9)
+
+
+@dataclass(frozen=True)
+class NicProfile:
+    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at the same time."""
+
+    gb_s_per_node: float
+    efficiency: float
+    base_us: float
+    tree_share: float
+    protocols: tuple[NicProtocol, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
+
+
+@dataclass(frozen=True)
+class ContentionProfile:
+    """How much longer a kernel takes while the other kind runs beside it (1 = not at all).
+
+    ``kernel_share``: what kernels of several streams take from each other. With 1 two that run together take
+    twice as long, so that nothing is won; with 0 neither notices the other.
+    """
+
+    compute_slowdown: float
+    communication_slowdown: float
+    kernel_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class HostLinkProfile:
+    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and what one
+    rank of a full node reaches of that memory's bandwidth (optimizer steps on the host)."""
+
+    gb_s: float
+    latency_us: float
+    memory_gb_s: float = 38.0

@@ -1,0 +1,253 @@
+"""Collects what a simulated rank does and writes it as a Kineto trace.
+
+Recording is on the path of every simulated operator, so a call appends one tuple and nothing more. All that
+can be derived later is derived once, when the file is written:
+
+- *external ids*: the innermost operator or annotation around each launch, found by walking the host's
+  events in order of their start with a stack (they nest, because one simulated CPU thread makes them);
+- *spans on streams* (``gpu_user_annotation``): for each annotation and stream, from the first kernel that was
+  launched inside it to the end of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.trace_writer import (
+    CudaSync,
+    DeviceEvent,
+    HostEvent,
+    HostKind,
+    InstantEvent,
+    MemoryEvent,
+    TraceHeader,
+    write_trace,
+)
+
+
+class TraceRecorder:
+    """Collects events of one rank in simulated nanoseconds and writes them as Kineto JSON.
+
+    All ``*_ns`` are integer nanoseconds of the simulated clock. ``stream`` numbers are CUDA's as Kineto shows
+    them. Calls may come in any order of time, but spans of the CPU must nest.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        profile: HardwareProfile,
+        process_groups: Sequence[Mapping[str, Any]] = (),
+        gpus_per_node: int | None = None,
+    ) -> None:
+        per_node = gpus_per_node or profile.gpus_per_node
+        self._header = TraceHeader(rank, world_size, profile, tuple(process_groups), per_node)
+        self._host: list[HostEvent] = []
+        self._device: list[DeviceEvent] = []
+        self._syncs: list[CudaSync] = []
+        self._memory: list[MemoryEvent] = []
+        self._instants: list[InstantEvent] = []
+        self._correlation = 0
+
+    def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
+        """An operator on the main CPU thread; `inputs`: as `call_text` and `inputs_text` write them."""
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))
+
+    def annotation(self, name: str, start_ns: int, end_ns: int) -> None:
+        """A span of ``torch.profiler.record_function`` on the main CPU thread."""
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, ""))
+
+    def step(self, index: int, start_ns: int, end_ns: int) -> None:
+        """``ProfilerStep#index``."""
+        self.annotation(f"ProfilerStep#{index}", start_ns, end_ns)
+
+    def runtime(self, name: str, start_ns: int, end_ns: int) -> int:
+        """A runtime call on the CPU (cudaMalloc, cudaFree, cudaEventQuery); returns its correlation id."""
+        self._correlation += 1
+        correlation = self._correlation
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, correlation, ""))
+        return correlation
+
+    def kernel(
+        self,
+        name: str,
+        stream: int,
+        launch_start_ns: int,
+        launch_end_ns: int,
+        start_ns: int,
+        end_ns: int,
+        args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """A kernel with its launch and the flow between them; returns the correlation id.
+
+        ``args`` are added to the kernel's own (JSON values; keys as in Kineto).
+        """
+        correlation = self.runtime("cudaLaunchKernel", launch_start_ns, launch_end_ns)
+        self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
+        return correlation
+
+    def nccl_kernel(
+        self,
+        kind: str,
+        stream: int,
+        launch_start_ns: int,
+        launch_end_ns: int,
+        start_ns: int,
+        end_ns: int,
+        *,
+        in_elems: int,
+        out_elems: int,
+        dtype: str,
+        group_size: int,
+        group_name: str,
+        group_description: str = "default_pg",
+        group_ranks: Sequence[int] = (),
+        reduce_op: str = "Sum",
+    ) -> int:
+        """A collective's kernel (kind as in `Network.collective_ns`, dtype as torch writes it: Float).
+
+        Elements are those of one rank's input and output. Raises ValueError for an unknown kind.
+        """
+        name = kernel_name(kind, dtype, reduce_op)
+        args = {
+            "Collective name": metadata_name(kind),
+            "In msg nelems": in_elems,
+            "Out msg nelems": out_elems,
+            "Group size": group_size,
+            "dtype": dtype,
+            "In split size": "[]",
+            "Out split size": "[]",
+            "Process Group Name": group_name,
+            "Process Group Description": group_description,
+            "Process Group Ranks": _ranks_text(group_ranks),
+        }
+        correlation = self.runtime("cudaLaunchKernelExC", launch_start_ns, launch_end_ns)
+        self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
+        return correlation
+
+    def memcpy(
+        self,
+        kind: str,
+        stream: int,
+        launch_start_ns: int,
+        launch_end_ns: int,
+        start_ns: int,
+        end_ns: int,
+        nbytes: int,
+    ) -> int:
+        """A copy; kind is HtoD, DtoH or DtoD. Returns the correlation id."""
+        words = {"HtoD": "Pageable -> Device", "DtoH": "Device -> Pageable", "DtoD": "Device -> Device"}
+        correlation = self.runtime("cudaMemcpyAsync", launch_start_ns, launch_end_ns)
+        name = f"Memcpy {kind} ({words[kind]})"
+        rate = nbytes / (end_ns - start_ns) if end_ns > start_ns else 0
+        args = {"bytes": nbytes, "memory bandwidth (GB/s)": rate}
+        self._device.append(("gpu_memcpy", name, stream, start_ns, end_ns, correlation, args))
+        return correlation
+
+    def stream_wait_event(
+        self,
+        stream: int,
+        event_id: int,
+        record_stream: int,
+        record_correlation: int,
+        start_ns: int,
+        end_ns: int,
+        wait_start_ns: int,
+        wait_end_ns: int,
+    ) -> None:
+        """cudaStreamWaitEvent on the CPU, and the stream's wait (wait_*_ns) for the event's record.
+
+        The wait is written as an instant at its end: analyses count time between ``cuda_sync`` events' starts
+        and ends as busy, which a waiting stream is not.
+        """
+        correlation = self.runtime("cudaStreamWaitEvent", start_ns, end_ns)
+        wait = "Stream Wait Event", stream, wait_end_ns, wait_end_ns, correlation, event_id
+        self._syncs.append((*wait, record_stream, record_correlation))
+
+    def event_synchronize(
+        self, event_id: int, record_stream: int, record_correlation: int, start_ns: int, end_ns: int
+    ) -> None:
+        """The CPU waits for an event."""
+        correlation = self.runtime("cudaEventSynchronize", start_ns, end_ns)
+        self._syncs.append(
+            ("Event Sync", -1, start_ns, end_ns, correlation, event_id, record_stream, record_correlation)
+        )
+
+    def stream_synchronize(self, stream: int, start_ns: int, end_ns: int) -> None:
+        """The CPU waits for a stream."""
+        correlation = self.runtime("cudaStreamSynchronize", start_ns, end_ns)
+        self._syncs.append(("Stream Sync", stream, end_ns, end_ns, correlation, None, None, None))
+
+    def device_synchronize(self, start_ns: int, end_ns: int) -> None:
+        """The CPU waits for all streams."""
+        correlation = self.runtime("cudaDeviceSynchronize", start_ns, end_ns)
+        self._syncs.append(("Context Sync", -1, start_ns, end_ns, correlation, None, None, None))
+
+    def memory(
+        self, address: int, nbytes: int, allocated: int, reserved: int, time_ns: int, active: int = -1
+    ) -> None:
+        """Memory given out (``nbytes`` positive) or given back (negative), with the totals after it.
+
+        ``active`` (with what other streams still use) is ours: torch.profiler does not write it. -1: unknown.
+        """
+        self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
+
+    def alloc_retry(self, nbytes: int, freed: int, time_ns: int) -> None:
+        """The allocator gave its cache back (``freed`` bytes) and tried again for ``nbytes``."""
+        self._instants.append(("[alloc_retry]", time_ns, {"Bytes": nbytes, "Freed": freed}))
+
+    def write(self, path: Path | str) -> Path:
+        """Write ``path`` (gzip, the same bytes for the same events) and return it."""
+        target = Path(path)
+        write_trace(target, self._header, self._host, self._device, self._syncs, self._memory, self._instants)
+        return target
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """The list of a group's ranks as text, shortened as torch does for large groups."""
+    if len(ranks) <= 30:
+        return str(list(ranks))
+    head = ", ".join(str(rank) for rank in ranks[:29])
+    return f"[{head}, ..., {ranks[-1]}]"
+
+
+# Our kind -> (name of the kernel's algorithm, name in the kernel's metadata)
+_KINDS = {
+    "all_gather": ("AllGather", "_allgather_base"),
+    "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
+    "all_reduce": ("AllReduce", "allreduce"),
+    "broadcast": ("Broadcast", "broadcast"),
+    "all_to_all": ("SendRecv", "all_to_all"),
+    "barrier": ("AllReduce", "barrier"),
+}
+_REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
+_DTYPES = {
+    "BFloat16": "bf16",
+    "Half": "f16",
+    "Float": "f32",
+    "Double": "f64",
+    "Char": "i8",
+    "Byte": "u8",
+    "Bool": "u8",
+    "Int": "i32",
+    "Long": "i64",
+}
+
+
+def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:
+    """The kernel of a collective; raises ValueError for an unknown kind."""
+    if kind not in _KINDS:
+        raise ValueError(f"collective {kind!r}: known are {', '.join(_KINDS)}")
+    algorithm = _KINDS[kind][0]
+    if kind == "all_to_all":
+        return "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    reduction = f"_{reduce_op}_{_DTYPES.get(dtype, 'f32')}" if kind in _REDUCING else ""
+    return f"ncclDevKernel_{algorithm}{reduction}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def metadata_name(kind: str) -> str:
+    """The collective's name in a kernel's arguments."""
+    return _KINDS[kind][1]

@@ -1,1 +1,0 @@
-"""What the sanitizer reports: findings, places, names of streams, needless synchronisations."""

@@ -1,1 +1,0 @@
-"""Tensors without data: creation, storages, wrappers, pinned host memory."""

@@ -1,1 +1,0 @@
-"""The simulated clock: timeline, jitter, and the streams of backward."""

@@ -1,0 +1,220 @@
+"""The one simulated accelerator of a process: clock, memory, costs and trace, where kernels find them.
+
+torch calls the kernels that are registered for the device without saying for whom, so that there has to be
+one place a process where they find their device. This is it, and it is the only such place: `ACCELERATOR` is
+made empty on import and equipped by `Simulation.start`. (Kernels may be registered before, in a process that
+forks.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
+from fsdpbench.sim.model.trace_records import MemcpyRecord, trace_stream
+from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
+from fsdpbench.sim.torch_device.followed import HolderFollower, Lateness, MemoryFollower
+
+if TYPE_CHECKING:
+    from fsdpbench.sim.model.allocator import CachingAllocator
+    from fsdpbench.sim.model.allocator.types import AllocatorEvent, AllocatorListener
+    from fsdpbench.sim.model.cpu_costs import CpuCosts
+    from fsdpbench.sim.model.kernel_costs import KernelCosts
+    from fsdpbench.sim.model.network import Network
+    from fsdpbench.sim.model.trace_recorder import TraceRecorder
+    from fsdpbench.sim.torch_device.flops import FlopCount
+import hashlib
+import pickle
+
+from fsdpbench.files.shared_log import add_record, records
+
+DEVICE_TYPE = "sim"
+
+
+class SimulationNotStartedError(RuntimeError):
+    """The simulated device was used before `Simulation.start`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
+        )
+
+
+class Accelerator:
+    """State of the simulated device. Plain attributes, because every operator reads some of them.
+
+    ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
+    cost model knows (they were costed by their bytes). ``flops`` counts matrix products and ``jitter`` delays
+    collectives; both are None unless asked for. ``collectives_on_own_streams``: as before torch 2.8.
+    ``bytes_traced``: read and written, in the last trace, by kernels that memory limits.
+    ``undo_software`` takes back what the software profile has put in place.
+
+    ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those
+    that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
+    whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
+
+    ``holders`` has the storages' records by their blocks' identity, where steps are recorded (`replay/`).
+    ``graph_pool``: while a captured graph runs, the stream whose memory is its private pool.
+
+    ``shared_plans``: those of other processes; it outlives a run, as its plans outlive a process.
+
+    ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self.timeline = Timeline()
+        self.stream = DEFAULT_STREAM
+        self.allocator: CachingAllocator = None  # type: ignore[assignment]
+        self.kernel_costs: KernelCosts = None  # type: ignore[assignment]
+        self.cpu_costs: CpuCosts = None  # type: ignore[assignment]
+        self.network: Network = None  # type: ignore[assignment]
+        self.trace: TraceRecorder | None = None
+        self.host_ns_per_byte = 0.0
+        self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
+        self.on_out_of_memory: Callable[[str], None] | None = None
+        self.device_count = 1
+        self.streams: dict[int, Any] = {}
+        self.process_groups: list[Any] = []
+        self.collectives_on_own_streams = False
+        self.undo_software: Callable[[], None] = lambda: None
+        self.operators_launched = 0
+        self.events_traced = 0
+        self.bytes_traced = 0
+        self.unknown_operators: dict[str, int] = {}
+        self.flops: FlopCount | None = None
+        self.jitter: Lateness | None = None
+        self.known_values = 0
+        self.follows_numbers = False
+        self.copied_to_host = False
+        self.on_value: Callable[[str, Any, bool], None] | None = None
+        self.shared_plans: SharedPlans | None = None
+        self.sanitizer: MemoryFollower | None = None
+        self.account: HolderFollower | None = None
+        self.holders: dict[int, Any] | None = None
+        self.graph_pool: int | None = None
+        self.backward = BackwardStreams(self)
+        self._listeners: dict[AllocatorListener, bool] = {}
+
+    def forget_run(self) -> None:
+        """Drop what belongs to the simulation before this one."""
+        self.stream = DEFAULT_STREAM
+        self.streams, self.process_groups, self.unknown_operators = {}, [], {}
+        self.trace = self.graph_pool = self.holders = self.flops = None
+        self.on_out_of_memory = self.on_value = None
+        self.follows_numbers = False
+        self.operators_launched = self.bytes_traced = 0
+        self.stop_listening()
+
+    def require_started(self) -> None:
+        """Raise `SimulationNotStartedError` before `Simulation.start`."""
+        if not self.started:
+            raise SimulationNotStartedError
+
+    def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
+        """Report to ``listener`` what the allocator does, beside those who listen already. ``completions``:
+        when freed blocks are free at last, too.
+        """
+        self._listeners[listener] = completions
+        self._inform_listeners()
+
+    def stop_listening(self, listener: AllocatorListener | None = None) -> None:
+        """Report to ``listener`` no more (None: to no listener)."""
+        if listener is None:
+            self._listeners.clear()
+        else:
+            self._listeners.pop(listener, None)
+        self._inform_listeners()
+
+    def _inform_listeners(self) -> None:
+        """The allocator knows one listener; without one it costs nothing."""
+        listeners = tuple(self._listeners)
+
+        def tell_all(event: AllocatorEvent) -> None:
+            for listener in listeners:
+                listener(event)
+
+        if self.allocator is not None:
+            self.allocator.listener = tell_all if len(listeners) > 1 else next(iter(listeners), None)
+            self.allocator.tells_completion = any(self._listeners.values())
+
+    def copy_over_host_link(
+        self, kind: str, nbytes: int, *, blocking: bool, device: Any = None, host: Any = None
+    ) -> None:
+        """Copy between host and device (``kind``: ``HtoD`` or ``DtoH``) on the current stream.
+
+        ``blocking`` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
+        ``device`` and ``host`` are the tensors, as far as there are any; the sanitizer follows them.
+        """
+        if self.sanitizer is not None:
+            self.sanitizer.host_copy(self.stream, kind, device, host, blocking=blocking)
+        timeline = self.timeline
+        start = timeline.cpu
+        timeline.cpu += self.cpu_costs.launch_ns
+        payload = None if self.trace is None else MemcpyRecord(kind, nbytes, start, timeline.cpu)
+        timeline.launch(self.stream, Work.COPY, self.host_link_ns(nbytes), payload)
+        if blocking:
+            timeline.wait_for_stream(self.stream)
+
+    def report_finished(self, stream: int, payload: Any, start_ns: int, end_ns: int) -> None:
+        """Write settled device work to the trace (the timeline calls this)."""
+        if self.trace is not None:
+            payload.write(self.trace, trace_stream(stream), start_ns, end_ns)
+
+
+ACCELERATOR = Accelerator()
+
+
+# Plans that configurations of one sweep leave for each other, since most of their calls are the same.
+# A plan follows from the operator, its call and what surrounds it (hardware, software, the number of ranks).
+# Finding it out takes torch's rules for the meta device, ten times as long as reading it. Of one sweep all
+# runs the same code, so that nothing else can differ.
+
+
+class SharedPlans:
+    """The plans in the log at `path`, and those that this process adds to it in the end."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._surroundings: str | None = None
+        self._known: dict[bytes, bytes] = {}
+        self._made: dict[bytes, bytes] = {}
+
+    def begin(self, surroundings: str | None) -> None:
+        """A simulation starts. `surroundings`: all that plans depend on besides their calls; None: its plans
+        are not shared.
+        """
+        self._known, self._made = {}, {}
+        self._surroundings = surroundings
+        if surroundings is None:
+            return
+        for record in records(self._path):
+            where, plans = pickle.loads(record)
+            if where == surroundings:
+                self._known |= plans
+
+    def find(self, operator: Any, call: tuple[Any, ...]) -> Any:
+        """The plan of a call (a kernel's key), or None where it is not known."""
+        found = self._known.get(_name(operator, call)) if self._known else None
+        return None if found is None else pickle.loads(found)
+
+    def add(self, operator: Any, call: tuple[Any, ...], plan: Any) -> None:
+        """Keep a plan for others; what cannot be written down is not kept."""
+        if self._surroundings is None:
+            return
+        try:
+            self._made[_name(operator, call)] = pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return
+
+    def leave(self) -> None:
+        """Let others have what was found out here."""
+        if self._made:
+            add_record(self._path, pickle.dumps((self._surroundings, self._made), pickle.HIGHEST_PROTOCOL))
+            self._made = {}
+
+
+def _name(operator: Any, call: tuple[Any, ...]) -> bytes:
+    """What is in a call has a text that tells it from others; one with an address is never met again."""
+    return hashlib.blake2b(f"{operator} {call!r}".encode(), digest_size=16).digest()

@@ -1,0 +1,166 @@
+"""`torch.compile` of programs on the simulated device, from the moment that something compiles."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
+from fsdpbench.sim.torch_device.compile.refusals import (
+    REFUSED_OPTIONS,
+    CompileRefusedError,
+    refusal_behind,
+    refuse_options,
+)
+from fsdpbench.sim.torch_device.compile.report import REPORT, place_of
+from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
+from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
+from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
+
+_LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
+_RANDOM_NUMBERS = "fsdpbench.sim.torch_device.compile.random_numbers"
+"""Imported late: they bring Inductor with them."""
+_CUDA_GRAPHS = "triton.cudagraphs"
+
+
+def told() -> dict[str, Any] | None:
+    """What was compiled, for the result; None where nothing was to be."""
+    return REPORT.to_dict() if install.cache_info().currsize else None
+
+
+@functools.cache
+def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Have Inductor compile graphs of simulated tensors into plans. The first call of a process does it.
+
+    ``around`` is entered while the compiler is imported, and whenever it works.
+    """
+    with around():
+        choose_folder()
+        use_real_dynamo()
+        importlib.import_module(_LOWERING)
+        patch("exceeds_recompile_limit", _noticing_limit)
+        if "TORCH_LOGS" not in os.environ:
+            # Of lines in logs alone, for which Dynamo takes each file apart: a quarter of a warm trace.
+            patch("dynamo_function_name", lambda original: _no_name)
+        patch("compile_fx", functools.partial(_compile_by_device, around))
+        importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
+        check_code_on_disk()
+        _hide_the_simulator()
+        _lock_progress_within_process()
+
+
+def lower_backwards_with_forwards() -> None:
+    """Have each backward compiled together with its forward, for configurations of the bench.
+
+    torch writes a graph to its cache on disk when its backward is compiled, which otherwise waits for the
+    first backward: a step that runs out of memory in forward would be compiled again by every process.
+    """
+    functorch_config.force_non_lazy_backward_lowering = True
+
+
+def _as_it_is(refusal: CompileRefusedError) -> Exception:
+    """The refusal as one of Dynamo's own errors, which it does not wrap: its first line is told to users."""
+    shown = type("CompileRefusedError", (ShortenTraceback, CompileRefusedError), {})
+    error: Exception = shown(str(refusal), first_useful_frame=None)
+    return error
+
+
+def _lock_progress_within_process() -> None:
+    """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
+    the system, which is not given back where a process ends immediately, and Python complains of it."""
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())
+
+
+def _hide_the_simulator() -> None:
+    """Dynamo looks into every frame of Python while something compiled runs, so into the device's kernels
+    where an eager operator calls them. A GPU's are not frames of Python; these are to be none."""
+    trace_rules.add("fsdpbench.sim")
+    trace_rules.add("fsdpbench.torch_internals")
+
+
+def _no_name(filename: str, lineno: int) -> None:
+    """The function that a line is of: not known."""
+
+
+def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo asks it before it compiles a frame; past the limit that runs eager, which it only logs."""
+
+    def exceeds(*args: Any) -> Any:
+        found = original(*args)
+        code = sys._getframe(1).f_locals.get("code")
+        if found[0] and code is not None:
+            REPORT.past_limit[place_of(code)] += 1
+        return found
+
+    return exceeds
+
+
+def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes some."""
+    nodes = getattr(getattr(model, "graph", None), "nodes", ())
+    return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
+        is_on_device(value)
+        for node in nodes
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+    )
+
+
+@contextmanager
+def _as_simulated(captures: bool = False) -> Iterator[None]:
+    """Settings with which graphs of the device are compiled, and looked up."""
+    lowering: Any = sys.modules[_LOWERING]
+    with (
+        lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
+        compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
+        # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
+        functorch_config.patch(graphsafe_rng_functionalization=False),
+    ):
+        yield
+
+
+def _set_for_all(config: Any) -> dict[str, Any]:
+    """What the program has set for all that Inductor compiles."""
+    return {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
+
+
+def _compile_by_device(
+    around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """In the place of Inductor's `compile_fx`."""
+    lowering: Any = sys.modules[_LOWERING]
+
+    def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
+        with around():  # backward's turn may come after `compile_fx` has returned
+            return lowering.lower(gm, example_inputs, captures=captures, **about)
+
+    def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        if not _is_simulated(model, inputs) or args or "inner_compile" in options:
+            return original(model, inputs, *args, **options)
+        patches = dict(options.get("config_patches") or {})
+        captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
+        options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
+        with around(), _as_simulated(captures):
+            try:
+                refuse_options({**_set_for_all(lowering.inductor_config), **patches})
+                return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
+            except Exception as error:
+                refusal = refusal_behind(error)
+                if refusal is None:
+                    raise
+                REPORT.refused[str(refusal)] += 1
+                raise _as_it_is(refusal) from None
+
+    return compile_fx

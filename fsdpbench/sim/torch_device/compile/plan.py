@@ -1,0 +1,165 @@
+"""The plan of one compiled graph: Inductor's fused kernels, and what each launch reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.model.cpu_costs import CpuCosts
+from fsdpbench.sim.model.kernel_costs import KernelCosts, fused
+from fsdpbench.sim.model.timeline import Work
+from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.compile.cuda_graphs import CapturedGraph
+from fsdpbench.sim.torch_device.compile.report import REPORT
+from fsdpbench.sim.torch_device.operators.inputs import inputs_text
+from fsdpbench.sim.torch_device.storage import forget, record_of
+
+_REDUCTIONS = ("red", "per")
+"""Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a fused kernel.
+
+    ``category``: Inductor's (`poi`, `red`, `per`, …). ``nbytes``: read plus written. ``writes``: the places
+    of its arguments that are written. ``of_args``: where shapes vary, the bytes of its arguments for
+    the shapes that it was planned with; a launch with others moves as many times more. Else 0.
+    """
+
+    name: str
+    category: str
+    nbytes: int
+    writes: tuple[int, ...]
+    of_args: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise ValueError(f"kernel {self.name}: {self.nbytes} bytes")
+
+    @property
+    def kind(self) -> str:
+        """The bandwidth of the hardware profile that it reaches."""
+        return fused("reduction" if self.category in _REDUCTIONS else "pointwise")
+
+
+class Plan:
+    """The launches of one graph, in the order of its wrapper, which calls this while it runs."""
+
+    def __init__(self) -> None:
+        self.launches: Sequence[Launch] = ()
+        self.extern_bytes = 0
+        self.fallbacks: Sequence[str] = ()
+        self.captured: CapturedGraph | None = None
+        self.not_captured = ""
+        self._costs: KernelCosts | None = None
+        self._durations_ns: list[int] = []
+
+    def complete(self, launches: Sequence[Launch], extern_bytes: int, fallbacks: Sequence[str]) -> None:
+        """Say what the graph launches; ``extern_bytes``: of its products, attention and other operators."""
+        self.launches, self.extern_bytes = tuple(launches), extern_bytes
+        self.fallbacks = tuple(fallbacks)
+        REPORT.add_plan(self)
+
+    def capture(self, static: Sequence[int], why_not: str) -> None:
+        """It is to be a CUDA graph; ``static``: inputs that stay where they are, ``why_not``: what keeps it
+        from that, if anything."""
+        self.not_captured = why_not
+        self.captured = None if why_not else CapturedGraph(static)
+
+    def take_inputs(self, args: Sequence[Any]) -> None:
+        """The inputs of the call that comes, where it may be a CUDA graph."""
+        if self.captured is not None:
+            self.captured.take_inputs(args)
+
+    @property
+    def nbytes(self) -> int:
+        """Read and written by all kernels, as Inductor counts."""
+        return self.extern_bytes + sum(launch.nbytes for launch in self.launches)
+
+    def kernel(self, name: str) -> FusedKernel:
+        """What the wrapper calls as `name`."""
+        return FusedKernel(self)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """One call of the graph. Backward's kernels are one node of autograd, not one each."""
+        accelerator = ACCELERATOR
+        costs = accelerator.cpu_costs
+        start = accelerator.timeline.cpu
+        accelerator.timeline.cpu += costs.module_call_ns + costs.autograd_node_ns
+        accelerator.cpu_costs = _Compiled(costs)
+        REPORT.calls += 1
+        try:
+            with nullcontext() if self.captured is None else self.captured.running():
+                yield
+        finally:
+            accelerator.cpu_costs = costs
+            if accelerator.trace is not None:
+                accelerator.trace.cpu_op("CompiledFxGraph", start, accelerator.timeline.cpu)
+
+    def nbytes_of(self, index: int, args: Sequence[Any]) -> int:
+        """Bytes that a launch with these arguments moves."""
+        launch = self.launches[index]
+        if not launch.of_args:
+            return launch.nbytes
+        sizes = (a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+        return round(launch.nbytes * sum(sizes) / launch.of_args)
+
+    def duration_ns(self, index: int, nbytes: int) -> int:
+        """Duration of a launch on the present hardware."""
+        costs, launch = ACCELERATOR.kernel_costs, self.launches[index]
+        if launch.of_args:
+            return costs.memory_bound_ns(nbytes, launch.kind)
+        if self._costs is not costs:
+            self._costs = costs
+            self._durations_ns = [costs.memory_bound_ns(each.nbytes, each.kind) for each in self.launches]
+        return self._durations_ns[index]
+
+
+class FusedKernel:
+    """A kernel of Inductor's, launched as Triton's are."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def run(self, index: int, *args: Any, stream: Any = None) -> None:
+        """Launch it. ``index``: which launch of the plan this is; the rest are the kernel's own arguments."""
+        accelerator = ACCELERATOR
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive(args)
+        launch, nbytes = self._plan.launches[index], self._plan.nbytes_of(index, args)
+        duration_ns = self._plan.duration_ns(index, nbytes)
+        if accelerator.known_values:
+            for place in launch.writes:
+                forget(record_of(args[place].untyped_storage()))
+        timeline, costs = accelerator.timeline, accelerator.cpu_costs
+        start = timeline.cpu
+        launched = start + costs.operator_ns
+        timeline.cpu = launched + costs.launch_ns
+        trace = accelerator.trace
+        payload = None
+        if trace is not None:
+            payload = KernelRecord(launch.name, launched, timeline.cpu)
+            accelerator.bytes_traced += nbytes
+        timeline.launch(accelerator.stream, Work.COMPUTE, duration_ns, payload)
+        accelerator.operators_launched += 1
+        if trace is not None:
+            told = f'"kernel_backend":"triton","kernel_num_gb":{nbytes / 1e9:.9f},{inputs_text(args)}'
+            trace.cpu_op(launch.name, start, timeline.cpu, told)
+
+
+class _Compiled(CpuCosts):
+    """The CPU's costs inside of a compiled graph: operators that it calls make no nodes of autograd."""
+
+    __slots__ = ()
+
+    def __init__(self, costs: CpuCosts) -> None:
+        for slot in CpuCosts.__slots__:
+            setattr(self, slot, getattr(costs, slot))
+        self.autograd_node_ns = 0

@@ -1,0 +1,96 @@
+"""Where plans are kept on disk: in a folder of this user's that no one else can write into.
+
+Inductor's cache holds pickles and Python files, and whoever can put a file there has it run. Its default is a
+name in the common temporary folder, which another user may have taken first. Broken pickles it makes again
+itself, and takes a Python file for whole if it is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.files.whole_files import write_whole
+from fsdpbench.sim.torch_device.compile import ASKED_FOLDER, CACHE_VARIABLE
+from fsdpbench.torch_internals import inductor_default_cache_dir, patch
+
+
+@functools.cache
+def of_compiler() -> str:
+    """Return a digest of the sources that make plans, read once by this process or its fork server."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
+    """The folder, which exists, for this process and what it starts: the one that was `asked` for, if
+    any, else `fsdpbench/compiled` among the user's caches. Where others can write into it, or it cannot be
+    made, a new one that no other process shares, with a warning.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    if asked and Path(asked) == Path(inductor_default_cache_dir()):
+        asked = (
+            None  # nobody's wish: torch itself writes it into the environment when its compiler is imported
+        )
+    folder = Path(asked) if asked else home / "fsdpbench" / "compiled"
+    problem = _problem(folder)
+    if problem:
+        named = f"{CACHE_VARIABLE}={asked}" if asked else str(folder)
+        warnings.warn(
+            f"{named}: {problem}; compiled plans are not kept. Name a folder of your own in {CACHE_VARIABLE}",
+            stacklevel=2,
+        )
+        folder = Path(tempfile.mkdtemp(prefix="fsdpbench-compiled-"))
+    os.environ[CACHE_VARIABLE] = str(folder.absolute())
+    return folder
+
+
+def _problem(folder: Path) -> str:
+    """Why nothing is to be read from there; "" if nothing speaks against it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+    except OSError as error:
+        return f"it cannot be used ({error.strerror})"
+    if found.st_uid != os.getuid():
+        return "it belongs to another user"
+    if stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write into it"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it cannot be written"
+
+
+def check_code_on_disk() -> None:
+    """Have each Python file of the cache hold what was to be written there, before it is imported."""
+
+    def of_code(original: Callable[..., tuple[str, str]]) -> Any:
+        def write(source_code: str, *args: Any, **options: Any) -> tuple[str, str]:
+            key, path = original(source_code, *args, **options)
+            _mend(path, source_code)
+            return key, path
+
+        return staticmethod(write)
+
+    def of_graph(original: Callable[[Any], str]) -> Any:
+        def write_to_disk(graph: Any) -> str:
+            path = original(graph)
+            _mend(path, graph.source_code)
+            return path
+
+        return write_to_disk
+
+    patch("compiled_code_to_disk", of_code)
+    patch("compiled_graph_to_disk", of_graph)
+
+
+def _mend(path: str, source: str) -> None:
+    if Path(path).read_bytes() != source.encode():
+        write_whole(Path(path), source)

@@ -1,0 +1,176 @@
+"""A GPU and its Triton, as far as Inductor asks for them: answered by the hardware profile, while it lowers.
+
+Inductor's lowering looks at the GPU's properties (how to split reductions), whether Triton is there (else it
+refuses), and how device guards are written. Fake tensors need no device, so that it lowers for "cuda" on any
+machine; all of this is undone when it is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.torch_internals import (
+    DeviceOpOverrides,
+    device_interface,
+    inductor_common,
+    patched,
+    replaced,
+)
+
+_FEW_THREADS = ((8, 6), (8, 9), (12, 0))
+"""Capabilities whose multiprocessors hold 1,536 threads; those of data centres hold 2,048 (CUDA programming
+guide, technical specifications by compute capability)."""
+
+
+def properties() -> Any:
+    """What `torch.cuda.get_device_properties` would say of the simulated GPU."""
+    found = torch.get_device_module(DEVICE_TYPE).get_device_properties()
+    capability = (found.major, found.minor)
+    return SimpleNamespace(
+        name=found.name,
+        major=found.major,
+        minor=found.minor,
+        total_memory=found.total_memory,
+        multi_processor_count=found.multi_processor_count,
+        max_threads_per_multi_processor=1536 if capability in _FEW_THREADS else 2048,
+        warp_size=found.warp_size,
+        regs_per_multiprocessor=65536,
+        gcnArchName="",
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
+
+
+class _DeviceCode(DeviceOpOverrides):
+    """How the wrapper enters a device and asks for its stream."""
+
+    def import_get_raw_stream_as(self, name: str) -> str:
+        return f"from fsdpbench.sim.torch_device.compile.running import raw_stream as {name}"
+
+    def set_device(self, device_idx: int) -> str:
+        return "pass"
+
+    def synchronize(self) -> str:
+        return "torch.sim.synchronize()"
+
+    def device_guard(self, device_idx: int) -> str:
+        return "plan.running()"
+
+    def current_stream(self) -> str:
+        return "torch.sim.current_stream()"
+
+
+def _interface() -> type:
+    """The device "cuda" as the compiler sees devices."""
+    found = properties()
+
+    class Pretended(device_interface.DeviceInterface):
+        class Worker:
+            set_device = staticmethod(lambda device: None)
+            current_device = staticmethod(lambda: 0)
+            get_device_properties = staticmethod(lambda device=None: found)
+
+        device = _NoGuard
+        current_device = staticmethod(lambda: 0)
+        set_device = staticmethod(lambda device: None)
+        device_count = staticmethod(lambda: 1)
+        is_available = staticmethod(lambda: True)
+        synchronize = staticmethod(lambda device=None: None)
+        get_device_properties = staticmethod(lambda device=None: found)
+        get_compute_capability = staticmethod(lambda device=None: found.major * 10 + found.minor)
+        is_bf16_supported = staticmethod(lambda including_emulation=False: True)
+        is_triton_capable = staticmethod(lambda device=None: True)
+        raise_if_triton_unavailable = staticmethod(lambda device=None: None)
+
+    return Pretended
+
+
+class _NoGuard:
+    def __init__(self, device: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+
+def _inverted(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.bitwise_not(tensor)
+
+
+def _contiguous(
+    tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.contiguous.default(tensor, memory_format=memory_format)
+    return made
+
+
+def _copied(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.copy_.default(tensor, source, non_blocking)
+    return made
+
+
+@contextmanager
+def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
+    """While this is entered, Inductor lowers for "cuda" with these two in the place of its own."""
+    list(
+        device_interface.get_registered_device_interfaces()
+    )  # else registered inside, over what is put there
+    inductor_common.init_backend_registration()
+    inductor_common.get_device_op_overrides("cuda")  # has all of them registered
+    with ExitStack() as stack:
+        found = properties()
+        capability = (found.major, found.minor)
+        stack.enter_context(
+            replaced(
+                torch.cuda,
+                device_count=lambda: 1,
+                current_device=lambda: 0,
+                get_device_capability=lambda device=None: capability,
+                get_device_properties=lambda device=None: found,
+                is_bf16_supported=lambda including_emulation=True: True,
+                device=_NoGuard,
+                # Of operators that are computed again with the same random numbers: 16 bytes of the host.
+                get_rng_state=lambda device="cuda": torch.empty(16, dtype=torch.uint8, device="cpu"),
+                set_rng_state=lambda new_state, device="cuda": None,
+            )
+        )
+        # Their bindings ask for the device's guard, which a build without CUDA does not have.
+        own = {"__invert__": _inverted, "contiguous": _contiguous, "copy_": _copied}
+        stack.enter_context(replaced(torch.Tensor, **own))
+        stack.enter_context(replaced(torch.version, cuda=torch.version.cuda or "12.8"))
+        stack.enter_context(patched("triton_hash", lambda original: lambda: "simulated"))
+        for module in list(sys.modules.values()):  # imported by name in many
+            if getattr(module, "__name__", "").startswith("torch.") and "has_triton" in vars(module):
+                stack.enter_context(replaced(module, has_triton=lambda: True))
+        _put(stack, device_interface.device_interfaces, _interface())
+        _put(stack, inductor_common.device_op_overrides_dict, _DeviceCode())
+        _put(
+            stack,
+            inductor_common.device_codegens,
+            inductor_common.DeviceCodegen(scheduling, wrapper, None, None),
+        )
+        yield
+
+
+def _put(stack: ExitStack, table: dict[str, Any], value: Any) -> None:
+    """Into a table of devices for "cuda", until the stack is left."""
+    before = table.get("cuda")
+    table["cuda"] = value
+
+    def back() -> None:
+        if before is None:
+            del table["cuda"]
+        else:
+            table["cuda"] = before
+
+    stack.callback(back)

@@ -1,0 +1,143 @@
+"""What torch asks of a process group, brought down to two questions: run a collective, run a list form.
+
+torch knows a dozen forms of each collective (single tensors, lists, coalesced, older names). A group that
+stands for ranks which are not there treats them all alike: so many bytes of this kind, from these tensors
+into those. `SimProcessGroup` and `EmulatedProcessGroup` say what running one means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from fsdpbench.sim.torch_device.distributed.coalescing import Coalescing
+from fsdpbench.sim.torch_device.distributed.membership import total_bytes
+from fsdpbench.sim.torch_device.strict import collectives as strict
+
+
+class CollectiveCalls(Coalescing):
+    """The forms of each collective that torch knows, brought down to ``call`` and ``run_list``."""
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Gather equal shards into one tensor."""
+        strict.refuse_gather(output, input, self._group_size)
+        return self.call("all_gather", total_bytes(output), [input], [output], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce a tensor and keep one shard."""
+        strict.refuse_reduce_scatter(output, input, self._group_size)
+        return self.call("reduce_scatter", total_bytes(input), [input], [output], opts)
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place."""
+        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Copy tensors from one rank to all."""
+        strict.refuse_root(opts, self._group_size, "broadcast")
+        return self.call("broadcast", total_bytes(*tensors), tensors, tensors, opts)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce to one rank: half of an all-reduce."""
+        strict.refuse_root(opts, self._group_size, "reduce")
+        return self.call("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Gather into a list: through one flat buffer where sizes are equal, and a copy out of it."""
+        for tensors in outputs:
+            strict.refuse_list(tensors, self._group_size)
+        flat = [tensor for tensor_list in outputs for tensor in tensor_list]
+        return self.run_list("all_gather", inputs, flat, flat, opts)
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Reduce a list and keep one of it: a copy into one flat buffer first where sizes are equal."""
+        for tensors in inputs:
+            strict.refuse_list(tensors, self._group_size)
+        flat = [tensor for tensor_list in inputs for tensor in tensor_list]
+        return self.run_list("reduce_scatter", flat, outputs, flat, opts)
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+    ) -> Work:
+        """Every rank sends a part to every rank."""
+        strict.refuse_splits(input_split_sizes, input, self._group_size)
+        strict.refuse_splits(output_split_sizes, output, self._group_size)
+        most = max(total_bytes(input), total_bytes(output))
+        return self.call("all_to_all", most, [input], [output], opts)
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Every rank sends a tensor to every rank."""
+        strict.refuse_list(inputs, self._group_size)
+        strict.refuse_list(outputs, self._group_size)
+        most = max(total_bytes(*inputs), total_bytes(*outputs))
+        return self.call("all_to_all", most, inputs, outputs, opts)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Gather to one rank: it receives as much as in an all-gather."""
+        strict.refuse_root(opts, self._group_size, "gather")
+        for tensors in outputs:
+            strict.refuse_count(tensors, self._group_size, "gather", "output")
+            strict.refuse_sizes(tensors, inputs[0], "gather")
+        return self.call("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
+
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Scatter from one rank: it sends as much as in a broadcast."""
+        strict.refuse_root(opts, self._group_size, "scatter")
+        for tensors in inputs:
+            strict.refuse_count(tensors, self._group_size, "scatter", "input")
+            strict.refuse_sizes(tensors, outputs[0], "scatter")
+        return self.call("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait for all ranks; the CPU waits too."""
+        return self.call("barrier", 0, [], [], opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place, in one group of kernels."""
+        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts, len(tensors))
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Several all-gathers in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            strict.refuse_gather(output, input, self._group_size)
+        return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs))
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Several reduce-scatters in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            strict.refuse_reduce_scatter(output, input, self._group_size)
+        return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
+        """Not simulated: the other rank is not there."""
+        raise NotImplementedError(
+            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
+        )
+
+    recv = send

@@ -1,0 +1,197 @@
+"""The handle of a collective, and what the trace says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.distributed import Work
+from torch.futures import Future
+
+from fsdpbench.sim.model.timeline import Marker, Timeline
+from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.strict.words import scalar_type
+from fsdpbench.torch_internals import current_graph_task_id, queue_callback
+
+if TYPE_CHECKING:
+    from fsdpbench.sim.model.trace_recorder import TraceRecorder
+
+
+class Communicator(Protocol):
+    """What the trace says of a process group."""
+
+    @property
+    def group_name(self) -> str: ...
+
+    @property
+    def group_desc(self) -> str: ...
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+
+class CollectiveWork(Work):
+    """Handle of a collective."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        marker: Marker | None,
+        tensors: Sequence[torch.Tensor],
+        *,
+        blocks_cpu: bool = False,
+    ) -> None:
+        super().__init__()
+        self._accelerator = accelerator
+        self.marker = marker
+        self.held = list(tensors)
+        self._results = list(tensors)
+        self._blocks_cpu = blocks_cpu
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Make the current stream wait for the collective (a barrier blocks the CPU)."""
+        if self.marker is not None:
+            timeline = self._accelerator.timeline
+            timeline.cpu += self._accelerator.cpu_costs.event_ns
+            timeline.make_wait(self._accelerator.stream, self.marker)
+            if self._blocks_cpu:
+                timeline.wait_for(self.marker)
+        self.held.clear()
+        self._results = []
+        return True
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the device has done it."""
+        return self.marker is None or self._accelerator.timeline.has_passed(self.marker)
+
+    def is_success(self) -> bool:
+        """Simulated collectives do not fail."""
+        return True
+
+    def exception(self) -> None:
+        """Simulated collectives do not fail."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors."""
+        return self._results
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """A future that is done already, as NCCL's is: who waits for it makes the current stream wait."""
+        return CollectiveFuture(self._accelerator, self.marker, self._results)
+
+
+class CollectiveFuture(Future[Any]):
+    """The outcome of work on the device. It is done when it is made; `marker` says when its value is ready.
+
+    As NCCL's futures: `wait` makes the current stream wait, callbacks run on a stream of their own behind the
+    work. DDP takes futures to C++, where nothing waits on streams: within backward all of them are joined at
+    its end, before DDP copies what was reduced.
+    """
+
+    def __init__(self, accelerator: Accelerator, marker: Marker | None, value: Any) -> None:
+        super().__init__()
+        self._accelerator = accelerator
+        self._marker = marker
+        self.set_result(value)
+        if marker is not None and current_graph_task_id() != -1:
+            JOIN_AFTER_BACKWARD.add(self)
+
+    def wait(self) -> Any:
+        """The value; the current stream waits until it is ready."""
+        self.join()
+        return super().wait()
+
+    def join(self) -> None:
+        """Make the current stream wait until the value is ready."""
+        if self._marker is not None:
+            timeline = self._accelerator.timeline
+            timeline.cpu += self._accelerator.cpu_costs.event_ns
+            timeline.make_wait(self._accelerator.stream, self._marker)
+
+    def then(self, callback: Any) -> Any:
+        """Run ``callback(self)`` behind the work, on a stream of its own; its outcome as a future."""
+        if self._marker is None:
+            return super().then(callback)
+        accelerator = self._accelerator
+        timeline, before = accelerator.timeline, accelerator.stream
+        accelerator.stream = JOIN_AFTER_BACKWARD.callback_stream(timeline)
+        try:
+            self.join()
+            value = callback(self)
+            return CollectiveFuture(accelerator, timeline.record(accelerator.stream), value)
+        finally:
+            accelerator.stream = before
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Run ``callback(self)`` behind the work."""
+        self.then(callback)
+
+
+class _JoinAfterBackward:
+    """Futures that were taken within backward: waited for by one callback at its end."""
+
+    def __init__(self) -> None:
+        self._works: list[CollectiveFuture] = []
+        self._backward = -1
+        self._callbacks: tuple[Any, int] | None = None
+
+    def callback_stream(self, timeline: Timeline) -> int:
+        """The stream of callbacks (CUDA takes one of its pool)."""
+        if self._callbacks is None or self._callbacks[0] is not timeline:
+            self._callbacks = (timeline, timeline.add_stream())
+        return self._callbacks[1]
+
+    def add(self, work: CollectiveFuture) -> None:
+        """Wait for a future at the end of the backward that runs."""
+        backward = current_graph_task_id()
+        if backward != self._backward:  # also after a backward that ended in an error, without its callback
+            self._backward = backward
+            self._works = []
+            queue_callback(self._join)
+        self._works.append(work)
+
+    def _join(self) -> None:
+        works, self._works = self._works, []
+        self._backward = -1
+        for work in works:
+            work.join()
+
+
+JOIN_AFTER_BACKWARD = _JoinAfterBackward()
+
+
+class CollectiveRecord:
+    """What the trace says of a collective."""
+
+    __slots__ = ("dtype", "group", "in_elems", "kind", "launch_end_ns", "launch_start_ns", "out_elems")
+
+    def __init__(
+        self,
+        group: Communicator,
+        kind: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        launch_start_ns: int,
+        launch_end_ns: int,
+    ) -> None:
+        self.group = group
+        self.kind = kind
+        self.in_elems = sum(tensor.numel() for tensor in inputs)
+        self.out_elems = sum(tensor.numel() for tensor in outputs)
+        self.dtype = scalar_type(outputs[0]) if outputs else "Float"
+        self.launch_start_ns = launch_start_ns
+        self.launch_end_ns = launch_end_ns
+
+    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add the collective to a trace, now that its times are known."""
+        times, group = (self.launch_start_ns, self.launch_end_ns, start_ns, end_ns), self.group
+        trace.nccl_kernel(
+            self.kind, stream, *times, in_elems=self.in_elems, out_elems=self.out_elems, dtype=self.dtype,
+            group_size=len(group.ranks), group_name=group.group_name, group_description=group.group_desc,
+            group_ranks=group.ranks,
+        )  # fmt: skip

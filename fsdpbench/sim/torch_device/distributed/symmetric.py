@@ -1,0 +1,116 @@
+"""Symmetric memory (`torch.distributed._symmetric_memory`) on the simulated device, as far as FSDP2 uses it.
+
+Ranks of a group meet for a tensor (`rendezvous`); NCCL then gathers into it by copy engines where it may use
+no multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather
+takes as long as the ordinary one, slows no computation and is not slowed by any
+(`nvlink.copy_engine_gathers` of a profile, estimated). NCCL's kernels for symmetric memory, which run
+otherwise, take what ordinary ones take.
+
+The memory is the caching allocator's: a pool of its own and the meeting itself cost nothing here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.storage import record_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.torch_internals import expect, replace, symmetric_memory
+
+_POLICY = "NCCL_CTA_POLICY"
+_ZERO = "2"
+
+
+class Pool:
+    """Stands for the pool of symmetric memory."""
+
+
+POOL = Pool()
+
+
+class _Meeting:
+    """What a rendezvous returns: of its use beside collectives nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(
+            f"symmetric memory is simulated for collectives into it alone, not for its `{name}`"
+        )
+
+
+def use_pool(pool: Any) -> AbstractContextManager[None]:
+    """`use_mem_pool`: of the pool of symmetric memory. Raises NotImplementedError for another one."""
+    if pool is not POOL:
+        raise NotImplementedError(
+            "torch.cuda.use_mem_pool is not simulated: the caching allocator is simulated as it is; leave "
+            "other allocators and pools out"
+        )
+    return nullcontext()
+
+
+def gathers_by_copy_engines(
+    kind: str, outputs: Sequence[torch.Tensor], ranks: Sequence[int], network: Network
+) -> bool:
+    """Whether a collective of `ranks` into `outputs` is one that copy engines do."""
+    if kind != "all_gather" or os.environ.get(_POLICY) != _ZERO:
+        return False
+    records = [record_of(tensor.untyped_storage()) for tensor in outputs]
+    registered = all(record is not None and record.symmetric for record in records)
+    return registered and network.nodes_of(ranks) == 1
+
+
+def why_unavailable(network: Network) -> str | None:
+    """Why GPUs cannot gather by copy engines; None if they can."""
+    if network.profile.nvlink.copy_engine_gathers:
+        return None
+    return (
+        f"the hardware profile {network.profile.name} has no all-gathers by copy engines "
+        "(nvlink.copy_engine_gathers): no source has figures for these GPUs"
+    )
+
+
+def patch_symmetric_memory(accelerator: Accelerator) -> None:
+    """Let memory of the simulated device be symmetric; other devices have torch's."""
+    backend = expect(symmetric_memory, "set_backend")
+    pool = expect(symmetric_memory, "get_mem_pool")
+    meet = expect(symmetric_memory, "rendezvous")
+    use = expect(torch.cuda, "use_mem_pool")
+
+    def set_backend(name: str) -> None:
+        if not accelerator.started:
+            backend(name)
+        elif name != "NCCL":
+            raise NotImplementedError(f"symmetric memory of {name} is not simulated: NCCL's is")
+
+    def get_mem_pool(device: Any) -> Any:
+        return POOL if accelerator.started else pool(device)
+
+    def rendezvous(tensor: torch.Tensor, group: Any) -> Any:
+        if not is_on_device(tensor):
+            return meet(tensor, group)
+        reason = why_unavailable(accelerator.network)
+        if reason is not None:
+            raise RuntimeError(f"symmetric memory: {reason}")
+        record = record_of(tensor.untyped_storage())
+        assert record is not None
+        record.symmetric = True
+        return _Meeting()
+
+    @functools.wraps(use)  # Dynamo looks below the wrapper
+    def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Any:
+        return use_pool(pool) if pool is POOL else use(pool, *args, **kwargs)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "set_backend": set_backend,
+        "get_mem_pool": get_mem_pool,
+        "rendezvous": rendezvous,
+    }
+    replace(symmetric_memory, **functions)
+    replace(torch.cuda, use_mem_pool=use_mem_pool)

@@ -1,0 +1,126 @@
+"""Operators that make a router's choices, and those whose result is as long as a mask of them says.
+
+Each entry as in `special_operators.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, rows_of
+from fsdpbench.sim.torch_device.operators.execution import carry_out
+from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, data_dependent
+from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
+from fsdpbench.sim.torch_device.storage import Chosen, Numbered
+from fsdpbench.sim.torch_device.tensors import is_on_device
+
+Kernel = Callable[..., Any]
+_COUNT_BYTES = 8
+_INDEX = torch.int64
+
+
+def ranked(operator: Any, by_shape: Kernel) -> Kernel:
+    """`topk`, `sort`, `argmax` and `max` over a dimension: the indices are choices among its elements."""
+
+    def kernel(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = by_shape(scores, *args, **kwargs)
+        if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
+            return result
+        indices = result[1] if isinstance(result, (list, tuple)) else result
+        dim = _dim(operator, args, kwargs)
+        if dim is not None and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
+            mark(indices, Chosen(scores.shape[dim]))
+        return result
+
+    return kernel
+
+
+def _dim(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
+    """The dimension that a call ranks along; None for all elements."""
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dim" not in names:
+        return None
+    place = names.index("dim") - 1
+    value = args[place] if place < len(args) else kwargs.get("dim", _default_dim(operator, place + 1))
+    return value if isinstance(value, int) else None
+
+
+def _default_dim(operator: Any, place: int) -> Any:
+    argument = operator._schema.arguments[place]
+    return argument.default_value if argument.has_default_value() else None
+
+
+def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
+    """`nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then places are written."""
+
+    def kernel(mask: torch.Tensor) -> torch.Tensor:
+        rows = rows_of(mask)
+        if rows is None:
+            raise data_dependent(operator)
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
+        count = torch.count_nonzero(mask)
+        ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
+        nbytes = rows * mask.dim() * _INDEX.itemsize
+        shape, strides = (rows, mask.dim()), (1, rows)  # on CUDA, an index's column is contiguous
+        duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
+        plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
+                    OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
+        plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
+        places: torch.Tensor = carry_out(plan, [mask])
+        if rows == mask.numel() == len(mask):
+            mark(places, Numbered(rows))
+        return places
+
+    return kernel
+
+
+def masked_select(operator: Any, by_shape: Kernel) -> Kernel:
+    """`masked_select`: as `tensor[mask]`."""
+
+    def kernel(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if rows_of(mask) is None:
+            raise data_dependent(operator)
+        tensor, mask = torch.broadcast_tensors(tensor, mask)
+        chosen: torch.Tensor = tensor[mask]
+        return chosen
+
+    return kernel
+
+
+def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """Indices of `tensor[indices]` with the places of masks in their stead, as torch itself has it."""
+    if not any(_is_mask(index) for index in indices):
+        return indices
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and _is_mask(index) and rows_of(index) is not None:
+            found += index.nonzero().unbind(1)
+        else:
+            found.append(index)
+    return found
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8) and is_on_device(index)
+
+
+def written_by_places(operator: Any, by_shape: Kernel) -> Kernel:
+    """`tensor[indices] = values`, and the gradient of `tensor[indices]`."""
+
+    def kernel(tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return by_shape(tensor, by_places(indices), *args, **kwargs)
+
+    return kernel
+
+
+CHOICE_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+    **dict.fromkeys(("topk", "sort", "argmax", "max"), ranked),
+    "nonzero": nonzero,
+    "masked_select": masked_select,
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), written_by_places),
+}

@@ -1,0 +1,155 @@
+"""What is known of a router's choices: they are taken to be balanced, which gives masks of them a length.
+
+    topk(scores, k).indices                chosen among N experts
+    one_hot(chosen), chosen == expert      a mask of which k/N, or 1/N, is true
+    mask.sum(), mask.any()                 numbers, once they cover enough of it
+    torch.where(mask), x[mask]             as many rows as that share says; the script's line is told
+    mask.sum((1, 2)).nonzero()             every expert, by its number
+
+The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of
+scores, of tokens) has no share, and what depends on its length stays refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.storage import Choice, Chosen, Numbered, Share, forget, record_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
+
+_OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
+"""Operators whose result holds what all of their tensors hold."""
+_OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll", "repeat_interleave"}
+"""Those whose result holds what their first tensor holds."""
+_NEGATIONS = {"logical_not", "bitwise_not"}
+_SCATTERS = {"scatter", "scatter_"}
+_LARGEST = {"any", "max", "amax"}
+_SUMS = {"sum", "count_nonzero"}
+
+
+class Found(NamedTuple):
+    """Of a result: what is known of its choices, and the number that all of its elements are."""
+
+    choice: Choice | None = None
+    number: int | None = None
+
+
+def choice_of(tensor: torch.Tensor) -> Choice | None:
+    """What is known of a tensor of the device."""
+    record = record_of(tensor.untyped_storage()) if is_on_device(tensor) else None
+    return None if record is None else record.choice
+
+
+def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
+    """Remember this of the storage of `tensor`; None: nothing is known any more."""
+    record = record_of(tensor.untyped_storage())
+    if record is None:
+        return
+    if choice is None:
+        if record.choice is not None:
+            forget(record)
+        return
+    if record.known is None and record.choice is None:
+        ACCELERATOR.known_values += 1
+    record.choice = choice
+
+
+def rows_of(mask: torch.Tensor) -> int | None:
+    """How many elements of a mask are true; None where that depends on data."""
+    share = choice_of(mask)
+    if not isinstance(share, Share) or not mask.numel():
+        return None
+    return max(1, round(share.of_all * mask.numel()))
+
+
+def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The places of a mask that is true everywhere, or some of them, on the host; None for others."""
+    numbered = choice_of(tensor)
+    if not isinstance(numbered, Numbered):
+        return None
+    every = torch.arange(numbered.many)
+    return every.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+
+def followed_choice(
+    name: str,
+    args: Sequence[Any],
+    taken: Sequence[torch.Tensor],
+    choices: Sequence[Choice | None],
+    results: Sequence[torch.Tensor],
+) -> Found:
+    """What is known of the result of the operator `name`, of whose tensors `taken` have these choices."""
+    if name in _SCATTERS:
+        return Found(_one_hot(args))
+    first = choices[0] if name != "copy_" else choices[-1]
+    if name in _OF_ALL:
+        same = name == "copy_" or all(choice == first for choice in choices)
+        return Found(first if same else None)
+    if name in _OF_FIRST:
+        return Found(first)
+    if isinstance(first, Chosen):
+        if name in ("max", "amax") and results and results[0].numel() == 1:
+            return Found(number=first.among - 1)
+        return Found(_compared_choice(name, args, first))
+    if not isinstance(first, Share):
+        return Found()
+    if name in _NEGATIONS:
+        return Found(Share(1 - first.of_all, True))
+    if name in _LARGEST | _SUMS and results and results[0].numel():
+        return _reduced(name, first, taken[0].numel() // results[0].numel())
+    return Found(_compared_share(name, args, first))
+
+
+def _one_hot(args: Sequence[Any]) -> Share | None:
+    """`zeros.scatter(dim, chosen, 1)`, or of weights instead of 1."""
+    target, dim, index, value = args[:4]
+    chosen = choice_of(index)
+    if not isinstance(chosen, Chosen) or not target.numel() or target.shape[dim] != chosen.among:
+        return None
+    is_one = not isinstance(value, torch.Tensor) and value == 1
+    if not is_one and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        return None
+    if is_one and ACCELERATOR.on_value is not None:
+        told = f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
+        ACCELERATOR.on_value("one_hot", told, False)
+    return Share(min(Fraction(1), Fraction(index.numel(), target.numel())), is_one)
+
+
+def _compared_choice(name: str, args: Sequence[Any], chosen: Chosen) -> Share | None:
+    """`chosen == expert`, a number, a tensor with one, or all of them in the last dimension."""
+    if name not in ("eq", "ne") or choice_of(args[0]) != chosen:
+        return None
+    other = args[1]
+    if isinstance(other, torch.Tensor) and other.numel() != 1:
+        every = other.dim() == 1 and other.numel() == chosen.among and args[0].shape[-1] == 1
+        if not every:
+            return None
+    share = Fraction(1, chosen.among)
+    return Share(share if name == "eq" else 1 - share, True)
+
+
+def _compared_share(name: str, args: Sequence[Any], share: Share) -> Share | None:
+    """A mask compared with 0 or 1 is the mask, or what it leaves."""
+    if name not in ("eq", "ne", "gt", "ge") or isinstance(args[1], torch.Tensor):
+        return None
+    against = (name, args[1])
+    if against == ("eq", 0):
+        return Share(1 - share.of_all, True)
+    same = against in (("ne", 0), ("gt", 0)) or (share.ones and against in (("eq", 1), ("ge", 1)))
+    return Share(share.of_all, True) if same else None
+
+
+def _reduced(name: str, share: Share, elements: int) -> Found:
+    """Over so many elements; once one of them is expected to be true, the result is a number."""
+    expected = share.of_all * elements
+    if expected < 1:
+        return Found(Share(expected, share.ones))
+    if not share.ones and name not in ("any", "count_nonzero"):
+        return Found(Share(Fraction(1), False))  # sums of weights
+    number = 1 if name in _LARGEST else round(expected)
+    return Found(Share(Fraction(1), number == 1), number)

@@ -1,0 +1,167 @@
+"""Registers one Python kernel for every operator of torch on the simulated device.
+
+Only operators that torch does not compose of others get one: autograd, views' bookkeeping, autocast and the
+decompositions stay torch's own, and so does the order of allocations and launches that follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.operators.execution import carry_out
+from fsdpbench.sim.torch_device.operators.inputs import call_text, numbers_in
+from fsdpbench.sim.torch_device.operators.known_values import follow
+from fsdpbench.sim.torch_device.operators.plans import Plan, make_plan, sparse_refused
+from fsdpbench.sim.torch_device.operators.special_operators import SPECIAL_OPERATORS
+from fsdpbench.sim.torch_device.prices.table import has_own_price
+from fsdpbench.torch_internals import (
+    dispatch_get_all_op_names,
+    dispatch_has_kernel_for_dispatch_key,
+)
+
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+# torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
+_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
+# Composed of other operators for most devices, one kernel on CUDA.
+_ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
+# Of other devices and storage formats; never called with a dense tensor of this one.
+_FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
+
+
+def register_kernels() -> list[torch.library.Library]:
+    """Register all kernels; the returned libraries must be kept, since their end unregisters them."""
+    aten = torch.library.Library("aten", "IMPL")
+    has_kernel = dispatch_has_kernel_for_dispatch_key
+    for qualified in dispatch_get_all_op_names():
+        if not qualified.startswith("aten::"):
+            continue
+        name = qualified.removeprefix("aten::")
+        packet, _, overload = name.partition(".")
+        if packet in _LEFT_TO_TORCH or any(word in packet for word in _FOREIGN):
+            continue
+        if has_kernel(qualified, "PrivateUse1"):
+            continue
+        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in _ONE_KERNEL:
+            continue
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is None:
+            continue
+        special = SPECIAL_OPERATORS.get(packet)
+        aten.impl(
+            name,
+            special(operator, make_kernel(operator)) if special else make_kernel(operator),
+            "PrivateUse1",
+        )
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(_run_foreign_operator, "PrivateUse1")
+    others.fallback(_refuse_sparse, "SparsePrivateUse1")
+    return [aten, others]
+
+
+def _refuse_sparse(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    raise sparse_refused(operator._schema.name)
+
+
+_FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}
+# The plans of every kernel, so that they can be forgotten together.
+_PLANS: list[dict[tuple[Any, ...], Plan]] = []
+
+
+def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operators of other libraries: their meta kernel says the shapes, their bytes the cost."""
+    kernel = _FOREIGN_KERNELS.get(operator)
+    if kernel is None:
+        kernel = _FOREIGN_KERNELS[operator] = make_kernel(operator)
+    return kernel(*args, **kwargs)
+
+
+def make_kernel(operator: Any) -> Callable[..., Any]:
+    """A kernel for one operator, with the plans of the calls that it has seen."""
+    plans: dict[tuple[Any, ...], Plan] = {}
+    _PLANS.append(plans)
+    # Numbers that have no influence on shapes: learning rates, counts of steps.
+    name = operator._schema.name
+    accelerator = ACCELERATOR
+    by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive(args)
+        key: list[Any] = []
+        tensors: list[_Tensor] = []
+        _describe(args, key, tensors, by_type)
+        if kwargs:
+            key += kwargs  # the names
+            _describe(kwargs.values(), key, tensors, by_type)
+        frozen = tuple(key)
+        plan = plans.get(frozen)
+        if plan is None:
+            accelerator.require_started()
+            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs, by_type)
+        inputs = ""
+        if accelerator.trace is not None:
+            inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
+        result = carry_out(plan, tensors, inputs)
+        if accelerator.known_values:
+            follow(operator, args, kwargs, result)
+        return result
+
+    return kernel
+
+
+def _plan_of(
+    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> Plan:
+    """Another process's plan of this call, or a new one."""
+    shared = ACCELERATOR.shared_plans
+    if shared is None or has_own_price(operator):
+        return make_plan(ACCELERATOR, operator, args, kwargs)
+    plan = shared.find(operator, call)
+    if plan is None:
+        plan = make_plan(ACCELERATOR, operator, args, kwargs)
+        _inputs_of(plan, operator, args, kwargs, by_type)  # made once a sweep
+        shared.add(operator, call, plan)
+    return plan
+
+
+def _inputs_of(
+    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> str:
+    """What a trace says of the call's inputs."""
+    numbers = numbers_in((*args, *kwargs.values())) if by_type else ()
+    found = plan.inputs.get(numbers)
+    if found is None:
+        found = plan.inputs[numbers] = call_text(operator, args, kwargs)
+    return found
+
+
+def forget_plans() -> None:
+    """Plans carry the costs of one hardware profile; a new simulation starts without them."""
+    for plans in _PLANS:
+        plans.clear()
+
+
+def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], numbers_by_type: bool) -> None:
+    """Append what the plan depends on to ``key``, and the tensors of the call to ``tensors``.
+
+    The most frequent kinds come first: this runs for every argument of every operator.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.is_cpu)
+            tensors.append(value)
+        elif kind is list or kind is tuple:
+            key.append(len(value))
+            _describe(value, key, tensors, numbers_by_type)
+        elif numbers_by_type and (kind is int or kind is float):
+            key.append(kind)
+        elif kind is float or kind is bool:
+            key += (kind, value)  # 1, 1.0 and True are equal as keys, but not as arguments
+        else:
+            key.append(value)

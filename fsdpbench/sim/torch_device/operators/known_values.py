@@ -1,0 +1,270 @@
+"""What is known of the values of simulated tensors, which have none.
+
+A number that comes from the host (`torch.tensor(tokens).cuda()`) is known and stays known through sums,
+products and collectives. What a program asks of tensors with no values is answered as healthy training
+answers it: they are finite, they are the same as themselves, they equal no number. Everything else is
+unknown, and reads as zero.
+
+    isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each of these is known, and so is the product
+    count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all of them hold the same
+
+A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in
+their local tensors. It is forgotten when the storage is written with something else. `assumed`: it is a
+guess.
+"""
+
+from __future__ import annotations
+
+import math
+import operator as python
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
+from fsdpbench.sim.torch_device.storage import Choice, Known, forget, record_of
+from fsdpbench.sim.torch_device.strict.indices import INDEXING, known_bounds, refuse_out_of_range
+from fsdpbench.sim.torch_device.strict.words import bind, packet_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
+
+Number = float | int | bool | complex
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(python, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+# Of a `GradScaler`, when it has found all gradients finite: the scale stays, but for its growth.
+_UPDATE_SCALE = "aten::_amp_update_scale_"
+_OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
+_SAME = {
+    "clone",
+    "_to_copy",
+    "cat",
+    "stack",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "all",
+    "any",
+    "expand_copy",
+}
+
+
+def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:
+    """All elements of `tensor` have this value from now on; it is remembered if these are all of its
+    storage."""
+    record = record_of(tensor.untyped_storage())
+    if record is None:
+        return
+    if tensor.numel() * tensor.element_size() < record.nbytes:
+        forget(record)
+        return
+    if record.known is None and record.choice is None:
+        ACCELERATOR.known_values += 1
+    record.choice = None
+    record.known = Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed)
+
+
+def known_of(tensor: torch.Tensor) -> Known | None:
+    """What is known of a tensor of the device."""
+    record = record_of(tensor.untyped_storage())
+    return None if record is None else record.known
+
+
+def learn_from_host(target: torch.Tensor, source: Any) -> None:
+    """`target` is filled from the host, with a number or with a tensor that has one element."""
+    if ACCELERATOR.follows_numbers and target.numel() == 1:
+        learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
+    elif ACCELERATOR.known_values:
+        forget(record_of(target.untyped_storage()))
+
+
+_HOLDS_PLACEHOLDERS = "_sim_placeholders"
+
+
+def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
+    """Remember of a tensor of the host that it came from the device without values."""
+    host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
+    ACCELERATOR.copied_to_host = True
+    return host
+
+
+def holds_placeholders(host: torch.Tensor) -> bool:
+    """Whether a tensor of the host came from the device without values (views of it, too)."""
+    return getattr(host.untyped_storage(), _HOLDS_PLACEHOLDERS, False)
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
+    """What a healthy training answers to a comparison with a number, or of a tensor with itself."""
+    if first is second:
+        return _OF_ITSELF[name]
+    if isinstance(second, torch.Tensor):
+        known = known_of(second) if is_on_device(second) else None
+        if second.numel() != 1 or (known is None and is_on_device(second)):
+            return None
+        second = second.item() if known is None else known.value.item()
+    if not ACCELERATOR.follows_numbers and not (isinstance(second, float) and math.isinf(second)):
+        return None
+    if name in ("eq", "ne"):
+        return name == "ne"
+    return None if isinstance(second, complex) else bool(_COMPARISONS[name](0, second))
+
+
+def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+    """What is known of the results of an operator, once something is known of a tensor that it took."""
+    taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
+    _follow_known(operator, args, kwargs, result, taken)
+    choices = [choice_of(tensor) for tensor in taken]
+    if any(choice is not None for choice in choices):
+        results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
+        _follow_choices(operator, args, kwargs, taken, choices, results)
+
+
+def _follow_choices(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    taken: list[torch.Tensor],
+    choices: list[Choice | None],
+    results: list[torch.Tensor],
+) -> None:
+    """What is known of the results of an operator that took a router's choice, or a mask made of it."""
+    changed = written(operator, args, kwargs)
+    old = {id(tensor.untyped_storage()) for tensor in taken}
+    if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
+        return  # views
+    found = followed_choice(operator._schema.name.removeprefix("aten::"), args, taken, choices, results)
+    for tensor in changed or results[:1]:
+        if found.number is not None:
+            learn(tensor, found.number, assumed=True)
+        if found.choice is not None or changed:
+            mark(tensor, found.choice)
+
+
+def _follow_known(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, taken: list[torch.Tensor]
+) -> None:
+    if all(known_of(tensor) is None for tensor in taken):
+        return
+    if packet_of(operator) in INDEXING:
+        _refuse_known_indices(operator, args, kwargs)
+    results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
+    known = _evaluate(operator, args, kwargs, taken, results)
+    old = {id(tensor.untyped_storage()) for tensor in taken}
+    for tensor in results:
+        is_view = id(tensor.untyped_storage()) in old and not _writes(operator)
+        if known is not None and not is_view:
+            learn(tensor, known.value, assumed=known.assumed)
+    if known is None and operator._schema.name != _UPDATE_SCALE:
+        for tensor in written(operator, args, kwargs):
+            forget(record_of(tensor.untyped_storage()))
+
+
+def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what a GPU raises for an index that is known, and out of range."""
+    for index, low, high, dim in known_bounds(packet_of(operator), bind(operator, args, kwargs)):
+        known = known_of(index) if is_on_device(index) else None
+        if known is not None and not known.assumed:
+            refuse_out_of_range(int(known.value.item()), low, high, dim)
+
+
+def _evaluate(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    taken: list[torch.Tensor],
+    results: list[torch.Tensor],
+) -> Known | None:
+    name = operator._schema.name.removeprefix("aten::")
+    if name == "zero_":
+        return Known(torch.zeros(1), assumed=False)
+    if name == "copy_" and len(taken) == 2:
+        return known_of(taken[1])
+    known = [known_of(tensor) for tensor in taken]
+    if not results or any(each is None for each in known):
+        return None
+    values = [each.value for each in known if each is not None]
+    assumed = any(each.assumed for each in known if each is not None)
+    if name in _SAME and all(torch.equal(value, values[0]) for value in values):
+        return Known(values[0], assumed)
+    if name in ("sum", "prod"):
+        count = math.prod(taken[0].shape) // max(1, math.prod(results[0].shape))
+        value = values[0].to(results[0].dtype)
+        return Known(value * count if name == "sum" else value**count, assumed)
+    if torch.Tag.pointwise in operator.tags and len(results) == 1:
+        found = operator(*map(_host_twin, args), **{key: _host_twin(value) for key, value in kwargs.items()})
+        return Known(found.reshape(1), assumed)
+    return None
+
+
+def _host_twin(value: Any) -> Any:
+    """A tensor's known value in the same number of dimensions, which decides of the result's dtype."""
+    if not isinstance(value, torch.Tensor):
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+    known = known_of(value) if is_on_device(value) else None
+    single = value if known is None else known.value
+    return single.detach().clone().reshape((1,) * value.dim())
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors(value)
+    return found
+
+
+@cache
+def _write_places(operator: Any) -> tuple[int | str, ...]:
+    """Which arguments an operator writes, by place or by name."""
+    return tuple(
+        argument.name if argument.kwarg_only else place
+        for place, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _writes(operator: Any) -> bool:
+    return bool(_write_places(operator))
+
+
+def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call that its operator writes to."""
+    places = _write_places(operator)
+    return _tensors(
+        [
+            args[place] if isinstance(place, int) and place < len(args) else kwargs.get(str(place))
+            for place in places
+        ]
+    )
+
+
+# ---------------------------------------------------------------------------------------------- collectives
+
+
+def follow_collective(
+    kind: str, size: int, reduction: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> None:
+    """What is known of a collective's outputs: every rank is taken to hold what this one holds."""
+    reduces = kind in ("all_reduce", "reduce_scatter")
+    known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
+    same = known[0] if known and all(each == known[0] for each in known) else None
+    for output in outputs:
+        if same is None:
+            forget(record_of(output.untyped_storage()))
+            continue
+        value = same.value
+        if reduces and reduction == dist.ReduceOp.SUM:
+            value = value * size
+        elif reduces and reduction == dist.ReduceOp.PRODUCT:
+            value = value**size
+        learn(output, value, assumed=same.assumed or kind != "broadcast")

@@ -1,0 +1,393 @@
+"""Operators for which shapes are not enough: they move data to or from the host, or re-point storages.
+
+The device has no data. What Python asks for (`.item()`, `.cpu()`, `.tolist()`) waits for the device, as on a
+GPU, and answers with zeros; a comparison of tensors answers that they are equal.
+
+Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to
+register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places
+from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in
+from fsdpbench.sim.torch_device.operators.known_values import (
+    compare,
+    known_of,
+    learn,
+    learn_from_host,
+    mark_as_placeholders,
+)
+from fsdpbench.sim.torch_device.operators.placeholders import placeholder
+from fsdpbench.sim.torch_device.operators.plans import data_dependent
+from fsdpbench.sim.torch_device.pinned import is_pinned, pin
+from fsdpbench.sim.torch_device.storage import Known, attach, record_of, resize, use_on_stream
+from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
+from fsdpbench.sim.torch_device.strict.indices import on_host_resolved
+from fsdpbench.sim.torch_device.tensors import (
+    contiguous_strides,
+    is_on_device,
+    is_simulated,
+    meta_twin,
+    set_geometry,
+)
+
+Kernel = Callable[..., Any]
+_SMALL = 1 << 16
+"""Elements of the host that are written with placeholders; larger tensors are only marked."""
+_LIKE = (
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
+)  # fmt: skip
+
+
+def _item(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_local_scalar_dense`: wait for the device and answer with a placeholder."""
+
+    def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
+        ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True, device=tensor)
+        value, is_true = placeholder(tensor)
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value("item", value, is_true)
+        return value
+
+    return kernel
+
+
+def _equal(operator: Any, by_shape: Kernel) -> Kernel:
+    """`equal` and `allclose`: a reduction, a copy to the host, and the answer that shapes allow."""
+    name = operator._schema.name.removeprefix("aten::")
+
+    def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
+            refuse_what_cuda_refuses(operator, (first, second), {})
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
+        ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
+        same = first.shape == second.shape
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value(f"torch.{name}", same, not same)
+        return same
+
+    return kernel
+
+
+def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_is_all_true`, by which `torch.distributions` checks arguments: a healthy training has valid ones."""
+
+    def kernel(tensor: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = by_shape(tensor)
+        known = known_of(tensor)
+        is_guess = known is None or known.assumed
+        learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
+        return result
+
+    return kernel
+
+
+def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_to_copy`: between host and device it is a copy over the host link (to the host: of zeros)."""
+
+    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if not is_on_device(tensor):
+            dtype = kwargs.get("dtype")
+            result = torch.empty_like(tensor, device=device, dtype=dtype)
+            non_blocking = bool(kwargs.get("non_blocking"))
+            # torch converts on the side of the source, unless the copy is to run beside the CPU.
+            source = tensor if dtype is None or non_blocking else tensor.to(dtype)
+            return result.copy_(source, non_blocking=non_blocking)
+        if device is None or is_simulated(torch.device(device)):
+            return by_shape(tensor, **kwargs)
+        dtype = kwargs.get("dtype") or tensor.dtype
+        if dtype is not tensor.dtype:
+            tensor = tensor.to(dtype)  # torch converts on the side of the source
+        nbytes = tensor.numel() * tensor.element_size()
+        host = "meta" if torch.device(device).type == "meta" else "cpu"
+        found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+        non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
+        if non_blocking:
+            pin(found)  # as torch does, so that the copy runs beside the CPU
+        ACCELERATOR.copy_over_host_link(
+            "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
+        )
+        known = known_of(tensor) if ACCELERATOR.known_values else None
+        if known is not None:
+            found.fill_(known.value.item())
+        numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+        if numbers is not None:
+            return found.copy_(numbers)
+        return found if known is not None and not known.assumed else mark_as_placeholders(found)
+
+    return kernel
+
+
+def _copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`copy_` and `_copy_from`: across the host link where one side is on the host."""
+    into_first = operator._schema.name == "aten::copy_"
+
+    def kernel(first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        target, source = (first, second) if into_first else (second, first)
+        if is_on_device(target) and is_on_device(source):
+            return by_shape(first, second, non_blocking)
+        if is_on_device(target):
+            nbytes = target.numel() * source.element_size()
+            is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
+            # A number travels with the launch; what is not pinned is gone when the call returns.
+            beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
+            host = None if is_number else source
+            ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
+            learn_from_host(target, source)
+        else:
+            # The host tensor keeps its values, and is known to hold none: DDP copies its bucket order to the
+            # device, broadcasts it and copies it back, and has to find it again.
+            nbytes = source.numel() * source.element_size()
+            beside = non_blocking and _is_copied_as_it_is(target, source)
+            ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
+            if ACCELERATOR.follows_numbers:
+                _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
+        return target
+
+    return kernel
+
+
+def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
+    """What a copy from the device wrote over: its value where it is known, else a placeholder."""
+    if known is not None:
+        target.fill_(known.value.item())
+    if known is None or known.assumed:
+        is_float, before = target.is_floating_point(), ACCELERATOR.copied_to_host
+        if known is None and is_float and target.numel() <= _SMALL:
+            target.zero_()
+        mark_as_placeholders(target)
+        ACCELERATOR.copied_to_host = before or is_float  # an order of DDP's buckets is no checkpoint
+
+
+def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_foreach_copy_`: one kernel on the device, and a copy for each tensor across the host link."""
+
+    def kernel(
+        targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
+    ) -> None:
+        if all(map(is_on_device, (*targets, *sources))):
+            by_shape(targets, sources, non_blocking)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking)
+
+    return kernel
+
+
+def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
+    """Whether the driver copies from or to this memory of the host itself. What is not pinned is staged; what
+    has holes goes through a contiguous tensor of the host, which is not pinned."""
+    if not is_pinned(host) or host.shape != device.shape:
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(host.shape, host.stride(), strict=True))
+    return host.is_contiguous() or (host.stride() == device.stride() and last + 1 == host.numel())
+
+
+def _set(operator: Any, by_shape: Kernel) -> Kernel:
+    """`set_`: all forms point a tensor at a storage."""
+    if operator is torch.ops.aten.set_.source_Tensor:
+
+        def from_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+            return set_geometry(
+                tensor, source.untyped_storage(), int(source.storage_offset()), source.shape, source.stride()
+            )
+
+        return from_tensor
+    if operator is torch.ops.aten.set_.source_Storage_storage_offset:
+
+        def from_storage(
+            tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: tuple[int, ...] = ()
+        ) -> torch.Tensor:
+            return set_geometry(tensor, _untyped(storage), offset, size, stride or contiguous_strides(size))
+
+        return from_storage
+    if operator is torch.ops.aten.set_.source_Storage:
+
+        def from_whole_storage(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+            elements = _untyped(storage).nbytes() // tensor.element_size()
+            return set_geometry(tensor, _untyped(storage), 0, (elements,), (1,))
+
+        return from_whole_storage
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
+        return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
+
+    return empty
+
+
+def _untyped(storage: Any) -> torch.UntypedStorage:
+    return storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
+
+
+def _resize(operator: Any, by_shape: Kernel) -> Kernel:
+    """`resize_`: grows the storage if the new geometry needs more of it."""
+
+    def kernel(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        elements = prod(size) + int(tensor.storage_offset())
+        record = record_of(storage) or attach(storage, 0)
+        if record.nbytes < elements * tensor.element_size():
+            resize(record, elements * tensor.element_size())
+        return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
+
+    return kernel
+
+
+def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
+    """`record_stream`: tells the allocator."""
+
+    def kernel(tensor: torch.Tensor, stream: torch.Stream) -> None:
+        ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
+        use_on_stream(tensor, stream.stream_id)
+
+    return kernel
+
+
+def _like(operator: Any, by_shape: Kernel) -> Kernel:
+    """`zeros_like` and its kin: a tensor of the host or of the meta device, if that is what `device` says."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or is_simulated(device):
+            return by_shape(*args, **kwargs)
+        pinned = kwargs.pop("pin_memory", None)
+        made = operator(*meta_twin(args), **kwargs)
+        return pin(made) if pinned else made
+
+    return kernel
+
+
+def _filled(operator: Any, by_shape: Kernel) -> Kernel:
+    """`fill_`, `full` and `ones`: a number that comes from the host."""
+    place = 1 if operator._schema.name != "aten::ones" else None
+
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(*args, **kwargs)
+        value = 1 if place is None else args[place]
+        if not (isinstance(value, torch.Tensor) and is_on_device(value)):
+            learn_from_host(result, value)
+        return result
+
+    return kernel
+
+
+def _compared(operator: Any, by_shape: Kernel) -> Kernel:
+    """`==`, `<` and the others: what healthy training answers (`known_values.py`)."""
+    name = operator._schema.name.removeprefix("aten::")
+
+    def kernel(first: torch.Tensor, second: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(first, second, **kwargs)
+        known = known_of(result) if ACCELERATOR.known_values else None
+        unknown = known is None and choice_of(result) is None and is_on_device(first)
+        answer = compare(name, first, second) if unknown else None
+        if answer is not None:
+            learn(result, answer, assumed=True)
+        return result
+
+    return kernel
+
+
+def _never(operator: Any, by_shape: Kernel) -> Kernel:
+    """`isnan`, `isinf` and its kin: simulated numbers are finite."""
+
+    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(tensor, **kwargs)
+        learn(result, False, assumed=True)
+        return result
+
+    return kernel
+
+
+def _index(operator: Any, by_shape: Kernel) -> Kernel:
+    """`tensor[indices]`: indices of the host have values."""
+
+    def kernel(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+        if any(index is not None and index.is_cpu for index in indices):
+            indices = on_host_resolved(tensor, indices)
+        result: torch.Tensor = by_shape(tensor, by_places(indices))
+        return result
+
+    return kernel
+
+
+def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
+    """`masked_fill`: a tensor of the host is read, and its number travels with the launch."""
+    of_number = getattr(operator.overloadpacket, "Scalar", operator)
+
+    def kernel(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
+            result: torch.Tensor = of_number(tensor, mask, value.item())
+        else:
+            result = by_shape(tensor, mask, value)
+        return result
+
+    return kernel
+
+
+def _counted(operator: Any, by_shape: Kernel) -> Kernel:
+    """`bincount` and `histc`: a router's load is taken to be balanced, as many in every bin, and that is
+    written down."""
+    name = operator._schema.name.removeprefix("aten::")
+
+    def kernel(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(values, *args, **kwargs)
+        weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
+        bins = result.numel()
+        if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
+            each = values.numel() // bins
+            learn(result, each, assumed=True)
+            if ACCELERATOR.on_value is not None:
+                ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
+        return result
+
+    return kernel
+
+
+def _refused(operator: Any, by_shape: Kernel) -> Kernel:
+    """Operators whose result's shape depends on values."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise data_dependent(operator)
+
+    return kernel
+
+
+SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+    **dict.fromkeys(_LIKE, _like),
+    "_local_scalar_dense": _item,
+    "equal": _equal,
+    "allclose": _equal,
+    "_is_all_true": _all_valid,
+    "_to_copy": _to_copy,
+    "copy_": _copy,
+    "_copy_from": _copy,
+    "_foreach_copy_": _foreach_copy,
+    "set_": _set,
+    "resize_": _resize,
+    "record_stream": _record_stream,
+    **dict.fromkeys(("fill_", "full", "ones"), _filled),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
+    **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never),
+    "index": _index,
+    **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill),
+    "bincount": _counted,
+    "histc": _counted,
+    **CHOICE_OPERATORS,
+    "unique_dim": _refused,
+    "_unique": _refused,
+    "_unique2": _refused,
+    "unique_consecutive": _refused,
+    "unique_dim_consecutive": _refused,
+}

@@ -1,0 +1,390 @@
+"""What of torch is changed for the simulated device, one by one, and why.
+
+Everything else is registered through torch's own extension points. Each patch leaves other devices as they
+are.
+
+==============================================  ==========================================================
+`UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
+`data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
+`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints makes and copies
+`copy_`                                         storages directly
+`Tensor.data_ptr`                               the simulated address
+`Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
+                                                know; FSDP1 moves parameters in that way (`two_sided.py`)
+`Tensor.__repr__`, `Tensor.tolist`              printing must not read data
+`Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
+`Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
+`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
+                                                device's tensors cannot be pinned
+`nn.Module.__call__`                            a module call and its hooks cost CPU time (`module_calls.py`)
+`profiler.record_function`                      spans in simulated time (`annotations.py`)
+`_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
+`torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
+`autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
+`torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
+DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
+DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
+DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
+                                                one-dimensional meshes, where it is skipped
+DTensor's `propagate_op_sharding`, random state see `sharding_shortcut.py`, `random_state.py`
+FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `chunks.py`
+`all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
+`gather_object`, `scatter_object_list`          to hold what this one holds
+`torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
+DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
+==============================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
+from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
+from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
+from fsdpbench.sim.torch_device.patches.annotations import FastSpan, make_span_methods
+from fsdpbench.sim.torch_device.patches.chunks import cut_when_asked
+from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.host_access import install_host_access
+from fsdpbench.sim.torch_device.patches.module_calls import install_module_calls
+from fsdpbench.sim.torch_device.patches.random_state import install_random_state
+from fsdpbench.sim.torch_device.patches.sharding_shortcut import install_sharding_shortcut
+from fsdpbench.sim.torch_device.patches.two_sided import install_two_sided_parameters
+from fsdpbench.sim.torch_device.storage import address, record_of, resize
+from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, new_tensor
+from fsdpbench.torch_internals import expect, patch, replace
+
+
+@functools.cache
+def apply_patches() -> None:
+    """Apply all of them. The first call of a process does it, others nothing."""
+    stand_in_for_dynamo()
+    _patch_storages()
+    _patch_copies_of_storages()
+    _patch_contents_of_storages()
+    _patch_tensors()
+    install_two_sided_parameters()
+    install_host_access()
+    install_module_calls()
+    _patch_profiler()
+    _patch_accelerator()
+    _patch_autocast()
+    _patch_backward()
+    # A build with cuDNN would join a recurrent layer's weights by a kernel of the real GPU.
+    patch("use_cudnn_rnn_flatten_weight", lambda original: lambda: False)
+    _patch_distributed()
+
+
+def _patch_storages() -> None:
+    storage_type = torch.UntypedStorage
+    original_resize, original_nbytes, original_pointer = (
+        storage_type.resize_,
+        storage_type.nbytes,
+        storage_type.data_ptr,
+    )
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        record = record_of(self)
+        if record is None:
+            return original_resize(self, size)
+        resize(record, int(size))
+        return self
+
+    def nbytes(self: torch.UntypedStorage) -> int:
+        record = record_of(self)
+        return original_nbytes(self) if record is None else record.nbytes
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        where = address(self)
+        return original_pointer(self) if where is None else where
+
+    replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
+
+
+def _patch_copies_of_storages() -> None:
+    storage_type = torch.UntypedStorage
+    original_new: Any = storage_type.__new__
+    original_to, original_cpu = storage_type.to, storage_type.cpu
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None:
+            return original_new(cls, *args, **kwargs)
+        if not is_simulated(torch.device(device)):
+            return original_new(cls, *args, device=device, **kwargs)
+        size = int(args[0]) if args else 0
+        return new_tensor((size,), None, torch.uint8, size).untyped_storage()
+
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        if not is_simulated(torch.device(device)) or is_simulated(self.device):
+            return original_to(self, device=torch.device(device), non_blocking=non_blocking)
+        made = new(storage_type, self.nbytes(), device=device)
+        target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
+        ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
+        return made
+
+    def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        if record_of(self) is None:
+            return original_cpu(self)
+        source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
+        ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
+        return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
+
+    replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu)
+
+
+def _patch_contents_of_storages() -> None:
+    storage_type = torch.UntypedStorage
+    original_copy, original_repr = storage_type.copy_, storage_type.__repr__
+
+    def copy_(
+        self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None
+    ) -> torch.UntypedStorage:
+        sides = [record_of(storage) for storage in (self, source)]
+        if sides == [None, None]:
+            return original_copy(self, source, bool(non_blocking))
+        if self.nbytes() != source.nbytes():
+            raise RuntimeError(
+                f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes"
+            )
+        target, origin = (
+            torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source)
+        )
+        target.copy_(origin, non_blocking=bool(non_blocking))
+        return self
+
+    def represent(self: torch.UntypedStorage) -> str:
+        record = record_of(self)
+        return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
+
+    replace(storage_type, copy_=copy_, __repr__=represent)
+
+
+def _patch_tensors() -> None:
+    tensor_type = torch.Tensor
+    original_pointer = tensor_type.data_ptr
+    original_repr: Any = tensor_type.__repr__
+    original_deepcopy = tensor_type.__deepcopy__
+
+    def data_ptr(self: torch.Tensor) -> int:
+        if not is_on_device(self):
+            return original_pointer(self)
+        base = address(self.untyped_storage())
+        return base + int(self.storage_offset()) * self.element_size() if base else 0
+
+    def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        if not is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
+            return original_repr(self, tensor_contents=tensor_contents)
+        label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        gradient = ", requires_grad=True" if self.requires_grad else ""
+        shape = tuple(self.shape)
+        return f"{label}tensor(..., device='{self.device}', size={shape}, dtype={self.dtype}{gradient})"
+
+    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not is_on_device(self):
+            return original_deepcopy(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("only tensors that the user made (graph leaves) can be deep-copied")
+        copy: Any = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        else:
+            copy.requires_grad_(self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    replace(
+        tensor_type,
+        data_ptr=data_ptr,
+        __repr__=represent,
+        __deepcopy__=deepcopy,
+    )
+
+
+def _patch_profiler() -> None:
+    span = torch.autograd.profiler.record_function
+    enter, leave = make_span_methods(span)
+    replace(span, __enter__=enter, __exit__=leave)
+    patch("RecordFunctionFast", lambda original: FastSpan)
+
+
+def _patch_accelerator() -> None:
+    module = torch.get_device_module(DEVICE_TYPE)
+    names = (
+        "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
+        "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
+    )  # fmt: skip
+    replace(torch.accelerator, **{name: _function(getattr(module, name)) for name in names})
+    replace(torch.accelerator, get_memory_info=_function(module.mem_get_info))
+
+
+def _function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own: Dynamo keeps a table of torch's functions, in which no two may be the same (in
+    scripts `torch.cuda` has the methods themselves)."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _patch_backward() -> None:
+    def run_on_streams(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return ACCELERATOR.backward.run(original, *args, **kwargs)
+
+        return run
+
+    patch("engine_run_backward", run_on_streams)
+
+
+def _patch_autocast() -> None:
+    autocast = torch.amp.autocast_mode.autocast
+    original = autocast.__exit__
+
+    def leave(self: Any, *exc_info: Any) -> Any:
+        result = original(self, *exc_info)
+        if self.device == DEVICE_TYPE and not torch.is_autocast_enabled(DEVICE_TYPE):
+            CAST_CACHE.clear()
+        return result
+
+    replace(autocast, __exit__=leave)
+
+
+def _patch_distributed() -> None:
+    import torch.nn.parallel.distributed as ddp
+
+    patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
+    replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
+    patch_symmetric_memory(ACCELERATOR)
+    _patch_gathers_of_objects()
+    _patch_sends_of_objects()
+    _patch_checkpoint_plans()
+    patch("chunk_with_empty", cut_when_asked)
+    install_sharding_shortcut()
+    install_random_state()
+
+
+def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's comparison of shapes among ranks."""
+
+    def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if isinstance(group, CollectiveCalls) else original(group, *args, **kwargs)
+
+    return verify
+
+
+def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+    """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device. It
+    keeps the nodes that accumulate gradients."""
+
+    @functools.wraps(init)
+    def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
+        for name in ("find_unused_parameters", "static_graph"):
+            if options.get(name) and any(map(is_on_device, module.parameters())):
+                raise NotImplementedError(
+                    f"DistributedDataParallel({name}=True) is not simulated; leave it out (parameters that "
+                    "get no gradient: set requires_grad=False, or let the loss use them)"
+                )
+        init(self, module, *args, **options)
+        ACCELERATOR.backward.keep_accumulators(filter(is_on_device, module.parameters()))
+
+    return construct
+
+
+def _in_simulated(group: Any) -> bool:
+    return isinstance(group or dist.group.WORLD, SimProcessGroup)
+
+
+def _replace_collectives(**functions: Callable[..., Any]) -> None:
+    for module in (dist, dist.distributed_c10d):
+        replace(module, **functions)
+
+
+def _patch_gathers_of_objects() -> None:
+    original_all_gather = expect(dist, "all_gather_object")
+    original_gather = expect(dist, "gather_object")
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        if not _in_simulated(group):
+            return original_all_gather(object_list, obj, group)
+        object_list[:] = [obj] * len(object_list)
+        return None
+
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if not _in_simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
+            return original_gather(obj, object_gather_list, *args, **kwargs)
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+        return None
+
+    _replace_collectives(all_gather_object=all_gather_object, gather_object=gather_object)
+
+
+def _patch_sends_of_objects() -> None:
+    original_broadcast = expect(dist, "broadcast_object_list")
+    original_scatter = expect(dist, "scatter_object_list")
+
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any
+    ) -> None:
+        if not _in_simulated(group):
+            original_broadcast(object_list, src, group, **kwargs)
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: Any = None,
+        group: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not _in_simulated(group):
+            return original_scatter(
+                scatter_object_output_list, scatter_object_input_list, src, group, **kwargs
+            )
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
+        return None
+
+    _replace_collectives(broadcast_object_list=broadcast_object_list, scatter_object_list=scatter_object_list)
+
+
+def _others_are_simulated() -> bool:
+    return isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
+
+
+def _patch_checkpoint_plans() -> None:
+    import torch.distributed.checkpoint.default_planner as planner
+
+    patch("validate_global_plan", _valid_as_it_is)
+    deduplicated = expect(planner, "dedup_save_plans")
+
+    def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
+        """All ranks' plans are rank 0's: it keeps all of it, nothing may be left to the others."""
+        if not _others_are_simulated():
+            return deduplicated(plans, *args, **kwargs)
+        return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
+
+    replace(planner, dedup_save_plans=dedup_save_plans)
+
+
+def _valid_as_it_is(original: Any) -> Callable[..., Any]:
+    """A plan of what all ranks save, where the others' parts are missing."""
+    fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
+
+    def validate(global_plan: Any, metadata: Any) -> Any:
+        return fine if _others_are_simulated() else original(global_plan, metadata)
+
+    return validate

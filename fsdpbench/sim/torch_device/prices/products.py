@@ -1,0 +1,217 @@
+"""Matrix products and convolutions: priced by their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from fsdpbench.configuration.compute_type import compute_type
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+
+_SCALED = ("fp8", "nvfp4")
+"""Torch's products in these take factors that were cast before, by operators with prices of their own."""
+
+
+def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
+    """``a`` (..., m, k) times ``b`` (..., k, n)."""
+    m, k = a.shape[-2:]
+    n = b.shape[-1]
+    batch = prod(a.shape[:-2])
+    dtype = compute_type(a.dtype)
+    if a.dtype is torch.float4_e2m1fn_x2:  # two elements a byte
+        k *= 2
+    kind = "weight_grad" if _is_weight_gradient(a, b) else "forward"
+    if not (m and n and k and batch):
+        return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
+    return OperatorCost(
+        f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}",
+        costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED),
+    )
+
+
+def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """``grad.t() @ input``: a linear layer's only product whose first factor alone is stored transposed."""
+    if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
+        return False
+    return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
+
+
+def product(first: int) -> Price:
+    """A matrix product whose factors are arguments ``first`` and ``first + 1``."""
+    return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
+
+
+def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
+    """A product in 8 or 4 bits; raises RuntimeError where the profile knows none, as CUDA does."""
+    a, scales = call.args[0], argument(call, 2, "scale_a", None)
+    first = scales[0] if isinstance(scales, (list, tuple)) else scales
+    needed = compute_type(a.dtype)
+    blocks = first is not None and first.dtype is torch.float8_e8m0fnu
+    known = costs.profile.narrow_peak_flops
+    # Chips that multiply in nvfp4 are those that take scales of blocks.
+    if needed not in known or (blocks and "nvfp4" not in known):
+        what = "mxfp8" if blocks else needed
+        raise RuntimeError(
+            f"torch._scaled_mm: the GPU of profile {costs.profile.name} has no products in {what} (no table "
+            "in its profile): --hardware b200 has fp8, mxfp8 and nvfp4, h100-80gb fp8"
+        )
+    return _gemm(a, call.args[1], costs)
+
+
+def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
+    """`_grouped_mm`: a product a group in one kernel, groups taken to be equal. One factor of two dimensions
+    is group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
+    a, b = call.args[0], call.args[1]
+    offsets = argument(call, 2, "offs", None)
+    groups = offsets.shape[0] if offsets is not None else a.shape[0]
+    m, k = a.shape[-2:]
+    n = b.shape[-1]
+    if a.dim() == 2 and b.dim() == 2:
+        k //= groups
+    elif a.dim() == 2:
+        m //= groups
+    elif b.dim() == 2:
+        n //= groups
+    dtype = compute_type(a.dtype)
+    if not (m and n and k and groups):
+        return OperatorCost(f"grouped_gemm_{dtype}", costs.memory_bound_ns(0))
+    kind = "weight_grad" if a.dim() == 2 and b.dim() == 2 else "forward"
+    name = f"grouped_gemm_{dtype}_{groups}x{m}x{n}x{k}"
+    return OperatorCost(name, costs.gemm_ns(m, n, k, groups, dtype, kind))
+
+
+def _convolution_gemm(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, groups: int
+) -> tuple[int, int, int]:
+    """The implicit product (m, n, k) of one group."""
+    return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
+
+
+def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
+    """A convolution, as the matrix products it amounts to."""
+    args, outs = call.args, call.outs
+    groups = argument(call, 8, "groups", 1)
+    x, weight = args[0], args[1]
+    if argument(call, 6, "transposed", False):
+        m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
+    else:
+        m, n, k = _convolution_gemm(x, weight, outs[0], groups)
+    dtype = compute_type(x.dtype, convolution=True)
+    return OperatorCost(f"conv_fprop_{dtype}_{groups}x{m}x{n}x{k}", costs.gemm_ns(m, n, k, groups, dtype))
+
+
+def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Its backward: a product for the input, one for the weight, a sum for the bias, as they are required."""
+    args = call.args
+    grad, x, weight = args[0], args[1], args[2]
+    groups = argument(call, 9, "groups", 1)
+    wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
+    m, n, k = _convolution_gemm(x, weight, grad, groups)
+    dtype = compute_type(x.dtype, convolution=True)
+    duration = costs.gemm_ns(m, k, n, groups, dtype) if wants_input else 0
+    duration += costs.gemm_ns(n, k, m, groups, dtype, "weight_grad") if wants_weight else 0
+    duration += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
+    return OperatorCost(f"conv_bprop_{dtype}_{groups}x{m}x{n}x{k}", duration)
+
+
+def _attention_shape(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """(batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors."""
+    return query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.shape[3]
+
+
+def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
+    """Reading what is added to the scores, where the kernel takes such a thing."""
+    bias = args[bias_at] if bias_at is not None and bias_at < len(args) else None
+    return costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
+
+
+def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
+    """Fused attention's price. Argument ``causal_at`` says whether it is causal, ``bias_at`` is the bias."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        args = call.args
+        causal = bool(argument(call, causal_at, "is_causal", False))
+        dtype = compute_type(args[0].dtype)
+        shape, kv_heads = _attention_shape(args[0], args[1]), args[1].shape[1]
+        duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
+        return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
+
+    return cost
+
+
+def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
+    """The price of its backward, scratch memory included; the arguments as in forward."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        args = call.args
+        query, key = args[1], args[2]
+        causal = bool(argument(call, causal_at, "is_causal", False))
+        dtype = compute_type(query.dtype)
+        shape = _attention_shape(query, key)
+        duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
+        duration += _bias_ns(args, bias_at, costs)
+        return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
+
+    return cost
+
+
+def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """Scratch of flash attention's backward: row sums, the gradient of the queries in float32 (lengths
+    rounded to 128, head size to 32), and expanded key and value gradients with grouped queries."""
+    batch, heads, length, kv_length, size = _attention_shape(query, key)
+    rounded = -(-length // 128) * 128
+    wide = -(-size // 32) * 32 if size <= 192 else 256
+    sizes = [batch * heads * rounded * 4, batch * heads * rounded * wide * 4]
+    if key.shape[1] != heads:
+        sizes += [batch * heads * kv_length * size * query.element_size()] * 2
+    return tuple(sizes)
+
+
+class Call(NamedTuple):
+    """One call that ran on meta tensors: the operator's overload, its arguments, what came out."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    outs: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess.
+    ``nbytes``: read and written, of what memory limits; 0 for products and attention."""
+
+    kernel: str
+    duration_ns: int
+    workspace_bytes: tuple[int, ...] = ()
+    unknown: bool = False
+    nbytes: int = 0
+
+
+Price = Callable[[Call, KernelCosts], OperatorCost]
+FREE = OperatorCost("", 0)
+
+
+def argument(call: Call, index: int, name: str, default: Any) -> Any:
+    """An argument given by position or by name."""
+    if index < len(call.args):
+        return call.args[index]
+    return call.kwargs.get(name, default)
+
+
+def operator_name(func: Any) -> str:
+    """An operator's name without its namespace: `addmm` of `aten::addmm.out`."""
+    return str(func._schema.name.split("::", 1)[1])
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor's distinct elements occupy: expanded (stride 0) dimensions count once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride != 0 or size == 0:
+            elements *= size
+    return elements * tensor.element_size()

@@ -1,0 +1,41 @@
+"""What CUDA refuses, the simulated device refuses: with torch's words and the same type of exception.
+
+The meta device, which tells the shapes of results, is more generous than a GPU. Here is what it lets pass.
+Calls are checked when their plan is made (`plans.py`), so that a repeated call costs nothing.
+
+================ =======================================================================================
+`devices.py`     tensors of the host beside those of the device
+`dtypes.py`      dtypes that do not go together, and integers where CUDA has kernels for floats alone
+`scaled.py`      operands and scales of scaled products
+`shapes.py`      sizes and dimensions
+`indices.py`     indices out of range, where they are known (with each call: values are not part of a plan)
+`collectives.py` what NCCL's process group refuses
+`words.py`       dtypes and arguments as torch's errors call them
+================ =======================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fsdpbench.sim.torch_device.strict.devices import refuse_other_devices
+from fsdpbench.sim.torch_device.strict.dtypes import DTYPE_RULES, refuse_integers, refuse_narrower
+from fsdpbench.sim.torch_device.strict.shapes import SHAPE_RULES
+from fsdpbench.sim.torch_device.strict.words import bind, packet_of
+
+
+def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what CUDA would raise for this call; nothing for a call that it takes, or that is not known."""
+    arguments = bind(operator, args, kwargs)
+    refuse_other_devices(operator, arguments)
+    packet = packet_of(operator)
+    for rules in (DTYPE_RULES, SHAPE_RULES):
+        rule = rules.get(packet)
+        if rule is not None:
+            rule(arguments)
+    refuse_integers(packet, arguments)
+    refuse_narrower(operator, arguments)
+
+
+__all__ = ["refuse_what_cuda_refuses"]

@@ -1,0 +1,206 @@
+"""Tensors of the host beside those of the device.
+
+torch has three ways to refuse them on CUDA, and each operator has one:
+
+* a check in the wrapper of its kernel, written by torch's code generator from `native_functions.yaml`, which
+  is in torch's own package and is read here too: every tensor has to be on the device of the first one;
+* `TensorIterator`: one number of the host, a tensor without dimensions, may be beside the device's;
+* a rule of its own (indices may be the host's).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from fsdpbench.sim.torch_device.strict.words import Arguments, packet_of
+from fsdpbench.sim.torch_device.tensors import is_on_device
+
+_LIST = "packaged/ATen/native/native_functions.yaml"
+_IS_OUT = re.compile(r"\*,.*\(a!\)")
+_MANY_NUMBERS = {"where"}
+"""Operators that move every number of the host to the device."""
+
+
+def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
+    """Raise RuntimeError for a mix of devices that CUDA refuses."""
+    tensors = [tensor for _, tensor in _named_tensors(arguments)]
+    if not any(tensor.is_cpu for tensor in tensors) or not any(map(is_on_device, tensors)):
+        return
+    packet = packet_of(operator)
+    rule = _OWN_RULES.get(packet)
+    if rule is not None:
+        rule(arguments)
+        return
+    written = {argument.name for argument in operator._schema.arguments if _is_written(argument)}
+    if packet.startswith("_foreach_"):
+        for column in _columns(arguments, written):
+            _as_iterator(column, 1)
+        return
+    method = _generated_checks().get(str(operator._schema.name) + "." + operator._schema.overload_name)
+    if method is not None:
+        _as_wrapper(method, arguments, operator)
+    else:
+        named = [(name in written, tensor) for name, tensor in _named_tensors(arguments)]
+        _as_iterator(named, len(named) if packet in _MANY_NUMBERS else 1)
+
+
+# ---------------------------------------------------------------------------------- checks in the wrappers
+
+
+@cache
+def _generated_checks() -> dict[str, str]:
+    """The wrappers that check, by operator, of this version of torch. Read once a mix of devices is met."""
+    spec = importlib.util.find_spec("torchgen")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")
+    found = {}
+    for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
+        name, _, overload = entry[: entry.index("(")].partition(".")
+        structured = "structured: True" in entry or "structured_delegate:" in entry
+        if "device_check: NoCheck" in entry or not (structured or re.search(r"^    .*CUDA.*:", entry, re.M)):
+            continue
+        called = f"{name}_out" if _IS_OUT.search(entry.splitlines()[0]) else name
+        parts = (called, overload) if structured else (overload, called)
+        method = "_".join(parts) if overload or not structured else called
+        found[f"aten::{name}.{overload}"] = f"wrapper_CUDA_{method}"
+    return found
+
+
+def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
+    """Outputs are checked first, then the positional arguments."""
+    schema = operator._schema.arguments
+    order = [a.name for a in schema if a.is_out] + [a.name for a in schema if not a.kwarg_only]
+    common: torch.device | None = None
+    for wanted in order:
+        for name, tensor in _named_tensors({wanted: arguments[wanted]}):
+            if common is None:
+                common = tensor.device
+            elif tensor.device != common:
+                _refuse_argument(name, tensor, common, method)
+
+
+def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, method: str) -> NoReturn:
+    raise RuntimeError(
+        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different "
+        f"from other tensors on {common} (when checking argument in method {method})"
+    )
+
+
+# ------------------------------------------------------------------------------------------ TensorIterator
+
+
+def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None:
+    """``tensors``: whether each is written, and the tensor. ``numbers`` of the host are taken."""
+    common = next((tensor.device for _, tensor in tensors if not tensor.is_cpu), None)
+    if common is None:
+        return
+    for written, tensor in tensors:
+        if tensor.device == common:
+            continue
+        if tensor.is_cpu and tensor.dim() == 0 and not written:
+            numbers -= 1
+            if numbers < 0:
+                raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")
+            continue
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{common} and {tensor.device}!"
+        )
+
+
+def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
+    """What a foreach operator takes at a time: the lists' tensors at one place, and those of no list."""
+    lists = {n: v for n, v in arguments.items() if isinstance(v, (list, tuple)) and _holds_tensors(v)}
+    alone = [(name in written, v) for name, v in arguments.items() if isinstance(v, torch.Tensor)]
+    for column in zip_longest(*lists.values()):
+        pairs = zip(lists, column, strict=True)
+        yield [(name in written, t) for name, t in pairs if isinstance(t, torch.Tensor)] + alone
+
+
+# ------------------------------------------------------------------------------------------- rules of its own
+
+
+def _embedding(arguments: Arguments) -> None:
+    """It is `index_select` of the weight, whose wrapper checks."""
+    weight, indices = arguments["weight"], arguments["indices"]
+    if indices.device != weight.device:
+        _refuse_argument("index", indices, weight.device, "wrapper_CUDA__index_select")
+
+
+def _stacked(arguments: Arguments) -> None:
+    """It is a concatenation, whose wrapper checks."""
+    tensors = arguments["tensors"]
+    for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            _refuse_argument("tensors", tensor, tensors[0].device, "wrapper_CUDA_cat")
+
+
+def _indexed(arguments: Arguments) -> None:
+    """Indices of the host are taken for tensors of the device, not the other way round."""
+    tensor = arguments["self"]
+    for index in arguments["indices"]:
+        if isinstance(index, torch.Tensor) and not index.is_cpu and index.device != tensor.device:
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"({tensor.device})"
+            )
+    values = arguments.get("values")
+    if isinstance(values, torch.Tensor):
+        _as_iterator([(True, tensor), (False, values)], 1)
+
+
+def _masked(arguments: Arguments) -> None:
+    tensor, mask = arguments["self"], arguments["mask"]
+    if tensor.device != mask.device:
+        raise RuntimeError(
+            f"expected self and mask to be on the same device, but got mask on {mask.device} and self on "
+            f"{tensor.device}"
+        )
+
+
+def _convolved(arguments: Arguments) -> None:
+    """`convolution` compares types, which include the device."""
+
+
+def _taken_as_it_is(arguments: Arguments) -> None:
+    """Copies between devices, and operators that look at shapes alone."""
+
+
+_OWN_RULES: dict[str, Callable[[Arguments], None]] = {
+    "embedding": _embedding,
+    "stack": _stacked,
+    **dict.fromkeys(
+        ("index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"), _indexed
+    ),
+    "masked_fill": _masked,
+    "convolution": _convolved,
+    **dict.fromkeys(("copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"), _taken_as_it_is),
+}
+
+
+# -------------------------------------------------------------------------------------------------- helpers
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _named_tensors(arguments: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of a call with the names of their arguments, those in lists included."""
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from ((name, item) for item in value if isinstance(item, torch.Tensor))

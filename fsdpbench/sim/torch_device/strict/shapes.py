@@ -1,0 +1,280 @@
+"""Sizes, dimensions and indices that torch's rules for shapes let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.torch_device.strict.words import Arguments, refuse_broadcast, scalar_type, sizes
+from fsdpbench.sim.torch_device.tensors import meta_twin
+
+Rule = Callable[[Arguments], None]
+
+
+def _dimension(arguments: Arguments) -> None:
+    """``dim`` is one of the tensor's."""
+    tensor, dim = arguments["self"], arguments["dim"]
+    count = max(tensor.dim(), 1)
+    if isinstance(dim, int) and not -count <= dim < count:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {dim})"
+        )
+
+
+def _addend(first: str, second: str) -> Rule:
+    """``self`` can be expanded to the product of two matrices, or of two batches of them."""
+
+    def check(arguments: Arguments) -> None:
+        addend, a, b = arguments["self"], arguments[first], arguments[second]
+        if a.dim() == b.dim() and a.dim() >= 2:
+            shape = (*a.shape[:-1], b.shape[-1])
+            torch.empty(addend.shape, dtype=addend.dtype, device="meta").expand(shape)
+
+    return check
+
+
+def _convolution(arguments: Arguments) -> None:
+    """Groups, channels and bias fit the weight."""
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
+    transposed, groups = bool(arguments["transposed"]), arguments["groups"]
+    _refuse_dimensions(x, weight, arguments["stride"])
+    kind = "Given transposed=1" if transposed else f"Given groups={groups}"
+    if weight.shape[0] % groups:
+        raise RuntimeError(
+            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got "
+            f"weight of size [{sizes(weight)}] instead"
+        )
+    wanted = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != wanted:
+        raise RuntimeError(
+            f"{kind}, weight of size {sizes(weight)}, expected input{sizes(x)} to have {wanted} channels, "
+            f"but got {x.shape[1]} channels instead"
+        )
+    outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+    if isinstance(bias, torch.Tensor) and tuple(bias.shape) != (outputs,):
+        given = "Given transposed=1, weight" if transposed else "Given weight"
+        raise RuntimeError(
+            f"{given} of size {sizes(weight)}, expected bias to be 1-dimensional with {outputs} elements, "
+            f"but got bias of size {sizes(bias)} instead"
+        )
+
+
+def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int]) -> None:
+    if weight.dim() < 3:
+        raise RuntimeError("weight should have at least three dimensions")
+    spatial = weight.dim() - 2
+    if len(stride) not in (1, spatial):
+        raise RuntimeError(
+            f"expected stride to be a single integer value or a list of {spatial} values to match the "
+            f"convolution dimensions, but got stride={list(stride)}"
+        )
+    if x.dim() != weight.dim():
+        raise RuntimeError(
+            f"Expected {weight.dim()}-dimensional input for {weight.dim()}-dimensional weight "
+            f"{sizes(weight)}, but got {x.dim()}-dimensional input of size {sizes(x)} instead"
+        )
+
+
+def _classes(arguments: Arguments) -> None:
+    """One vector of scores goes with one class."""
+    scores, target = arguments["self"], arguments["target"]
+    if scores.dim() == 1 and target.dim() == 1 and target.shape[0] != 1:
+        raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
+
+
+def _vectors(arguments: Arguments) -> None:
+    """Batch norm: statistics are vectors."""
+    for name in ("running_mean", "running_var"):
+        tensor = arguments.get(name)
+        if isinstance(tensor, torch.Tensor) and tensor.dim() != 1:
+            raise RuntimeError(f"TensorAccessor expected 1 dims but tensor has {tensor.dim()}")
+
+
+def _index_add(arguments: Arguments) -> None:
+    tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
+    if index.dim() > 1:
+        raise IndexError(
+            f"index_add_(): Index is supposed to be a vector, but got dim: {index.dim()} with type: "
+            f"{scalar_type(index)} and size: {sizes(index)}"
+        )
+    if tensor.dim() == 0 or source.dim() == 0:
+        return
+    dim = arguments["dim"] % tensor.dim()
+    others = [[size for at, size in enumerate(t.shape) if at != dim] for t in (tensor, source)]
+    if others[0] != others[1]:
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got "
+            f"self.shape = {sizes(tensor)} source.shape = {sizes(source)}"
+        )
+
+
+def _index(arguments: Arguments) -> None:
+    """Masks fit, before anybody asks how many elements they choose."""
+    place = 0
+    for index in arguments["indices"]:
+        is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        if is_mask:
+            refuse_mask(arguments["self"], index, place)
+        place += index.dim() if is_mask else 1
+
+
+def _compared(arguments: Arguments) -> None:
+    refuse_broadcast(arguments["self"].shape, arguments["other"].shape)
+
+
+def _normalised_channels(arguments: Arguments) -> None:
+    """Group norm: weight and bias are vectors of the input's channels."""
+    x, channels = arguments["input"], arguments["C"]
+    weight, bias = arguments["weight"], arguments["bias"]
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if isinstance(tensor, torch.Tensor) and (tensor.dim() != 1 or tensor.numel() != channels):
+            shape = sizes(weight if isinstance(weight, torch.Tensor) else tensor)
+            raise RuntimeError(
+                f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
+                f"{name} of shape {shape} and input of shape {sizes(x)}"
+            )
+
+
+def _index_select(arguments: Arguments) -> None:
+    tensor, index = arguments["self"], arguments["index"]
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if tensor.dim() == 0 and index.numel() != 1:
+        raise RuntimeError(
+            f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)"
+        )
+
+
+def _index_copy(arguments: Arguments) -> None:
+    """What the rule for shapes refuses too, with another type of exception."""
+    tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
+    if index.dim() > 1:
+        raise IndexError(f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})")
+    count = index.numel()
+    if source.dim() == 0 and count != 1:
+        raise IndexError(f"index_copy_(): When source is scalar, index should have one element (got {count})")
+    if source.dim() and tensor.dim() and source.dim() != tensor.dim():
+        raise IndexError(
+            "index_copy_(): When source and destination are not scalars, their dimensionality must match. "
+            f"Source dimensionality ({source.dim()}), destination dimensionality ({tensor.dim()})"
+        )
+    if source.dim() and tensor.dim() and source.shape[arguments["dim"]] != count:
+        raise IndexError(
+            f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) "
+            f"({source.shape[arguments['dim']]})"
+        )
+    _same_slices(tensor, source, arguments["dim"])
+
+
+def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
+    """Before torch 2.13 the rule for shapes does not look at them."""
+    if not (tensor.dim() and source.dim()):
+        return
+    dim %= tensor.dim()
+    into, found = ([*shape[:dim], *shape[dim + 1 :]] for shape in (tensor.shape, source.shape))
+    if into != found:
+        words = [" ".join(map(str, shape)) for shape in (into, found)]
+        raise RuntimeError(
+            "index_copy_(): Source/destination tensor must have same slice shapes. Destination slice shape: "
+            f"{words[0]} at dimension {dim} and source slice shape: {words[1]} at dimension 0."
+        )
+
+
+def _argument_of_extremum(arguments: Arguments) -> None:
+    """Before torch 2.13 the rule for shapes raises a RuntimeError."""
+    dim, dims = arguments.get("dim"), max(1, arguments["self"].dim())
+    if dim is not None and not -dims <= dim < dims:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})"
+        )
+
+
+def _index_put(arguments: Arguments) -> None:
+    """The values can be expanded to what is indexed. How many a mask chooses is unknown."""
+    tensor, values = arguments["self"], arguments["values"]
+    place = 0
+    masked = False
+    for index in arguments["indices"]:
+        if not isinstance(index, torch.Tensor):
+            place += 1
+            continue
+        if index.dtype in (torch.bool, torch.uint8):
+            masked = True
+            refuse_mask(tensor, index, place)
+            place += index.dim()
+        else:
+            place += 1
+    if masked:
+        return
+    indexed = torch.ops.aten.index.Tensor(meta_twin(tensor), _on_meta(arguments["indices"]))
+    try:
+        torch.empty(values.shape, device="meta").expand(indexed.shape)
+    except RuntimeError:
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {sizes(values)} cannot be broadcast to indexing result "
+            f"of shape {sizes(indexed)}"
+        ) from None
+
+
+def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
+    """A mask of the dimensions from ``place`` on has their sizes."""
+    for axis, size in enumerate(mask.shape):
+        at = place + axis
+        if at >= tensor.dim() or tensor.shape[at] != size:
+            raise IndexError(
+                f"The shape of the mask {sizes(mask)} at index {axis} does not match the shape of the "
+                f"indexed tensor {sizes(tensor)} at index {at}"
+            )
+
+
+def _on_meta(indices: Any) -> list[Any]:
+    """Indices without their values; numbers of the host, too."""
+    return [
+        torch.empty(index.shape, dtype=index.dtype, device="meta")
+        if isinstance(index, torch.Tensor)
+        else index
+        for index in indices
+    ]
+
+
+def _scattered(cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> Rule:
+    """The source is as large as the part of the tensor that it goes to."""
+
+    def check(arguments: Arguments) -> None:
+        source = arguments["src"]
+        part = cut(torch.empty(arguments["self"].shape, device="meta"), arguments)
+        if part.shape != source.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{sizes(source)}, slice size = {sizes(part)}"
+            )
+
+    return check
+
+
+def _slice(tensor: torch.Tensor, a: Arguments) -> torch.Tensor:
+    part: torch.Tensor = torch.ops.aten.slice.Tensor(tensor, a["dim"], a["start"], a["end"], a["step"])
+    return part
+
+
+SHAPE_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("_softmax", "_log_softmax", "sort"), _dimension),
+    "addmm": _addend("mat1", "mat2"),
+    "baddbmm": _addend("batch1", "batch2"),
+    "convolution": _convolution,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _classes),
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), _vectors),
+    "index_add": _index_add,
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    "allclose": _compared,
+    "native_group_norm": _normalised_channels,
+    "index_select": _index_select,
+    "index_copy": _index_copy,
+    **dict.fromkeys(("argmax", "argmin"), _argument_of_extremum),
+    **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
+    "slice_scatter": _scattered(_slice),
+    "select_scatter": _scattered(lambda t, a: t.select(a["dim"], a["index"])),
+    "diagonal_scatter": _scattered(lambda t, a: t.diagonal(a["offset"], a["dim1"], a["dim2"])),
+}
