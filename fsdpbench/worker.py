@@ -1,7 +1,7 @@
 """The worker: one rank of one configuration, on whatever device the configuration names.
 
     build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
-                                                   one pass where tracing is free (`measuring/traced.py`)
+                                                   one pass where tracing is free (`measuring/warmup.py`)
 
 Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
 torchrun (`torchrun ... -m fsdpbench.worker CONFIG.json FOLDER`).
@@ -38,8 +38,7 @@ from fsdpbench.measuring.soak import (
     mean_tokens,
     shapes_of,
 )
-from fsdpbench.measuring.traced import time_and_trace
-from fsdpbench.measuring.warmup import TimedSteps, warm_up
+from fsdpbench.measuring.warmup import TimedSteps, time_and_trace, warm_up
 from fsdpbench.measuring.watched_settings import unread_settings, watched
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
 from fsdpbench.results.records import Status, trace_path, write_record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
 from fsdpbench.configuration.settings import SETTINGS, Settings, Value
-from fsdpbench.devices.alike import profile_of_this_machine
+from fsdpbench.devices.detection import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.lock_owner import is_there
 from fsdpbench.systems import chosen_software, get_system

@@ -23,7 +23,7 @@ from typing import Any
 from fsdpbench import interruption
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.configuration.settings import SETTINGS
-from fsdpbench.devices.alike import profile_of_this_machine
+from fsdpbench.devices.detection import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.pages.ranks import shared_ranks
 from fsdpbench.reports.result import Result

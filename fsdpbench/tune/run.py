@@ -21,8 +21,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.reproduce import nodes_of
+from fsdpbench.results.provenance import content_key, nodes_of
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit
 from fsdpbench.sweep.recommendation.snippets import snippets

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.results.residuals.table import Condition
+from fsdpbench.results.residuals.widths import Condition
 from fsdpbench.sim.model.profile import load_profile, stated_machine
 from fsdpbench.sim.model.software import CURRENT, load_software
 from fsdpbench.systems import get_system

@@ -19,8 +19,17 @@ from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
-from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
+from fsdpbench.results.residuals.widths import (
+    LEVEL,
+    MORE_GPUS,
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    is_beyond,
+    read_table,
+    width_of,
+)
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 

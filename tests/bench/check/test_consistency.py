@@ -19,8 +19,8 @@ from fsdpbench.check.metrics import ALL, METRICS
 from fsdpbench.check.records.baseline import Baseline
 from fsdpbench.check.records.entries import entry_of
 from fsdpbench.check.records.sides import Side, absent_of, read_side
+from fsdpbench.check.text import as_text
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.text import as_text
 from fsdpbench.errors import ExitCode
 from fsdpbench.reports.consistency import (
     WORDS,

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.residuals.table import Condition, Quantity
-from fsdpbench.results.residuals.widths import Unknown, width_of
+from fsdpbench.results.residuals.widths import Condition, Quantity, Unknown, width_of
 from fsdpbench.validation.conditions import under
 from fsdpbench.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs, residuals_of
 from fsdpbench.validation.page import write_page
