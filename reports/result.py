@@ -331,7 +331,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.stored(path) if found is None else found
 
     def stored(self, path: str) -> Any:
-        """Return what is in the file at a dotted path; None where nothing does."""
+        """Return the value in the file at a dotted path; None if it is missing."""
         found: Any = self.content
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None

@@ -1,4 +1,4 @@
-"""Matrix products by a library's table: the tile model of `gemm.py` times a factor on (m, n, k).
+"""Matrix products by a library's table: the tile model times a factor on (m, n, k).
 
 Two more effects than there: a factor that is quantised first (fp8 of some libraries), and operands that
 stay in the second-level cache from one call to the next, as they do in a measured loop:

@@ -5,7 +5,7 @@ A tensor of the device has a storage of zero bytes as far as torch's C++ knows. 
 storage lives. It is called back when the storage really dies (tensors that autograd has saved, and views,
 included), and frees the simulated block then.
 
-FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that and the storage's sizes here.
+FSDP frees and takes its buffers by `storage.resize_`; a patch routes that and the storage's sizes here.
 """
 
 from __future__ import annotations
