@@ -27,7 +27,7 @@ from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
-from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.devices.detection import peak_flops_of
 from fsdpbench.sim.model.profile import HardwareProfile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 

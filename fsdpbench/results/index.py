@@ -56,7 +56,7 @@ def _row(point: StoredPoint) -> list[Any]:
     row += [config.get(name) for name in _PLACE]
     row += [result.status.value, result.message]
     row += [_object(config, "settings").get(name) for name in SETTINGS]
-    row += [figure.stored(result) for figure in flat()]
+    row += [result.stored(figure.path) for figure in flat()]
     return [*row, json.dumps(result.to_dict())]
 
 

@@ -33,8 +33,7 @@ from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.result import JsonObject, Result, Status
 from fsdpbench.reports.run_files import ConfigFile
 from fsdpbench.reports.writing import remove
-from fsdpbench.results.provenance import another_key, content_key
-from fsdpbench.results.reproduce import run_command
+from fsdpbench.results.provenance import another_key, content_key, run_command
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"

@@ -24,7 +24,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.devices.sim import SimDevice
-from fsdpbench.results.records import RankRecord, Status, trace_path
+from fsdpbench.results.records import RankRecord, Status, trace_path, write_record
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
@@ -106,7 +106,7 @@ class _Run:
         record.add_sanitizer(self.device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
         record.memory_account = record.memory_account or self.device.memory_account
-        record.write(self.folder)
+        write_record(record, self.folder)
         if self.recorder is not None:
             self.recorder.finish(self.folder, Ended.OOM, record.cause)
 
@@ -147,7 +147,7 @@ class _Run:
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
             record.status, record.cause = Status.ERROR, too_few
-        record.write(self.folder)
+        write_record(record, self.folder)
         return record.status
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
-from fsdpbench.devices.alike import profile_of_this_machine
+from fsdpbench.devices.detection import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.documents import is_there
 from fsdpbench.settings import SETTINGS, Settings, Value

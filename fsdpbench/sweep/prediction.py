@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
-from fsdpbench.devices.alike import profile_of_this_machine
+from fsdpbench.devices.detection import profile_of_this_machine
 from fsdpbench.reports.pages.ranks import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.machine_state import available_memory

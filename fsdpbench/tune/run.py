@@ -19,8 +19,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.reproduce import nodes_of
+from fsdpbench.results.provenance import content_key, nodes_of
 from fsdpbench.results.store import Store
 from fsdpbench.settings import show_value
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit

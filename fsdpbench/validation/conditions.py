@@ -22,7 +22,7 @@ from typing import Any
 
 from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.results.residuals.table import Condition
+from fsdpbench.results.residuals.widths import Condition
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, stated_machine
 from fsdpbench.sim.model.software import CURRENT, load_software
 from fsdpbench.systems import get_system

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.residuals.intervals import unknowns
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual
-from fsdpbench.results.residuals.widths import LEVEL, Unknown, Width, width_of
+from fsdpbench.results.residuals.widths import LEVEL, Condition, Quantity, Residual, Unknown, Width, width_of
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.validation.judge import Bar

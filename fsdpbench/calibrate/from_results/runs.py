@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.devices.alike import profile_like
+from fsdpbench.devices.detection import profile_like
 from fsdpbench.errors import UsageError
 from fsdpbench.files.documents import read_json_object
 from fsdpbench.reports.result import Result, Status

@@ -101,7 +101,7 @@ def _show(file: Path, as_json: bool) -> None:
 def _write(
     baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
 ) -> None:
-    from fsdpbench.check.records.whole_sweep import whole
+    from fsdpbench.check.records.sides import whole
 
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]

@@ -178,7 +178,7 @@ def _measured_config(
     """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
     explained too. Raises `UsageError`."""
     from fsdpbench.configuration.config import Config
-    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.devices.detection import profile_like
     from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
 

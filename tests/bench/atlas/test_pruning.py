@@ -35,8 +35,8 @@ def a_config(model: str, hardware: str = "b300", gpus: int = 8, **settings: Any)
 
 def peak(config: Config, folder: Path) -> int:
     result = simulate([config], folder, Progress(), 1)[content_key(config)]
-    assert result["status"] == "ok", result["cause"]
-    return int(result["peak_memory_bytes"]["allocated"])
+    assert result.status == "ok", result.cause
+    return int(result.stored("peak_memory_bytes.allocated"))
 
 
 _MODELS = (
@@ -80,7 +80,7 @@ def test_what_is_pruned_runs_out_of_memory(hardware: str, tmp_path: Path) -> Non
     pruned = [config for config in tried if content_key(config) not in kept]
     assert len(pruned) == cell.pruned > 0
     results = simulate(pruned, tmp_path / "runs", Progress())
-    assert {results[content_key(config)]["status"] for config in pruned} == {"oom"}
+    assert {results[content_key(config)].status for config in pruned} == {"oom"}
 
 
 def test_what_is_not_understood_has_no_bound() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from fsdpbench.check.compare import Change, Comparison, Verdict
 from fsdpbench.check.diagnosis import Finding, diagnose
 from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.records.entries import Entry
+from fsdpbench.reports.figures import Worse
 from fsdpbench.reports.reading import one_line
+from fsdpbench.results.records import Status
 
 SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
 _NAMED = 3
@@ -186,3 +190,35 @@ def _shown(metric: str, value: Any, extra: int) -> str:
     if unit == "B":
         return f"{value / 2**20:,.{2 + extra}f} MiB"
     return f"{value:.{6 + extra}g}" if isinstance(value, float) else str(value)
+
+
+# Figures in the shape that github-action-benchmark reads (`tool: customSmallerIsBetter`), to chart them over
+# commits: an array of {"name", "unit", "value", "range", "extra"}.
+
+
+def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
+    """Every figure of `entries` that gets worse as it grows (the format knows no other); medians over runs,
+    `range` their quartiles' half distance."""
+    rows = []
+    for name, entry in entries.items():
+        if entry.status is not Status.OK:
+            continue
+        for metric in METRICS.values():
+            values = entry.values(metric.name)
+            if values and metric.worse is Worse.HIGHER:
+                rows.append(_row(name, metric.name, metric.unit, values))
+    return json.dumps(rows, indent=1)
+
+
+def _row(configuration: str, metric: str, unit: str, values: list[float]) -> dict[str, object]:
+    row: dict[str, object] = {
+        "name": f"{configuration}: {metric}",
+        "unit": unit or "count",
+        "value": median(values),
+    }
+    if len(values) > 1:
+        ordered = sorted(values)
+        half = (ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]) / 2
+        row["range"] = f"± {half:g}"
+    row["extra"] = f"{len(values)} runs" if len(values) > 1 else "1 run"
+    return row
