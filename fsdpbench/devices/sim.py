@@ -70,7 +70,6 @@ class SimDevice(Tells):
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
-            record_steps=_why_all_execute(self._config, self._what_if) is None,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.followers.graph_watch import Entry, WatchedStep
-from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.model.observed import ObservedTimeline
 from fsdpbench.sim.model.timeline import Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
@@ -33,6 +33,20 @@ _ESTIMATE = "an estimate: no CUDA graph was captured; one launch is priced for t
 
 class GraphCaptureError(RuntimeError):
     """A step that no CUDA graph can hold."""
+
+
+class StandingTimeline(ObservedTimeline):
+    """A timeline whose CPU stands: in a replay the CPU has launched once, and does nothing else."""
+
+    @property
+    def cpu(self) -> int:
+        """The moment of the launch, in nanoseconds."""
+        now: int = self.__dict__["cpu"]
+        return now
+
+    @cpu.setter
+    def cpu(self, value: int) -> None:
+        pass
 
 
 class GraphSession:
@@ -62,17 +76,25 @@ class GraphSession:
         self._take_batches()
         accelerator = self._accelerator
         timeline, depth = accelerator.timeline, accelerator.timeline.queue_depth
-        watch = WatchedStep(timeline, accelerator.stream, self._trail, self.captured)
-        undo = self._follow_memory(watch)
+        device, listener = accelerator.allocator.device, accelerator.allocator.device.call_listener
+        watch = WatchedStep(accelerator.stream, self._trail)
+
+        def on_call(call: str, start: int, end: int) -> None:
+            watch.violate(f"{call} in a step that has warmed up")
+            if listener is not None:
+                listener(call, start, end)
+
+        device.call_listener = on_call
+        accelerator.follow(watch)
         if self.captured:
             self._launch(timeline)
             timeline.queue_depth = _NO_LIMIT
-        accelerator.timeline = watch  # type: ignore[assignment]
+            timeline.__class__ = StandingTimeline
         try:
             step()
         finally:
-            accelerator.timeline, timeline.queue_depth = timeline, depth
-            undo()
+            accelerator.stop_following(watch)  # its class is again what its observers need
+            device.call_listener, timeline.queue_depth = listener, depth
         watch.finish()
         self._judge(watch)
 
@@ -129,37 +151,3 @@ class GraphSession:
         timeline.cpu = start + self._accelerator.cpu_costs.launch_ns
         if self._accelerator.trace is not None:
             self._accelerator.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
-
-    def _follow_memory(self, watch: WatchedStep) -> Callable[[], None]:
-        """Let the allocator report to `watch` addresses, driver calls and uses on other streams; returns what
-        ends that."""
-        accelerator, allocator = self._accelerator, self._accelerator.allocator
-        told_before, record_stream = allocator.device.call_listener, allocator.record_stream
-
-        def on_event(event: AllocatorEvent) -> None:
-            if event.action is AllocatorAction.ALLOC:
-                watch.note((event.address, event.size), lambda: f"{event.size} bytes are at another address")
-
-        def on_call(call: str, start: int, end: int) -> None:
-            watch.violate(f"{call} in a step that has warmed up")
-            if told_before is not None:
-                told_before(call, start, end)
-
-        def on_record_stream(block: Any, stream: int) -> None:
-            if stream != block.stream:
-                watch.violate(
-                    "record_stream, whose memory the allocator gives back after the capture only (pass it by "
-                    "events: memory_handover=events)"
-                )
-            record_stream(block, stream)
-
-        accelerator.listen(on_event)
-        allocator.device.call_listener = on_call
-        allocator.record_stream = on_record_stream  # type: ignore[method-assign]
-
-        def undo() -> None:
-            accelerator.stop_listening(on_event)
-            allocator.device.call_listener = told_before
-            del allocator.record_stream
-
-        return undo

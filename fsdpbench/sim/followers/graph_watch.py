@@ -20,7 +20,9 @@ from typing import Any
 
 from fsdpbench.sim.followers.sanitizer.places import frames
 from fsdpbench.sim.followers.sanitizer.shadow import Stacks
-from fsdpbench.sim.model.timeline import FULL_TRAFFIC, Marker, Timeline, Work
+from fsdpbench.sim.model.allocator.types import Block
+from fsdpbench.sim.model.observed import Observer
+from fsdpbench.sim.model.timeline import Marker, Work
 
 Entry = tuple[Any, ...]
 
@@ -39,21 +41,17 @@ _ASKED_BY = {
 _SYNCHRONISES = "a synchronisation"
 
 
-class WatchedStep:
-    """The timeline while a step runs, which notes what the program does.
+class WatchedStep(Observer):
+    """The observer of one step, which notes what the program does.
 
     Args:
-        timeline: the real one.
         origin: the stream that the step starts on.
         expected: what the step before did; `difference` is the first thing that is done otherwise.
-        stands: whether this is a replay, for which the CPU's clock stands.
     """
 
-    def __init__(self, timeline: Timeline, origin: int, expected: list[Entry] | None, stands: bool) -> None:
-        self._timeline = timeline
+    def __init__(self, origin: int, expected: list[Entry] | None) -> None:
         self._origin = origin
         self._expected = expected
-        self._stands = stands
         self._markers: dict[int, tuple[Marker, dict[int, int]]] = {}
         self._orders: dict[int, dict[int, int]] = {origin: {}}
         self._work: dict[int, int] = {}
@@ -72,7 +70,7 @@ class WatchedStep:
         return len(self._work)
 
     def finish(self) -> None:
-        """The step has ended: its stream has to wait for all others."""
+        """End the step: its stream has to wait for all others."""
         reached = self._orders[self._origin]
         for stream, count in self._work.items():
             if stream != self._origin and reached.get(stream, 0) < count:
@@ -86,7 +84,7 @@ class WatchedStep:
             self.violation = f"{what}, at {_place()}"
 
     def note(self, entry: Entry, what: Callable[[], str]) -> None:
-        """The next thing that the step does; `what` says it in words."""
+        """Append the next thing that the step does; `what` says it in words."""
         expected, index = self._expected, len(self.trail)
         self.trail.append(entry)
         if expected is None or self.difference is not None:
@@ -94,65 +92,49 @@ class WatchedStep:
         if index >= len(expected) or expected[index] != entry:
             self.difference = f"{what()}, at {_place()}"
 
-    # ------------------------------------------------------------------------------------------ as a timeline
+    # ----------------------------------------------------------------------------------- as an observer
 
-    @property
-    def cpu(self) -> int:
-        return self._timeline.cpu
-
-    @cpu.setter
-    def cpu(self, value: int) -> None:
-        if not self._stands:
-            self._timeline.cpu = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._timeline, name)
-
-    def launch(
-        self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
-    ) -> None:
+    def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
         self.note(("launch", stream, work, duration_ns), lambda: f"other work is launched on stream {stream}")
         if stream not in self._orders:
             self.violate(f"stream {stream} works without having followed the step's own stream")
             self._orders[stream] = {}
         count = self._work[stream] = self._work.get(stream, 0) + 1
         self._orders[stream][stream] = count
-        self._timeline.launch(stream, work, duration_ns, payload, traffic)
 
-    def record(self, stream: int) -> Marker:
-        marker = self._timeline.record(stream)
+    def recorded(self, stream: int, marker: Marker) -> None:
         self._markers[id(marker)] = (marker, dict(self._orders.get(stream, {})))
-        return marker
 
-    def make_wait(self, stream: int, marker: Marker, payload: Any = None) -> None:
+    def stream_waits(self, stream: int, marker: Marker, *, by_program: bool) -> None:
+        if not by_program:
+            return
         found = self._markers.get(id(marker))
         if found is None:
             self.violate(f"stream {stream} waits for an event from before the step")
-        else:
-            order = self._orders.setdefault(stream, {})
-            for other, count in found[1].items():
-                order[other] = max(order.get(other, 0), count)
-        self._timeline.make_wait(stream, marker, payload)
+            return
+        order = self._orders.setdefault(stream, {})
+        for other, count in found[1].items():
+            order[other] = max(order.get(other, 0), count)
 
-    def has_passed(self, marker: Marker) -> bool:
+    def asked(self, marker: Marker, passed: bool) -> None:
         self.violate(f"the CPU asks the device: {_asked()}")
-        return self._timeline.has_passed(marker)
 
-    def is_idle(self, stream: int) -> bool:
-        self.violate(f"the CPU asks the device: {_asked()}")
-        return self._timeline.is_idle(stream)
-
-    def wait_for(self, marker: Marker) -> None:
+    def host_waits(self, marker: Marker) -> None:
         self.violate(f"the CPU waits for the device: {_asked()}")
-        self._timeline.wait_for(marker)
 
-    def wait_for_stream(self, stream: int) -> None:
-        self.violate(f"the CPU waits for the device: {_asked()}")
-        self._timeline.wait_for_stream(stream)
+    def host_waits_for_all(self, *, by_program: bool) -> None:
+        if by_program:
+            self.violate(f"the CPU waits for the device: {_asked()}")
 
-    def wait_for_all(self) -> None:
-        self.violate(f"the CPU waits for the device: {_asked()}")
-        self._timeline.wait_for_all()
+    def allocated(self, block: Block) -> None:
+        self.note((block.address, block.size), lambda: f"{block.size} bytes are at another address")
+
+    def used_on(self, block: Block, stream: int) -> None:
+        if stream != block.stream:
+            self.violate(
+                "record_stream, whose memory the allocator gives back after the capture only (pass it by "
+                "events: memory_handover=events)"
+            )
 
 
 def _place() -> str:

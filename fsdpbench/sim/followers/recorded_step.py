@@ -76,10 +76,8 @@ def _carry_out(
     """The most frequent operations come first. Blocks and markers from before the step are there already;
     places count from the first of the step's own."""
     own_blocks, own_markers = len(blocks), len(markers)
-    # The plain methods, bound once: nothing is recorded here.
-    launch, record = Timeline.launch.__get__(timeline), Timeline.record.__get__(timeline)
-    make_wait = Timeline.make_wait.__get__(timeline)
-    malloc, free = CachingAllocator.malloc.__get__(allocator), CachingAllocator.free.__get__(allocator)
+    launch, record, make_wait = timeline.launch, timeline.record, timeline.make_wait
+    malloc, free = allocator.malloc, allocator.free
     for code, delta, first, second, third in operations:
         timeline.cpu += delta
         if code == LAUNCH:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fsdpbench.sim.model.timeline import UNSETTLED, Marker, Timeline
 
-# The plain ones, also under the sanitizer: no program may rely on what the allocator happened to see.
+# The plain ones, also under observers: no program may rely on what the allocator happened to see.
 _has_passed, _wait_for, _wait_for_all = Timeline.has_passed, Timeline.wait_for, Timeline.wait_for_all
 
 
@@ -48,7 +48,7 @@ class TimelineClock:
 
     def stream_ready_ns(self, stream: int) -> StreamTime:
         """When all work that is queued on a stream by now will have ended."""
-        return StreamTime(self._timeline, self._timeline.record(stream))
+        return StreamTime(self._timeline, Timeline.record(self._timeline, stream))
 
     def advance_cpu(self, ns: int) -> None:
         """The CPU works for so long."""

@@ -124,6 +124,8 @@ class Timeline:
     """
 
     queue_depth = LAUNCH_QUEUE_DEPTH
+    observers: tuple[Any, ...] = ()
+    """Those that `observed.observe` has added."""
 
     def __init__(self, contention: Contention | None = None, on_finished: Finished | None = None) -> None:
         self.cpu = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.model.trace_records import MemcpyRecord, trace_stream
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
@@ -111,6 +112,16 @@ class Accelerator:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:
             raise SimulationNotStartedError
+
+    def follow(self, observer: Observer) -> None:
+        """Report calls to clock and allocator to ``observer``."""
+        observe(self.timeline, observer)
+        observe(self.allocator, observer)
+
+    def stop_following(self, observer: Observer) -> None:
+        """Report no more calls to ``observer``."""
+        forget(self.timeline, observer)
+        forget(self.allocator, observer)
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
         """Report to ``listener`` what the allocator does, beside those who listen already. ``completions``:

@@ -202,9 +202,11 @@ class DeviceMemory:
         self._released[address] = (size, order)
 
     def events_passed(self, address: int) -> None:
-        """The last of a freed block's events has passed."""
-        size, order = self._released.pop(address, (0, []))
-        self._freed.forget_ordered(address, address + size, order)
+        """The last of a freed block's events has passed, if it had any."""
+        released = self._released.pop(address, None)
+        if released is not None:
+            size, order = released
+            self._freed.forget_ordered(address, address + size, order)
 
     def shadow_of(self, address: int, size: int) -> BlockShadow:
         """The history of a block that is held."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from typing import Any
 
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
@@ -50,6 +51,9 @@ class CachingAllocator:
     device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
     each thing done; unless ``tells_completion`` is set, for none that a freed block is free at last.
     """
+
+    observers: tuple[Any, ...] = ()
+    """Those that `observed.observe` has added."""
 
     def __init__(
         self,
