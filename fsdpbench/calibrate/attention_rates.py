@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.model.attention_costs import AttentionCost
+from fsdpbench.sim.model.kernel_costs import AttentionCost
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import AttentionProfile
 

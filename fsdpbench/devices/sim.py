@@ -24,7 +24,7 @@ from fsdpbench.sim.followers.replay import ReplaySession
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
-from fsdpbench.sim.torch_device.trainer import Trainer
+from fsdpbench.sim.torch_device.software import Trainer
 
 
 class SimDevice(Tells):

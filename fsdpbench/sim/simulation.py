@@ -20,30 +20,23 @@ from fsdpbench.sim.followers.sanitizer import Sanitizer
 from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorCosts
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.model.clock import TimelineClock
-from fsdpbench.sim.model.cpu_costs import CpuCosts
-from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
-from fsdpbench.sim.model.profile import HardwareProfile
-from fsdpbench.sim.model.slowest_rank import of_slowest
+from fsdpbench.sim.model.profile import HardwareProfile, of_slowest
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
-from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline, TimelineClock
 from fsdpbench.sim.model.trace_recorder import TraceRecorder
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
-from fsdpbench.sim.torch_device.device_guard import SimulatedDeviceGuard
-from fsdpbench.sim.torch_device.device_module import DeviceModule, drain
+from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDeviceGuard, Stream, drain
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
-from fsdpbench.sim.torch_device.operators.attention import register_attention
-from fsdpbench.sim.torch_device.operators.autocast import register_autocast
-from fsdpbench.sim.torch_device.operators.host_optimizer import register_host_optimizer
+from fsdpbench.sim.torch_device.operators.attention import register_attention, register_shape_rules
+from fsdpbench.sim.torch_device.operators.autocast import register_autocast, register_host_optimizer
 from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels
-from fsdpbench.sim.torch_device.operators.shape_rules import register_shape_rules
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import install
-from fsdpbench.sim.torch_device.storage import use_on_stream
-from fsdpbench.sim.torch_device.streams import Stream
+from fsdpbench.sim.torch_device.tensors import use_on_stream
 from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 
 if TYPE_CHECKING:
@@ -128,14 +121,7 @@ class Simulation:
         _end_followers(accelerator)
         accelerator.timeline = _make_timeline(accelerator, profile)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf)
-        accelerator.jitter = accelerator.sanitizer = None
-        if jitter is not None:
-            noise = accelerator.jitter = Jitter(jitter)
-            accelerator.follow(noise)
-        sanitizer = Sanitizer() if sanitize else None
-        if sanitizer is not None:
-            accelerator.sanitizer = sanitizer
-            accelerator.follow(sanitizer.order)
+        sanitizer = _begin_followers(accelerator, jitter, sanitize)
         simulation._price(software)
         accelerator.forget_run()
         accelerator.collectives_on_own_streams = software.collectives.own_streams
@@ -334,6 +320,20 @@ def _end_followers(accelerator: Accelerator) -> None:
         accelerator.sanitizer.end()
     if accelerator.account is not None:
         accelerator.account.end()
+
+
+def _begin_followers(
+    accelerator: Accelerator, jitter: JitterSettings | None, sanitize: bool
+) -> Sanitizer | None:
+    accelerator.jitter = accelerator.sanitizer = None
+    if jitter is not None:
+        noise = accelerator.jitter = Jitter(jitter)
+        accelerator.follow(noise)
+    if not sanitize:
+        return None
+    sanitizer = accelerator.sanitizer = Sanitizer()
+    accelerator.follow(sanitizer.order)
+    return sanitizer
 
 
 def _make_timeline(accelerator: Accelerator, profile: HardwareProfile) -> Timeline:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.torch_device.streams import Event
+from fsdpbench.sim.torch_device.device_module import Event
 from fsdpbench.torch_internals import BaseDataLoaderIter
 
 

@@ -14,9 +14,17 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.followers.recorded_step import RecordedStep, do_again, structure_of
 from fsdpbench.sim.followers.replay_log import END, StepLog
-from fsdpbench.sim.followers.replay_world import BEFORE, Moment, Name, UnnamedError, World
+from fsdpbench.sim.followers.replay_world import (
+    BEFORE,
+    Moment,
+    Name,
+    RecordedStep,
+    UnnamedError,
+    World,
+    do_again,
+    structure_of,
+)
 from fsdpbench.sim.model.allocator import SimOutOfMemoryError
 from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.accelerator import Accelerator

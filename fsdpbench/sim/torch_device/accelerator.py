@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
-from fsdpbench.sim.model.trace_records import MemcpyRecord, trace_stream
+from fsdpbench.sim.model.trace_recorder import MemcpyRecord, trace_stream
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.followed import HolderFollower, Lateness, MemoryFollower
 
 if TYPE_CHECKING:
     from fsdpbench.sim.model.allocator import CachingAllocator
     from fsdpbench.sim.model.allocator.types import AllocatorEvent, AllocatorListener
-    from fsdpbench.sim.model.cpu_costs import CpuCosts
-    from fsdpbench.sim.model.kernel_costs import KernelCosts
+    from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
     from fsdpbench.sim.model.network import Network
     from fsdpbench.sim.model.trace_recorder import TraceRecorder
     from fsdpbench.sim.torch_device.flops import FlopCount

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fsdpbench.sim.followers.graph import StandingTimeline
-from fsdpbench.sim.followers.graph_watch import Entry, WatchedStep
+from fsdpbench.sim.followers.graph import Entry, StandingTimeline, WatchedStep
 from fsdpbench.sim.model.observed import observe
 from fsdpbench.sim.model.timeline import Timeline, Work
 

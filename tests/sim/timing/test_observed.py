@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.sim.model.allocator import CachingAllocator
-from fsdpbench.sim.model.clock import TimelineClock
 from fsdpbench.sim.model.observed import Observer, forget, observe
-from fsdpbench.sim.model.timeline import Timeline, Work
+from fsdpbench.sim.model.timeline import Timeline, TimelineClock, Work
 
 
 class Heard(Observer):

@@ -18,20 +18,16 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.followers.sanitizer.clocks import Clocks
-from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames
-from fsdpbench.sim.followers.sanitizer.host_memory import HostMemory
-from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, Operations
-from fsdpbench.sim.followers.sanitizer.places import frames
-from fsdpbench.sim.followers.sanitizer.shadow import Operation, Stack
-from fsdpbench.sim.followers.sanitizer.synchronisations import Synchronisations
-from fsdpbench.sim.followers.sanitizer.uses import uses_of
+from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames, frames
+from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, HostMemory, Operations
+from fsdpbench.sim.followers.sanitizer.regions import uses_of
+from fsdpbench.sim.followers.sanitizer.shadow import Clocks, Operation, Stack, Stacks
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block
 from fsdpbench.sim.model.observed import Observer
 from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.followed import Region, Use
-from fsdpbench.sim.torch_device.storage import Lent, record_of
+from fsdpbench.sim.torch_device.tensors import Lent, record_of
 from fsdpbench.torch_internals import set_is_profiler_enabled
 
 
@@ -276,3 +272,39 @@ class CollectiveOrder:
 
 def _told(call: _Call) -> str:
     return f"{call[0]} of {call[2]} elements in group {call[1]}"
+
+
+_MOST_HINTS = 20
+
+
+class Synchronisations:
+    """Counts what synchronised, by place, and how often it ordered something."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        # By place: how often, and how often something was ordered.
+        self._host: dict[Stack, list[int]] = {}
+        self.ordering_queries = 0
+
+    def note(self, kind: str, ordered: bool) -> None:
+        """A stream (``wait``) or the CPU (``synchronize``) waited, or a ``query`` was answered with yes."""
+        if kind == "query":
+            self.ordering_queries += ordered
+        elif kind == "synchronize":
+            counts = self._host.setdefault(self._stacks.here(3), [0, 0])
+            counts[0] += 1
+            counts[1] += ordered
+
+    def hints(self) -> list[dict[str, Any]]:
+        """Places where the CPU waits and never learns anything, the most frequent first."""
+        useless = [(counts[0], stack) for stack, counts in self._host.items() if not counts[1]]
+        useless.sort(key=lambda each: -each[0])
+        return [
+            {
+                "kind": "needless_synchronisation",
+                "count": count,
+                "stack": frames(stack),
+                "hint": "the CPU waits here for work that it already knows to be done; remove the call",
+            }
+            for count, stack in useless[:_MOST_HINTS]
+        ]

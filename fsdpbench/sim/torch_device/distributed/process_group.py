@@ -28,16 +28,18 @@ from torch.distributed import Work
 from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
-from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
+from fsdpbench.sim.torch_device.distributed.collective_calls import (
+    CollectiveCalls,
+    collective_ranks,
+    total_bytes,
+)
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveRecord, CollectiveWork
-from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
-from fsdpbench.sim.torch_device.operators.inputs import inputs_text
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
-from fsdpbench.sim.torch_device.storage import use_on_stream
-from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor
+from fsdpbench.sim.torch_device.operators.plans import inputs_text
+from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
 from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
