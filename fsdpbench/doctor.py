@@ -18,6 +18,7 @@ from typing import Any
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Status
 from fsdpbench.results.machine_state import observe, usable_cores
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.prediction import available_memory
@@ -159,10 +160,10 @@ def _tried(device: str, gpus: int) -> Finding:
         while pool.running:
             results += [result for _, _, result in pool.finished(1.0)]
         result = results[0]
-        if result["status"] == "ok":
-            step = f"{result['step_time_s'] * 1e3:.1f} ms a step"
+        if result.status is Status.OK:
+            step = f"{(result.step_time_s or 0.0) * 1e3:.1f} ms a step"
             return Finding(what, Verdict.OK, f"{config.model} trained on {gpus} ranks, {step}")
-        cause = (result["cause"] or {}).get("message") or result["status"]
+        cause = result.message or result.status
         way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
         return Finding(what, Verdict.BROKEN, str(cause), way_out)
 

@@ -45,7 +45,7 @@ from fsdpbench.results.records import RankRecord, Status, compiled_graphs, trace
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.decoder.capacity import HasBuffers
+from fsdpbench.workloads.decoder.experts import HasBuffers
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""

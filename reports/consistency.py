@@ -2,9 +2,8 @@
 
 The rules are the rows of `result_rules.csv`. `left` and `right` are sums of products of figures (dotted names
 in result.json), or functions of lists; `~` is all in its place, `@` each word of `each`. A rule holds on
-`device`, and not where a figure of `unless` is known and not 0. Other rows: `in`, least and most of figures;
-`within`, a tolerance as a share and an amount; `alone`, why nothing binds a figure. No rule speaks of
-what is unknown.
+`device`, and not where a figure of `unless` is known and not 0. Rows `within` are tolerances, as a share and
+an amount. Least and most of a figure are in its row of `reports.figures`. No rule speaks of what is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.figures import ranges
+from fsdpbench.reports.reading import one_line
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
@@ -160,11 +160,16 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 @functools.lru_cache(maxsize=4096)
-def _limits(name: str) -> tuple[float, ...] | None:
-    """The two numbers in the row `in` of a figure, or `within` of a tolerance; None without one."""
-    rows = (row for row in rules() if row["relation"] in ("in", "within"))
-    found = (row for row in rows if any(_pattern(text).fullmatch(name) for text in row["left"].split()))
-    return next((tuple(map(float, row["right"].split())) for row in found), None)
+def _limits(name: str) -> tuple[float, float] | None:
+    """Return least and most of a figure; None where it has no range."""
+    return next((limits for path, limits in ranges().items() if _pattern(path).fullmatch(name)), None)
+
+
+@functools.cache
+def _tolerances() -> dict[str, tuple[float, float]]:
+    """Return the tolerances by name: a share of the larger side, and an amount."""
+    rows = ((row["left"], row["right"].split()) for row in rules() if row["relation"] == "within")
+    return {name: (float(share), float(amount)) for name, (share, amount) in rows}
 
 
 @functools.cache
@@ -208,7 +213,7 @@ def _holds(relation: str, tolerance: str, left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(_holds(relation, tolerance, *pair) for pair in pairs)
     if isinstance(left, str) and isinstance(right, str):
         return left == right
-    share, amount = _limits(tolerance) or (0.0, 0.0)
+    share, amount = _tolerances()[tolerance]
     margin = amount + share * max(abs(left), abs(right))
     if relation == "zero with":
         return bool(right == 0 if left == 0 else right != 0 or abs(left) <= margin)

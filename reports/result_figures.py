@@ -1,117 +1,150 @@
-"""The figures of a result, from the ranks' records (times, memory, FLOPs) and the traces' analysis.
+"""How the figures of a result are made of the ranks' records (times, memory, FLOPs) and the traces' analysis.
 
 tflops_per_gpu          = model FLOPs of a step and rank / step_time_s / 1e12
 hardware_tflops_per_gpu = the same with recomputation
 mfu, hfu                = those / peak of the compute dtype
+
+Times are those of the slowest rank: the median of its timed steps, and its mean traced step, whose parts sum
+to it in whole nanoseconds. Memory peaks are the greatest over ranks and steps. What cannot be known is None.
+Each function is named in its row of `reports.figures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.model import (
-    Analysis,
-    CollectiveFigures,
-    RankAnalysis,
-    communication_dict,
-    late_dict,
-)
+from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
 
 Record = dict[str, Any]
+"""A rank's record, as its file holds it."""
 
-_TRACED = (
-    "traced_step_time_s",
-    "time_s",
-    "communication",
-    "overlap_fraction",
-    "trace_trusted",
-    "trace_warnings",
-    "verdict",
-    "late_all_gathers",
-    "work",
+
+@dataclass(frozen=True)
+class Ran:
+    """What the ranks of one configuration left: a record each, and the analysis of their traces."""
+
+    records: Sequence[Record]
+    analysis: Analysis
+
+    @cached_property
+    def first(self) -> Record:
+        """The first rank's record, whose constants are those of all; empty where there is none."""
+        return self.records[0] if self.records else {}
+
+    @cached_property
+    def step_time(self) -> float | None:
+        """The slowest rank's median step, seconds."""
+        medians = [median(each["step_times_s"]) for each in self.records if each.get("step_times_s")]
+        return max(medians) if medians else None
+
+    @cached_property
+    def slowest(self) -> RankAnalysis | None:
+        """The rank with the longest mean traced step; None where nothing was traced."""
+        return max(self.analysis.ranks, key=lambda rank: rank.mean_step.total, default=None)
+
+    @cached_property
+    def memory(self) -> list[list[dict[str, Any]]]:
+        """Each rank's memory by step, of the ranks that know it."""
+        return [each["memory_per_step"] for each in self.records if each.get("memory_per_step")]
+
+    def rate(self, amount: float | None, unit: float = 1.0) -> float | None:
+        """Return `amount` of a step over the step time."""
+        return None if amount is None or not self.step_time else amount / self.step_time / unit
+
+    def flops(self, kind: str) -> float | None:
+        """Return the FLOPs a second of a kind, in 10^12."""
+        return self.rate((self.first.get("flops_per_step") or {}).get(kind), 1e12)
+
+    def share_of_peak(self, kind: str) -> float | None:
+        """Return the FLOPs a second of a kind over the peak of the compute dtype."""
+        reached, peak = self.flops(kind), self.first.get("peak_flops")
+        return reached * 1e12 / peak if reached is not None and peak else None
+
+
+def step_time(ran: Ran) -> float | None:
+    """Return the slowest rank's median step, seconds."""
+    return ran.step_time
+
+
+def samples_per_s(ran: Ran) -> float | None:
+    """Return the samples a second and GPU."""
+    return ran.rate(ran.first.get("samples_per_step"))
+
+
+def tokens_per_s(ran: Ran) -> float | None:
+    """Return the tokens a second and GPU."""
+    return ran.rate(ran.first.get("tokens_per_step"))
+
+
+def tflops(ran: Ran) -> float | None:
+    """Return the model's FLOPs a second and GPU, in 10^12."""
+    return ran.flops("model")
+
+
+def hardware_tflops(ran: Ran) -> float | None:
+    """Return the FLOPs that were computed a second and GPU, in 10^12."""
+    return ran.flops("hardware")
+
+
+def mfu(ran: Ran) -> float | None:
+    """Return the model's FLOPs over the peak."""
+    return ran.share_of_peak("model")
+
+
+def hfu(ran: Ran) -> float | None:
+    """Return the FLOPs that were computed over the peak."""
+    return ran.share_of_peak("hardware")
+
+
+def peak_memory(ran: Ran) -> dict[str, Any] | None:
+    """Return the peaks over steps and ranks, bytes."""
+    if not ran.memory:
+        return None
+    steps = [step for rank in ran.memory for step in rank]
+    return {
+        kind: max((step[kind] for step in steps if step.get(kind) is not None), default=None)
+        for kind in ("allocated", "active", "reserved")
+    }
+
+
+def alloc_retries(ran: Ran) -> float | None:
+    """Return the allocator's retries of a mean step, on the rank with most."""
+    return max((sum(step["alloc_retries"] for step in rank) / len(rank) for rank in ran.memory), default=None)
+
+
+def ooms(ran: Ran) -> int | None:
+    """Return the out-of-memory errors, of all ranks and steps."""
+    return sum(step["ooms"] for rank in ran.memory for step in rank) if ran.memory else None
+
+
+def _traced(compute: Callable[[Ran, RankAnalysis], object]) -> Callable[[Ran], object]:
+    """Return a figure of the slowest traced rank, None where nothing was traced."""
+    return lambda ran: None if ran.slowest is None else compute(ran, ran.slowest)
+
+
+traced_step_time = _traced(lambda ran, slowest: seconds(slowest.mean_step.total))
+time_s = _traced(lambda ran, slowest: slowest.mean_step.to_dict())
+overlap_fraction = _traced(lambda ran, slowest: slowest.overlap_fraction)
+trace_trusted = _traced(lambda ran, slowest: all(rank.trusted for rank in ran.analysis.ranks))
+trace_warnings = _traced(
+    lambda ran, slowest: [
+        f"rank {rank.rank}: {line}" for rank in ran.analysis.ranks for line in rank.warnings
+    ]
 )
-
-
-def result_figures(records: Sequence[Record], analysis: Analysis) -> dict[str, Any]:
-    """All figures that `fsdpbench run --json` takes from records and traces; None for what cannot be known.
-
-    Args:
-        records: one object a rank (`rank{r}_record.json`).
-        analysis: of the same ranks' traces, one configuration.
-
-    Times are those of the slowest rank: the median of its timed steps, and its mean traced step, whose
-    parts sum to it in whole nanoseconds. Memory peaks are the greatest over ranks and steps.
-    """
-    step_time = _step_time(records)
-    first = records[0] if records else {}
-    flops = first.get("flops_per_step") or {}
-    tflops = _rate(flops.get("model"), step_time, 1e12)
-    hardware_tflops = _rate(flops.get("hardware"), step_time, 1e12)
-    peak = first.get("peak_flops")
-    return {
-        "step_time_s": step_time,
-        "samples_per_s_per_gpu": _rate(first.get("samples_per_step"), step_time),
-        "tokens_per_s_per_gpu": _rate(first.get("tokens_per_step"), step_time),
-        "tflops_per_gpu": tflops,
-        "hardware_tflops_per_gpu": hardware_tflops,
-        "mfu": tflops * 1e12 / peak if tflops is not None and peak else None,
-        "hfu": hardware_tflops * 1e12 / peak if hardware_tflops is not None and peak else None,
-        **_memory(records),
-        **_traced(analysis),
-        "loss": _loss(records),
-    }
-
-
-def _step_time(records: Sequence[Record]) -> float | None:
-    medians = [median(record["step_times_s"]) for record in records if record.get("step_times_s")]
-    return max(medians) if medians else None
-
-
-def _rate(amount: float | None, step_time: float | None, unit: float = 1.0) -> float | None:
-    return None if amount is None or not step_time else amount / step_time / unit
-
-
-def _memory(records: Sequence[Record]) -> dict[str, Any]:
-    """Peaks; retries of a mean step, on the rank with most; out-of-memory errors, all together."""
-    by_rank = [record["memory_per_step"] for record in records if record.get("memory_per_step")]
-    if not by_rank:
-        return {"peak_memory_bytes": None, "alloc_retries_per_step": None, "ooms": None}
-    steps = [step for rank in by_rank for step in rank]
-    return {
-        "peak_memory_bytes": {
-            kind: max((step[kind] for step in steps if step.get(kind) is not None), default=None)
-            for kind in ("allocated", "active", "reserved")
-        },
-        "alloc_retries_per_step": max(
-            sum(step["alloc_retries"] for step in rank) / len(rank) for rank in by_rank
-        ),
-        "ooms": sum(step["ooms"] for step in steps),
-    }
-
-
-def _traced(analysis: Analysis) -> dict[str, Any]:
-    if not analysis.ranks:
-        return dict.fromkeys(_TRACED)
-    slowest = max(analysis.ranks, key=lambda rank: rank.mean_step.total)
-    mean = slowest.mean_step
-    return {
-        "traced_step_time_s": seconds(mean.total),
-        "time_s": mean.to_dict(),
-        "communication": _mean_communication(slowest),
-        "overlap_fraction": slowest.overlap_fraction,
-        "trace_trusted": all(rank.trusted for rank in analysis.ranks),
-        "trace_warnings": [f"rank {rank.rank}: {line}" for rank in analysis.ranks for line in rank.warnings],
-        "verdict": slowest.verdict.to_dict() if slowest.verdict else None,
-        "late_all_gathers": late_dict(slowest.gathers),
-        "work": slowest.work.to_dict(max(len(slowest.steps), 1)),
-    }
+verdict = _traced(lambda ran, slowest: slowest.verdict.to_dict() if slowest.verdict else None)
+late_all_gathers = _traced(lambda ran, slowest: late_dict(slowest.gathers))
+work = _traced(lambda ran, slowest: slowest.work.to_dict(max(len(slowest.steps), 1)))
+communication = _traced(lambda ran, slowest: _mean_communication(slowest))
 
 
 def _mean_communication(rank: RankAnalysis) -> dict[str, Any]:
-    """Counts, bytes and times of a mean step; the bandwidth is that of all steps."""
+    """Return counts, bytes and times of a mean step; the bandwidth is that of all steps."""
     steps = max(len(rank.steps), 1)
 
     def mean(figures: CollectiveFigures) -> dict[str, float | int | None]:
@@ -129,10 +162,36 @@ def _mean_communication(rank: RankAnalysis) -> dict[str, Any]:
     return {name: mean(rank.communication.get(name, CollectiveFigures())) for name in together}
 
 
-def _loss(records: Sequence[Record]) -> list[float] | None:
-    """Mean over ranks for each step; None where a rank has no losses (shapes have no values)."""
-    losses = [record.get("losses") for record in records]
+def loss(ran: Ran) -> list[float] | None:
+    """Return the mean over ranks for each step; None where a rank has no losses (shapes have no values)."""
+    losses = [record.get("losses") for record in ran.records]
     known = [each for each in losses if each is not None]
     if not known or len(known) < len(losses):
         return None
     return [sum(values) / len(values) for values in zip(*known, strict=False)]
+
+
+def measured(ran: Ran) -> dict[str, Any] | None:
+    """Return how the slowest rank's step time was measured: its samples (seconds), their spread, the warm-up,
+    and what the profiler cost. None where nothing was timed."""
+    timed = [record for record in ran.records if record.get("step_times_s")]
+    if not timed:
+        return None
+    slowest = max(timed, key=lambda record: median(record["step_times_s"]))
+    samples, profiled = slowest["step_times_s"], slowest.get("profiler_step_times_s") or []
+    return {
+        "step_times_s": samples,
+        "spread": spread(samples),
+        "warmup_times_s": slowest.get("warmup_times_s") or [],
+        "warmup_stable": slowest.get("warmup_stable"),
+        "profiler_overhead": median(profiled) / median(samples) - 1 if profiled else None,
+    }
+
+
+def spread(samples: Sequence[float]) -> float | None:
+    """Return the distance of the quartiles as a share of the median, which one slow step does not decide.
+    None for a single sample."""
+    if len(samples) < 2:
+        return None
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / median(samples)

@@ -14,7 +14,7 @@ if __name__ == "workloads":
     stand_for(__name__)
 
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, BlockGroup, group_blocks
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.registry import (
     HF_PREFIX,
@@ -25,15 +25,7 @@ from fsdpbench.workloads.registry import (
     offered_families,
     workload_names,
 )
-from fsdpbench.workloads.tensor_plan import (
-    BlockGroup,
-    DataError,
-    PluginError,
-    ShapeError,
-    UnknownModelError,
-    WorkloadError,
-    group_blocks,
-)
+from fsdpbench.workloads.shape import DataError, PluginError, ShapeError, UnknownModelError, WorkloadError
 
 __all__ = [
     "HF_PREFIX",

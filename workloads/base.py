@@ -1,24 +1,25 @@
-"""What every workload offers."""
+"""The interface of every workload, and what kinds of workloads have in common."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.flops import Flops, ForwardFlops
-from fsdpbench.workloads.tensor_plan import WorkloadError
+from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
+from fsdpbench.workloads.inputs import Batch, Feed, image_batches, token_batches
+from fsdpbench.workloads.shape import WorkloadError, make_shape
+from fsdpbench.workloads.tensor_plan import Product
 
 TRAINING_BYTES = 16
-"""Bytes a parameter trained in float32 by AdamW needs: weight, gradient and two moments, four bytes each."""
-
-Batch = tuple[Tensor, ...]
-"""What one forward takes: the inputs, then the targets."""
+"""Bytes of a parameter trained in float32 by AdamW: weight, gradient and two moments, four bytes each."""
+S = TypeVar("S")
 
 
 class Workload(ABC):
@@ -40,38 +41,38 @@ class Workload(ABC):
 
     @property
     def is_causal(self) -> bool:
-        """Whether each token attends to those before it and to no other."""
+        """Return whether each token attends to the tokens before it and to no other."""
         return False
 
     @property
     @abstractmethod
     def shape(self) -> dict[str, Any]:
-        """All fields of the shape as plain values, defaults included."""
+        """Return all fields of the shape as plain values, defaults included."""
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Number of parameters at `default_seq`, tied ones once; by formula, nothing is built."""
+        """Return the number of parameters at `default_seq`, tied ones once; by formula, nothing is built."""
 
     @property
     def training_state_bytes(self) -> int:
-        """Bytes of parameters, gradients and AdamW's state in float32, of all ranks together; activations
-        come on top."""
+        """Return the bytes of parameters, gradients and AdamW's state in float32, of all ranks together;
+        activations come on top."""
         return TRAINING_BYTES * self.parameters
 
     @property
     @abstractmethod
     def default_seq(self) -> int | None:
-        """Tokens a sample where the user names no sequence length; None for models without sequences."""
+        """Return the tokens a sample where the user names no length; None for models without sequences."""
 
     @property
     @abstractmethod
     def block_classes(self) -> tuple[type[nn.Module], ...]:
-        """The module classes that are one FSDP unit each under `wrap=block`."""
+        """Return the module classes that are one FSDP unit each under `wrap=block`."""
 
     @abstractmethod
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        """The module, on the current default device (`with torch.device(...)`).
+        """Return the module, on the current default device (`with torch.device(...)`).
 
         Every submodule that owns parameters has a `reset_parameters()`, so a module built on `meta` can be
         materialised and initialised later. The caller seeds torch's generator.
@@ -80,7 +81,6 @@ class Workload(ABC):
             WorkloadError: `activation_checkpointing` or `seq` is not possible.
         """
 
-    @abstractmethod
     def batches(
         self,
         batch: int,
@@ -92,7 +92,7 @@ class Workload(ABC):
         *,
         world_size: int | None = None,
     ) -> Iterator[Batch]:
-        """Endless microbatches of one rank, each on `device`; the same for the same arguments.
+        """Yield microbatches of one rank without end, each on `device`; equal for equal arguments.
 
         Without `data` they are synthetic. With `data` each rank reads its own share of it, which takes
         `world_size` (may be left out for rank 0 alone).
@@ -101,10 +101,15 @@ class Workload(ABC):
             DataError: the data is missing, unreadable or too small.
             WorkloadError: `batch`, `seq` or `rank` is out of range.
         """
+        return self.microbatches(Feed(batch, seed, rank, torch.device(device), data, world_size), seq)
+
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        """Yield what `batches` yields; a family defines this, or `batches` itself."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither microbatches() nor batches()")
 
     @abstractmethod
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """FLOPs of one forward pass over one microbatch."""
+        """Return the FLOPs of one forward pass over one microbatch."""
 
     def flops_per_step(
         self,
@@ -113,7 +118,7 @@ class Workload(ABC):
         activation_checkpointing: str = "none",
         recomputes_in_full: bool = False,
     ) -> Flops:
-        """FLOPs of one forward and backward pass over one microbatch.
+        """Return the FLOPs of one forward and backward pass over one microbatch.
 
         `recomputes_in_full`: checkpoints compute again also what backward does not need, as before torch 2.1.
         """
@@ -121,16 +126,16 @@ class Workload(ABC):
         return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
     def samples(self, batch: int) -> int:
-        """Samples in one microbatch."""
+        """Return the samples of one microbatch."""
         return batch
 
     @abstractmethod
     def tokens(self, batch: int, seq: int | None = None) -> int | None:
-        """Tokens in one microbatch; None for models that do not work on tokens."""
+        """Return the tokens of one microbatch; None for models that do not work on tokens."""
 
     @abstractmethod
     def resolve_seq(self, seq: int | None) -> int | None:
-        """`seq`, or the default instead of None.
+        """Return `seq`, or the default instead of None.
 
         Raises:
             WorkloadError: it is below 1, or the model has no sequences and it is given.
@@ -143,7 +148,7 @@ class TokenWorkload(Workload):
     @property
     @abstractmethod
     def default_seq(self) -> int:
-        """Tokens a sample where the user names no sequence length."""
+        """Return the tokens a sample where the user names no sequence length."""
 
     def resolve_seq(self, seq: int | None) -> int:
         if seq is None:
@@ -172,3 +177,154 @@ class SampleWorkload(Workload):
 
     def tokens(self, batch: int, seq: int | None = None) -> None:
         self.resolve_seq(seq)
+
+
+class Shaped(Workload, Generic[S]):
+    """A workload of one shape, `spec`, and the module that is built of it.
+
+    `shape_type` is the dataclass of the shape; `module_type(spec, checkpointing)` makes the module.
+    """
+
+    shape_type: ClassVar[type]
+    module_type: ClassVar[type[nn.Module]]
+
+    def __init__(self, name: str, spec: S) -> None:
+        self.name = name
+        self.spec = spec
+
+    @classmethod
+    def from_values(cls, name: str, values: Mapping[str, Any]) -> Self:
+        """Make a workload of the shape's plain or textual values.
+
+        Raises:
+            ShapeError: a field is unknown, missing or impossible.
+        """
+        return cls(name, make_shape(cls.shape_type, values))
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        # Fields are plain values: `asdict` would copy each.
+        return {each.name: getattr(self.spec, each.name) for each in fields(self.spec)}  # type: ignore[arg-type]
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        self.resolve_seq(seq)  # any length will do, but not any number
+        return type(self).module_type(self.spec, ActivationCheckpointing.parse(activation_checkpointing))
+
+
+class LanguageShape(Protocol):
+    """The fields that all shapes of decoder-only language models have."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_seq(self) -> int: ...
+
+
+L = TypeVar("L", bound=LanguageShape)
+
+
+class NextTokenWorkload(Shaped[L], TokenWorkload):
+    """A decoder-only language model: one stack of blocks predicts each token from the tokens before it."""
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+    @property
+    def default_seq(self) -> int:
+        return self.spec.max_seq
+
+    @property
+    def block_count(self) -> int:
+        return self.spec.layers
+
+    @abstractmethod
+    def products(self, layer: int) -> list[Product]:
+        """Return the linear layers of block `layer` in the order in which they run (without experts)."""
+
+    def product_weights(self, layer: int) -> int:
+        """Return the weights of the linear layers of block `layer`."""
+        return sum(each.inputs * each.outputs for each in self.products(layer))
+
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        return token_batches(feed, vocab=self.spec.vocab, seq=self.resolve_seq(seq))
+
+    def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
+        """Return the forward FLOPs of block `layer` over `tokens` tokens in sequences of `seq`.
+
+        A token costs 2 for each weight, and 4 x d_model x seq for attention, in full although it is causal
+        (Chowdhery et al. 2022, appendix B).
+        """
+        products = tuple(2 * tokens * each.inputs * each.outputs for each in self.products(layer))
+        return BlockFlops(products, attention=4 * tokens * self.spec.d_model * seq)
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        seq = self.resolve_seq(seq)
+        tokens = batch * seq
+        blocks = [self.block_flops(layer, tokens, seq) for layer in range(self.block_count)]
+        head = 2 * tokens * self.spec.vocab * self.spec.d_model
+        empty = 3 * sum(block.empty for block in blocks)
+        return ForwardFlops([blocks], rest=head, empty=empty, head=head)
+
+
+class ImageShape(Protocol):
+    """The fields that all shapes of vision models have: pixels along a side, and classes."""
+
+    @property
+    def image(self) -> int: ...
+    @property
+    def classes(self) -> int: ...
+
+
+I = TypeVar("I", bound=ImageShape)  # noqa: E741
+
+
+class VisionWorkload(Shaped[I], SampleWorkload):
+    """A model that classifies images."""
+
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        self.resolve_seq(seq)
+        return image_batches(feed, image=self.spec.image, classes=self.spec.classes)
+
+
+class WrappedWorkload(Workload):
+    """A workload made of another one, `base`, with its data, shape and counts."""
+
+    def __init__(self, base: Workload) -> None:
+        self.base = base
+        self.name, self.family = base.name, base.family
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return self.base.shape
+
+    @property
+    def parameters(self) -> int:
+        return self.base.parameters
+
+    @property
+    def default_seq(self) -> int | None:
+        return self.base.default_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return self.base.block_classes
+
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        # By `batches`: a family of another package may define that alone.
+        return self.base.batches(
+            feed.batch, seq, feed.seed, feed.rank, feed.device, feed.data, world_size=feed.world_size
+        )
+
+    def tokens(self, batch: int, seq: int | None = None) -> int | None:
+        return self.base.tokens(batch, seq)
+
+    def resolve_seq(self, seq: int | None) -> int | None:
+        return self.base.resolve_seq(seq)
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        return self.base.forward_flops(batch, seq)

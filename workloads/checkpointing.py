@@ -1,4 +1,6 @@
-"""Activation checkpointing of a model's blocks: keep a block's input, compute its inside again in backward.
+"""Blocks that a model stacks: activation checkpointing of each, and groups of them as one unit.
+
+A checkpointed block keeps its input, and computes its inside again in backward.
 
 The block calls the checkpoint itself, inside its `forward`:
 
@@ -30,10 +32,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fsdpbench.workloads.tensor_plan import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError
 
 _PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
-"""With weights."""
+"""Products with weights."""
 _ATTENTION = (
     "bmm",
     "baddbmm",
@@ -42,11 +44,11 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""Fused in its forms, or the products of activations with each other that it is made of."""
+"""Attention, fused or as the products of activations with each other that it consists of."""
 
 
 def _operators(names: tuple[str, ...]) -> frozenset[Any]:
-    """Those of the names that this torch has."""
+    """Return the aten operators of those names that this torch has."""
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
@@ -56,7 +58,7 @@ _ATTENTION_OPERATORS = _operators(_ATTENTION)
 
 @dataclass(frozen=True)
 class ActivationCheckpointing:
-    """Which blocks are checkpointed: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
+    """The choice of checkpointed blocks: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
 
     `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
     2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: in the first so many
@@ -70,8 +72,8 @@ class ActivationCheckpointing:
 
     @classmethod
     def parse(cls, text: str) -> ActivationCheckpointing:
-        """From a text: `none`, `full`, `every-K`, `op` or `op-every-K`; behind it `:N` for the first N blocks
-        of a stack alone, and `+head` for the logits.
+        """Read `none`, `full`, `every-K`, `op` or `op-every-K`, followed by `:N` for the first N blocks of a
+        stack alone, and by `+head` for the logits.
 
         Raises:
             WorkloadError: it is none of these.
@@ -91,15 +93,15 @@ class ActivationCheckpointing:
 
     @property
     def by_operator(self) -> bool:
-        """Whether a checkpointed block keeps outputs of operators."""
+        """Return whether a checkpointed block keeps outputs of operators."""
         return self.keeps_every > 0
 
     def keeps_product(self, index: int) -> bool:
-        """Whether a checkpointed block keeps the output of its product number `index`."""
+        """Return whether a checkpointed block keeps the output of its product number `index`."""
         return self.by_operator and index % self.keeps_every == 0
 
     def applies_to(self, index: int) -> bool:
-        """Whether block number `index` is checkpointed."""
+        """Return whether block number `index` is checkpointed."""
         return self.every > 0 and index % self.every == 0 and (self.first is None or index < self.first)
 
 
@@ -130,7 +132,7 @@ class CheckpointedBlock(nn.Module):
 
     @abstractmethod
     def transform(self, x: Tensor, *context: Any) -> Tensor:
-        """The block's computation itself; `context` is what all blocks of a stack are given alike."""
+        """Compute the block; `context` is equal for all blocks of a stack."""
 
 
 def run_checkpointed(
@@ -139,8 +141,8 @@ def run_checkpointed(
     checkpointing: ActivationCheckpointing,
     random: bool = False,
 ) -> Tensor:
-    """Run `function` and keep its arguments only (and what `checkpointing` keeps of operators); what else it
-    saves for backward is computed again then.
+    """Run `function` and keep its arguments only (and the outputs of operators that `checkpointing` names);
+    whatever else backward needs is computed again then.
 
     `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
     """
@@ -152,7 +154,7 @@ def run_checkpointed(
 
 
 def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
-    """torch's contexts for the forward and the recomputation of one call, each with a count of its own."""
+    """Return torch's contexts for the forward and the recomputation of one call, each with its own count."""
     products = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -165,3 +167,35 @@ def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
+
+
+class BlockGroup(nn.Sequential):
+    """Consecutive blocks as one module; what follows the first argument is given to each of them."""
+
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        for block in self:
+            x = block(x, *context)
+        return x
+
+
+def group_blocks(model: nn.Module, count: int) -> None:
+    """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
+
+    The last group holds what is left. `blocks.5` of 2 a group becomes `blocks.2.1`; parameters, results and
+    checkpointing stay as they are.
+
+    Raises:
+        WorkloadError: `count` is below 1, or the model has no list of blocks.
+    """
+    if count < 1:
+        raise WorkloadError(f"blocks cannot be grouped by {count}: at least 1 makes a group")
+    found = False
+    for module in list(model.modules()):
+        blocks = getattr(module, "blocks", None)
+        if isinstance(blocks, nn.ModuleList):
+            found = True
+            parts = list(blocks)
+            groups = (BlockGroup(*parts[start : start + count]) for start in range(0, len(parts), count))
+            module.blocks = nn.ModuleList(groups)
+    if not found:
+        raise WorkloadError(f"{type(model).__name__} has no list of blocks to group")

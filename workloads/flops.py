@@ -1,6 +1,6 @@
-"""FLOPs of a model's forward pass, block by block, and what follows for a training step.
+"""FLOPs of a model's forward pass, block by block, and of a training step.
 
-Only matrix products, convolutions and attention count; what autograd does with them costs twice the forward.
+Only matrix products, convolutions and attention count; their backward costs twice the forward.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class BlockFlops:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the FLOPs of the whole block."""
         return sum(self.products) + self.attention + self.batched
 
     def recomputed(self, checkpointing: ActivationCheckpointing, in_full: bool) -> int:
-        """What a checkpointed block computes again; `in_full`: also what backward does not need."""
+        """Return the FLOPs that a checkpointed block computes again; `in_full`: also those that backward does
+        not need."""
         again = sum(
             flops for index, flops in enumerate(self.products) if not checkpointing.keeps_product(index)
         )
@@ -74,8 +75,8 @@ class ForwardFlops:
     head: int = 0
 
     def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
-        """Forward and backward pass. `in_full`: checkpoints recompute also what backward does not need, as
-        they did before torch 2.1, and as formulas for HFU have it."""
+        """Return the FLOPs of forward and backward. `in_full`: checkpoints recompute also what backward does
+        not need, as they did before torch 2.1, and as formulas for HFU have it."""
         forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
         computed = 3 * forward - self.first - self.frozen
         again = sum(

@@ -1,19 +1,21 @@
-"""Parts that the families share: layers, whose `reset_parameters` draws what the models want, be it long
-after a build on `meta`, and the loss of token models."""
+"""Layers that the families share.
+
+Their `reset_parameters` draws the initial weights, also long after a build on `meta`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 
 # GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
 WEIGHT_STD = 0.02
+ROUTERS = frozenset({"router", "shared_gate"})
+"""Names of the layers that weigh experts: they stay as they are where other layers are replaced."""
 
 
 class Projection(nn.Linear):
@@ -41,74 +43,78 @@ class Lookup(nn.Embedding):
 
 
 def _draw(weight: Tensor, std: float) -> None:
-    """Draw from N(0, std). On `meta` there is nothing to draw, and torch's rules for it, which are in Python,
-    took a twentieth of a simulated run."""
+    """Draw from N(0, std).
+
+    On `meta` there is nothing to draw, and torch's rules for it, which are in Python, took a twentieth of a
+    simulated run.
+    """
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
 
 
-class ComputesTokenLoss:
-    """A module whose forward ends in `token_loss`, in what was compiled of it, or in a loss that has the lm
-    head inside (`linear_loss.py`)."""
-
-    compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
-    linear_loss: Callable[..., Tensor] | None = None
-    lm_head: nn.Module
-
-    def logits_or_loss(
-        self,
-        hidden: Tensor,
-        targets: Tensor | None,
-        in_fp32: bool,
-        of_logits: Callable[[Tensor], Tensor] | None = None,
-        plain: Callable[[Tensor, Tensor, bool], Tensor] | None = None,
-    ) -> Tensor:
-        """Logits of `hidden` [batch, seq, d_model], or with `targets` their loss. `of_logits`: what follows
-        the product. `plain`: in the place of `token_loss`."""
-        if targets is not None and self.linear_loss is not None:
-            loss = partial(self.linear_loss, targets=targets, in_fp32=in_fp32, of_logits=of_logits)
-            result: Tensor = self.lm_head(hidden, loss=loss)
-            return result
-        logits: Tensor = self.lm_head(hidden)
-        if of_logits is not None:
-            logits = of_logits(logits)
-        if targets is None:
-            return logits
-        return (self.compiled_loss or plain or token_loss)(logits, targets, in_fp32)
+def replace_projections(
+    model: nn.Module,
+    block_classes: tuple[type[nn.Module], ...],
+    make: Callable[[str, Projection], Projection],
+) -> None:
+    """Put `make(name, layer)` in the place of each linear layer of the blocks but routers, in place."""
+    for block in [module for module in model.modules() if isinstance(module, block_classes)]:
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Projection) and name not in ROUTERS:
+                    setattr(parent, name, make(name, child))
 
 
-def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
-    """Mean cross entropy of `logits`, [batch, seq, vocab], against `targets`, int64 of [batch, seq].
+class DecoderNorm(nn.Module):
+    """x / rms(x) x weight over the last dimension, [..., width] to the same (Zhang and Sennrich 2019).
 
-    `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
-    """
-    rows, wanted = logits.flatten(0, 1), targets.flatten()
-    if isinstance(rows, DTensor):  # each rank has its share of the vocabulary: torch's loss alone knows
-        whole = F.cross_entropy(rows.float() if in_fp32 else rows, wanted)
-        return whole.to_local() if isinstance(whole, DTensor) else whole
-    if in_fp32:
-        return F.cross_entropy(rows.float(), wanted)
-    loss: Tensor = _LeanCrossEntropy.apply(rows, wanted)
-    return loss
-
-
-class _LeanCrossEntropy(torch.autograd.Function):
-    """Mean cross entropy whose gradient overwrites the log-probabilities that were kept for it.
-
-    `F.cross_entropy` holds three tensors of the logits' size in its backward (log-probabilities, their
-    gradient, the logits' gradient), this one, as the fused losses of training libraries do. One backward
-    only: a second one is refused by autograd, which sees that what was kept has changed.
+    Args:
+        offset: weights are stored as an offset from 1 (Gemma).
+        composed: single operators in fp32, each with its result in memory, instead of torch's one kernel.
     """
 
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, wanted: Tensor) -> Tensor:
-        log_probabilities = F.log_softmax(rows, dim=1)
-        ctx.save_for_backward(log_probabilities, wanted)
-        return F.nll_loss(log_probabilities, wanted)
+    def __init__(self, width: int, eps: float, *, offset: bool, composed: bool) -> None:
+        super().__init__()
+        self.eps, self.offset, self.composed = eps, offset, composed
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        log_probabilities, wanted = ctx.saved_tensors
-        result = log_probabilities.exp_()
-        result.scatter_add_(1, wanted[:, None], result.new_full((len(wanted), 1), -1.0))
-        return result.mul_(gradient / len(wanted)), None
+    def reset_parameters(self) -> None:
+        """Set the weights to a factor of 1."""
+        nn.init.constant_(self.weight, 0.0 if self.offset else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.composed:
+            weight = 1.0 + self.weight if self.offset else self.weight
+            return F.rms_norm(x, weight.shape, weight, self.eps)
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (normed * (1.0 + self.weight.float())).type_as(x)
+        return self.weight * normed.type_as(x)
+
+
+def composed_rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """Compute `F.rms_norm` of x, [..., width], as torch before 2.9 ran it on GPUs: operator by operator.
+
+    Torch had no RMSNorm before 2.4; from 2.4 to 2.8 `torch.rms_norm` was composed of operators (torch 2.8,
+    `aten/src/ATen/native/layer_norm.cpp`), with the mean square in fp32 and the rest as type promotion has
+    it. The function is here and not in the simulator because the compiler, which fuses it, traces it.
+    """
+    mean_square = x.float().pow(2).mean(-1, keepdim=True)
+    normed = x * torch.rsqrt(mean_square + (eps or torch.finfo(x.dtype).eps))
+    return normed.to(x.dtype) if weight is None else weight * normed.to(weight.dtype)
+
+
+def held(parameter: Tensor) -> Tensor:
+    """Return this rank's part of `parameter`, to compute with.
+
+    Gradients of a parameter that every rank has in full are summed over the ranks, since each has seen other
+    tokens, or other features.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    gradients = [Partial() if place.is_replicate() else place for place in parameter.placements]
+    return parameter.to_local(grad_placements=gradients)

@@ -11,21 +11,19 @@ import functools
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsdpbench.workloads.base import Batch, Workload
-from fsdpbench.workloads.flops import ForwardFlops
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
-from fsdpbench.workloads.tensor_plan import WorkloadError
+from fsdpbench.workloads.base import Workload, WrappedWorkload
+from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
+from fsdpbench.workloads.shape import WorkloadError
 
 LIBRARY = "transformers"
 CONTENT = "library_config"
-"""The field of a shape that keeps the file's content, for the library alone."""
+"""Name of the field of a shape that keeps the file's content, for the library alone."""
 _ROUTED = "its router sends tokens by their scores, which simulated GPUs do not know"
 _NOT_HERE = {
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
@@ -35,13 +33,13 @@ _MOST_DIFFERENCE = 0.001
 
 
 def packed(content: Mapping[str, Any]) -> str:
-    """A configuration's content as a word without commas, for a shape."""
+    """Return a configuration's content as a word without commas, for a shape."""
     text = json.dumps(content, separators=(",", ":"), sort_keys=True)
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def unpacked(text: str) -> dict[str, Any]:
-    """What `packed` packed. Raises `WorkloadError`."""
+    """Return the content that `packed` packed. Raise `WorkloadError` for any other text."""
     try:
         content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
     except ValueError:
@@ -51,8 +49,8 @@ def unpacked(text: str) -> dict[str, Any]:
     return content
 
 
-class LibraryWorkload(Workload):
-    """The library's module of `content` instead of what `base` builds.
+class LibraryWorkload(WrappedWorkload):
+    """A workload that builds the library's module of `content`; everything else is that of `base`.
 
     Raises:
         WorkloadError: the library is not installed, or its module of this model cannot are beside ours.
@@ -72,24 +70,12 @@ class LibraryWorkload(Workload):
                 f"implementation={LIBRARY}: the package is not installed here (pip install {LIBRARY}); "
                 "implementation=own needs nothing"
             )
-        self._base, self._content = base, dict(content)
-        self.name, self.family = base.name, base.family
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return self._base.shape
-
-    @property
-    def parameters(self) -> int:
-        return self._base.parameters
-
-    @property
-    def default_seq(self) -> int | None:
-        return self._base.default_seq
+        super().__init__(base)
+        self._content = dict(content)
 
     @functools.cached_property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
-        """Those that the library itself keeps in one piece."""
+        """Return the module classes that the library itself keeps in one piece."""
         with torch.device("meta"):
             model = self._module(num_hidden_layers=1)
         names = set(getattr(model, "_no_split_modules", None) or ())
@@ -123,29 +109,6 @@ class LibraryWorkload(Workload):
         settings._attn_implementation = "sdpa"
         return library.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).train()
 
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        return self._base.batches(batch, seq, seed, rank, device, data, world_size=world_size)
-
-    def tokens(self, batch: int, seq: int | None = None) -> int | None:
-        return self._base.tokens(batch, seq)
-
-    def resolve_seq(self, seq: int | None) -> int | None:
-        return self._base.resolve_seq(seq)
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """Those of our build: the same products."""
-        return self._base.forward_flops(batch, seq)
-
 
 class LibraryModel(ComputesTokenLoss, nn.Module):
     """A module of the library, called as our models are: `model(tokens, targets) -> loss`."""
@@ -156,7 +119,7 @@ class LibraryModel(ComputesTokenLoss, nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The library's own initial weights, and the buffers that it computes when it is made."""
+        """Draw the library's own initial weights, and recompute the buffers that its constructor makes."""
         for module in self.model.modules():
             self.model._init_weights(module)
             buffers = dict(module.named_buffers(recurse=False))

@@ -1,4 +1,4 @@
-"""Which families and named sizes exist, and how a name becomes a workload.
+"""The families and named sizes that exist, and the way from a name to a workload.
 
 Families of other packages come by entry point, and are loaded when one of their models is chosen or listed.
 """
@@ -13,9 +13,9 @@ from typing import Any
 from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5, t5_shape
+from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
 from fsdpbench.workloads.library_model import CONTENT, unpacked
-from fsdpbench.workloads.tensor_plan import PluginError, ShapeError, UnknownModelError
+from fsdpbench.workloads.shape import PluginError, ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Family:
 
     @classmethod
     def of(cls, make: Callable[[str, Mapping[str, Any]], Workload], sizes: Mapping[str, Any]) -> Family:
-        """`sizes` are shapes: frozen dataclasses."""
+        """Make a family of `sizes` that are shapes: frozen dataclasses."""
         return cls(make, {name: asdict(shape) for name, shape in sizes.items()})
 
 
 _FAMILIES: dict[str, Family] = {
     gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
-    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5_shape.SIZES),
+    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
     llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
     decoder.FAMILY: Family.of(decoder.DecoderWorkload.from_values, decoder.SIZES),
     regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
@@ -51,7 +51,7 @@ HF_PREFIX = "hf:"
 
 @dataclass(frozen=True)
 class Offer:
-    """A family of another package. `family` None: it cannot be loaded, and `problem` says why."""
+    """A family of another package. `family` None: it cannot be loaded, for the reason `problem`."""
 
     name: str
     origin: str
@@ -60,7 +60,7 @@ class Offer:
 
 
 def offered_families() -> list[Offer]:
-    """The families of other packages, those that cannot be loaded included."""
+    """Return the families of other packages, also those that cannot be loaded."""
     found: list[Offer] = []
     for name, entry in plugins(FAMILIES).items():
         if name in OWN_FAMILIES:
@@ -75,24 +75,24 @@ def offered_families() -> list[Offer]:
 
 
 def forget_loaded() -> None:
-    """Load plugins again when they are asked for next."""
+    """Forget loaded plugins: they are loaded again when they are asked for next."""
     _LOADED.clear()
 
 
 def families() -> tuple[str, ...]:
-    """Names of our families, each usable with a shape of the user's own."""
+    """Return the names of our families, each usable with a shape of the user's own."""
     return tuple(_FAMILIES)
 
 
 def workload_names() -> tuple[str, ...]:
-    """Names of our sized models, family by family, small to large."""
+    """Return the names of our sized models, family by family, small to large."""
     return tuple(name for family in _FAMILIES.values() for name in family.sizes)
 
 
 def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
-    """The workload called `name` (`gpt-2.8b`), or of the family `name` (`gpt`) in the given `shape`.
+    """Return the workload called `name` (`gpt-2.8b`), or of the family `name` (`gpt`) in the given `shape`.
 
-    `shape` also overrides single fields of a named size; the workload's name then tells them.
+    `shape` also overrides single fields of a named size; the workload's name then contains them.
 
     Raises:
         UnknownModelError: there is no such name; it carries the nearest ones.
@@ -117,7 +117,8 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 
 
 def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
-    """`values` are a whole shape and the name of one of our families, as `hf_config.translate` gives them."""
+    """Make a workload of `values`: a whole shape and the name of one of our families, as
+    `hf_config.translate` returns them."""
     content = values.pop(CONTENT, None)
     family = _FAMILIES.get(str(values.pop("family", None)))
     if family is None:
@@ -149,8 +150,8 @@ def _load(name: str) -> Family:
     try:
         family = entry.load()
     except Exception as error:  # whatever a foreign module does while it is imported
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise PluginError(f"{where} cannot be loaded: {told}") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise PluginError(f"{where} cannot be loaded: {reason}") from error
     if not isinstance(family, Family):
         raise PluginError(f"{where} is {type(family).__name__}, no fsdpbench.workloads.Family")
     for size in family.sizes:
@@ -160,7 +161,7 @@ def _load(name: str) -> Family:
 
 
 def _label(name: str, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
-    """`name`, followed by what differs from the size of that name: `gpt-2.8b+layers=4,tied=true`."""
+    """Return `name` and the fields that differ from the size of that name: `gpt-2.8b+layers=4,tied=true`."""
     changed = [
         f"{key}={str(value).lower()}"
         for key, value in overrides.items()

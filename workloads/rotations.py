@@ -1,5 +1,11 @@
-"""Rotary positions in the forms of published code: each turns pairs of a head's elements by the angle of
-their position (Su et al. 2021, arXiv 2104.09864). The angles are computed once a forward, for all blocks.
+"""Rotary positions: each pair of a head's elements is turned by an angle that grows with the position (Su et
+al. 2021, arXiv 2104.09864). The angles are computed once a forward, for all blocks.
+
+How fast each pair turns is theta^(-2k / width), or a scaling of it for longer contexts: `linear` (Chen et al.
+2023), `llama3` (as Llama 3.1's published code), `yarn` (Peng et al. 2023, arXiv 2309.00071), `longrope` (Ding
+et al. 2024, arXiv 2402.13753: a factor a pair).
+
+Published code turns pairs in different forms:
 
     halves     element k and k + width / 2 are a pair; in the model's dtype
     complex    neighbours are one complex number in fp32 (Meta's code, TorchTitan's)
@@ -12,45 +18,170 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fsdpbench.workloads.shape import ShapeError
+
 Tables = tuple[Tensor, ...]
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_LISTS = ("short", "long")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A scaling of positions: `kind` and its numbers, as text `yarn:factor=32;original=4096;truncate=0`.
+
+    `factor` stretches the context, `original` is its length before; `low`, `high`: llama3's frequency
+    factors; `fast`, `slow`: yarn's betas; `truncate`: yarn's bounds are rounded to whole pairs; `mscale`:
+    cosines and sines are multiplied by it (0: yarn's 0.1 ln factor + 1); `short`, `long`: longrope's factors,
+    as `short=1.0|1.1|...`, the latter of sequences longer than `original`.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    original: float = 8192.0
+    low: float = 1.0
+    high: float = 4.0
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: float = 1.0
+    mscale: float = 0.0
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Rope:
+        """Read the text form.
+
+        Raises:
+            ShapeError: the text names no kind or no number.
+        """
+        kind, _, rest = text.partition(":")
+        known = {field.name for field in fields(cls)} - {"kind"}
+        numbers: dict[str, Any] = {}
+        try:
+            for part in filter(None, rest.split(";")):
+                name, _, value = part.partition("=")
+                if name not in known:
+                    raise ValueError
+                found = tuple(map(float, value.split("|")))
+                if not all(math.isfinite(each) and each >= 0 for each in found):
+                    raise ValueError
+                if name in _LISTS:
+                    numbers[name] = found
+                else:
+                    (numbers[name],) = found
+            rope = cls(kind, **numbers)
+            if kind not in _KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
+                raise ValueError
+        except ValueError:
+            raise ShapeError(
+                f"shape field rope is '{text[:80]}': it is one of {', '.join(_KINDS)}, and numbers as in "
+                "llama3:factor=8;original=8192"
+            ) from None
+        return rope
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        plain = Rope(self.kind)
+        numbers = [
+            f"{field.name}={_shown(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "kind" and getattr(self, field.name) != getattr(plain, field.name)
+        ]
+        return self.kind + (":" + ";".join(numbers) if numbers else "")
+
+    @property
+    def attention_factor(self) -> float:
+        """Return the factor of cosines and sines."""
+        if self.mscale:
+            return self.mscale
+        return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
+
+
+def _shown(value: float | tuple[float, ...]) -> str:
+    return "|".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+
+
+def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int = 0) -> Tensor:
+    """Return the radians a position by which each of width / 2 pairs turns in a sequence of `seq` tokens,
+    in fp32."""
+    pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
+    plain = torch.exp(pairs * (-math.log(theta) / width))
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "longrope":
+        factors = rope.long if seq > rope.original else rope.short
+        return plain / torch.tensor(factors, device=device, dtype=torch.float32)
+    if rope.kind == "llama3":
+        turns = plain * (rope.original / (2 * math.pi))
+        keep = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
+        return plain * (keep + (1 - keep) / rope.factor)
+    if rope.kind == "yarn":
+        first, last = _yarn_bounds(width, theta, rope)
+        slowed = ((pairs / 2 - first) / (last - first)).clamp(0.0, 1.0)
+        return plain * (1 - slowed + slowed / rope.factor)
+    return plain
+
+
+def _yarn_bounds(width: int, theta: float, rope: Rope) -> tuple[float, float]:
+    """Return the pairs between which yarn goes from keeping speeds to dividing them."""
+
+    def pair_that_turns(times: float) -> float:
+        return width * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_that_turns(rope.fast), pair_that_turns(rope.slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    return first, last if last > first else first + 0.001
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """`tables(seq, width, theta, like)`, on `like`'s device, and `turn(x, *tables)` of x, [batch, heads, seq,
-    width]."""
+    """A form of rotary positions: `tables(seq, width, theta, like)` computes the angles on `like`'s device,
+    `turn(x, *tables)` turns x, [batch, heads, seq, width]."""
 
     tables: Callable[[int, int, int, Tensor], Tables]
     turn: Callable[..., Tensor]
 
 
-def _angles(seq: int, width: int, theta: int, like: Tensor) -> Tensor:
-    """[seq, width / 2] in fp32: position x theta^(-2k / width)."""
-    pairs = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
-    speeds = torch.exp(pairs * (-math.log(theta) / width))
-    return positions(seq, like.device, torch.float32)[:, None] * speeds[None, :]
+def _angles(seq: int, width: int, theta: float, like: Tensor, rope: Rope) -> Tensor:
+    """Return the angle of each position and pair, [seq, width / 2] in fp32."""
+    turning = speeds(width, theta, rope, like.device, whole_length(seq))
+    return positions(seq, like.device, torch.float32)[:, None] * turning[None, :]
 
 
-def rotary_tables(seq: int, width: int, theta: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, [seq, width] each, in `like`'s dtype."""
-    angles = _angles(seq, width, theta, like)
+_PLAIN = Rope()
+
+
+def rotary_tables(
+    seq: int, width: int, theta: float, like: Tensor, rope: Rope = _PLAIN
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines, [seq, width] each, in `like`'s dtype and on its device."""
+    angles = _angles(seq, width, theta, like, rope)
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    cosines, sines = angles.cos(), angles.sin()
+    if rope.attention_factor != 1.0:
+        cosines, sines = cosines * rope.attention_factor, sines * rope.attention_factor
+    return cosines.to(like.dtype), sines.to(like.dtype)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the pairs of x by the angles of their positions."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+    """Turn the first pairs of x, [batch, heads, seq, width], as many as the tables, [seq, turned], have."""
+    turned = cosines.shape[-1]
+    head, rest = (x, None) if turned == x.shape[-1] else x.split((turned, x.shape[-1] - turned), dim=-1)
+    first, second = head.chunk(2, dim=-1)
+    result = head * cosines + torch.cat((-second, first), dim=-1) * sines
+    return result if rest is None else torch.cat((result, rest), dim=-1)
 
 
 def _complex_tables(seq: int, width: int, theta: int, like: Tensor) -> Tables:
-    angles = _angles(seq, width, theta, like)
+    angles = _angles(seq, width, theta, like, _PLAIN)
     return (torch.complex(angles.cos(), angles.sin()),)
 
 
@@ -60,8 +191,8 @@ def _turn_complex(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def _matrix_tables(seq: int, width: int, theta: int, like: Tensor) -> Tables:
-    """[batch, 1, seq, width / 2, 2, 2]: one for each token, as looked up by its position."""
-    angles = _angles(seq, width, theta, like)
+    """Return a matrix for each token, as looked up by its position: [batch, 1, seq, width / 2, 2, 2]."""
+    angles = _angles(seq, width, theta, like, _PLAIN)
     cosines, sines = angles.cos(), angles.sin()
     matrices = torch.stack((cosines, -sines, sines, cosines), -1).unflatten(-1, (2, 2))
     return (matrices.repeat(len(like), 1, 1, 1, 1).unsqueeze(1),)
@@ -79,19 +210,17 @@ ROTATIONS: dict[str, Rotation] = {
 }
 
 
-# Positions of the tokens that a model is given: from 0 on, or those of a rank's share of each sequence.
-# Of a sequence that R ranks share in 2R equal parts, rank r has part r and part 2R-1-r, as torch's
-# `context_parallel` gives them: causal attention costs late tokens more, so each has an early and a late
-# part.
-#     with shared_sequence(rank, ranks):
-#         model(inputs, targets)          # both of this rank's parts
-
 _SHARE: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
 
 
 @contextmanager
 def shared_sequence(rank: int, ranks: int) -> Iterator[None]:
-    """The models of this thread see the share of `rank`, one of `ranks`, of each sequence."""
+    """Give the models of this thread the share of `rank`, one of `ranks`, of each sequence.
+
+    Of a sequence that R ranks share in 2R equal parts, rank r has part r and part 2R-1-r, as torch's
+    `context_parallel` gives them: causal attention costs late tokens more, so each has an early and a late
+    part.
+    """
     token = _SHARE.set((rank, ranks))
     try:
         yield
@@ -100,7 +229,7 @@ def shared_sequence(rank: int, ranks: int) -> Iterator[None]:
 
 
 def positions(seq: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Those of `seq` tokens that the model is given, [seq]."""
+    """Return the positions of the `seq` tokens that the model is given, [seq]."""
     rank, ranks = _SHARE.get()
     if ranks == 1:
         return torch.arange(seq, device=device, dtype=dtype)
@@ -110,5 +239,5 @@ def positions(seq: int, device: torch.device, dtype: torch.dtype = torch.int64) 
 
 
 def whole_length(seq: int) -> int:
-    """Tokens of the sequence that `seq` tokens are this rank's share of."""
+    """Return the tokens of the whole sequence of which this rank has `seq`."""
     return seq * _SHARE.get()[1]

@@ -1,24 +1,49 @@
-"""A family's shape as a frozen dataclass, made from the plain or textual values that a user gives."""
+"""Shapes of models, dataclasses made from the plain or textual values that a user gives, and their errors."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.workloads.tensor_plan import ShapeError
 
 S = TypeVar("S")
 
 _MOST_LAYERS = 10_000
-"""Each is modules and parameters of its own: far more than anybody trains would only take hours to build."""
+"""The most layers that are built: each is modules of its own, and more would take hours to make."""
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
+class WorkloadError(ValueError):
+    """A request to a workload that cannot be met; the message says what to ask instead."""
+
+
+class UnknownModelError(WorkloadError):
+    """A model's name that does not exist; `nearest` holds the names that look like it."""
+
+    def __init__(self, name: str, nearest: Sequence[str], known: Sequence[str]) -> None:
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known models: {', '.join(known)}"
+        super().__init__(f"unknown model '{name}': {hint}")
+        self.name = name
+        self.nearest = tuple(nearest)
+
+
+class ShapeError(WorkloadError):
+    """An unknown, a missing or an impossible field of a shape."""
+
+
+class PluginError(WorkloadError):
+    """A package that offers a family of models and cannot be loaded, or offers something else."""
+
+
+class DataError(WorkloadError):
+    """A file or folder given as input data that cannot be used."""
+
+
 def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
-    """An instance of the dataclass `shape_type`; values may be text (`"32"`, `"true"`).
+    """Make an instance of the dataclass `shape_type`; values may be text (`"32"`, `"true"`).
 
     The dataclass checks the values themselves in `__post_init__`.
 
@@ -42,7 +67,7 @@ def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
 
 
 def _value(name: str, type_name: Any, value: Any) -> Any:
-    """`value` as the field's type; dataclass types are names here, as annotations are not evaluated."""
+    """Return `value` as the field's type, which is a name here: annotations are not evaluated."""
     if type_name == "bool":
         if isinstance(value, bool):
             return value
@@ -67,21 +92,21 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
 
 
 def check_share(shape: Any, *names: str) -> None:
-    """Raises: ShapeError, one of the fields is not from 0 up to below 1."""
+    """Raise `ShapeError` if one of the fields is not from 0 up to below 1."""
     for name in names:
         if not 0 <= getattr(shape, name) < 1:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be from 0 to below 1")
 
 
 def check_word(shape: Any, name: str, words: Iterable[str]) -> None:
-    """Raises: ShapeError, the field `name` is none of `words`."""
+    """Raise `ShapeError` if the field `name` is none of `words`."""
     word = getattr(shape, name)
     if word not in (known := list(words)):
         raise ShapeError(f"shape field {name} is '{word}': it must be one of {', '.join(known)}")
 
 
 def check_positive(shape: Any, *names: str) -> None:
-    """Raises: ShapeError, one of the fields is below 1."""
+    """Raise `ShapeError` if one of the fields is below 1."""
     for name in names:
         if getattr(shape, name) < 1:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least 1")
@@ -90,13 +115,13 @@ def check_positive(shape: Any, *names: str) -> None:
 
 
 def check_layers(number: int, name: str) -> None:
-    """Raises: ShapeError, there are more of them than anybody would wait for."""
+    """Raise `ShapeError` if there are more layers than can be built in a reasonable time."""
     if number > _MOST_LAYERS:
         raise ShapeError(f"shape field {name} makes {number} layers: at most {_MOST_LAYERS:,} are built")
 
 
 def check_divides(shape: Any, part: str, whole: str) -> None:
-    """Raises: ShapeError, the field `part` does not divide the field `whole` evenly."""
+    """Raise `ShapeError` if the field `part` does not divide the field `whole` evenly."""
     divisor, number = getattr(shape, part), getattr(shape, whole)
     if number % divisor:
         raise ShapeError(f"shape field {part} is {divisor}: it must divide {whole}, {number}, evenly")

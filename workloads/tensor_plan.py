@@ -1,5 +1,6 @@
-"""What tensor parallelism cuts in a model, in the words of the model: names of its layers, nothing of torch's
-distributed parts. `fsdpbench.systems.parallel` makes torch's plan of it.
+"""The layers of a model by name: products with weights, and how tensor parallelism cuts them.
+
+Nothing here knows torch's distributed parts: `fsdpbench.systems.parallel` makes torch's plan of it.
 
 Between blocks every rank holds its share of the sequence; inside attention and feed-forward it holds all of
 the sequence and its share of heads and hidden features:
@@ -12,11 +13,35 @@ their gradients are summed; experts may be shared by expert parallelism, over th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from fsdpbench.workloads.shape import WorkloadError
+
+ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
+"""Names of the linear layers of attention, in all families."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear layer by its `name` in its block, with the widths of its input and output."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+@runtime_checkable
+class HasProducts(Protocol):
+    """A workload of one stack of blocks that names the linear layers of each."""
+
+    @property
+    def block_count(self) -> int:
+        """Return the number of blocks."""
+
+    def products(self, layer: int) -> list[Product]:
+        """Return the linear layers of block `layer` in the order in which they run (without experts)."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A transformer's: its `blocks` (the first block has the first plan, and so on, round and round),
+    """The plan of a transformer: its `blocks` (the first block has the first plan, and so on, cyclically),
     embeddings with the dimension of their output that is the sequence, the norms after the last blocks and
     the lm head, and whether head and first embedding are one parameter.
 
@@ -60,11 +85,11 @@ class TensorPlan:
     gathered: tuple[str, ...] = ()
 
     def of(self, index: int) -> BlockPlan:
-        """That of block number `index`."""
+        """Return the plan of block number `index`."""
         return self.blocks[index % len(self.blocks)]
 
     def check(self, ranks: int, name: str) -> None:
-        """Raises: WorkloadError, a number of the shape of model `name` does not divide by `ranks`."""
+        """Raise `WorkloadError` if a number of the shape of model `name` does not divide by `ranks`."""
         for part, number in self.divides.items():
             if number % ranks:
                 fits = [str(n) for n in range(2, ranks) if not any(d % n for d in self.divides.values())]
@@ -80,62 +105,8 @@ class HasTensorPlan(Protocol):
     """A workload that says how tensor parallelism cuts it."""
 
     def tensor_plan(self) -> TensorPlan:
-        """Raises: WorkloadError, a part of this shape cannot be cut; the message names it."""
+        """Return the plan.
 
-
-class BlockGroup(nn.Sequential):
-    """Consecutive blocks as one module; what follows the first argument is given to each of them."""
-
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        for block in self:
-            x = block(x, *context)
-        return x
-
-
-def group_blocks(model: nn.Module, count: int) -> None:
-    """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
-
-    The last group holds what is left. `blocks.5` of 2 a group becomes `blocks.2.1`; parameters, results and
-    checkpointing stay as they are.
-
-    Raises:
-        WorkloadError: `count` is below 1, or the model has no list of blocks.
-    """
-    if count < 1:
-        raise WorkloadError(f"blocks cannot be grouped by {count}: at least 1 makes a group")
-    found = False
-    for module in list(model.modules()):
-        blocks = getattr(module, "blocks", None)
-        if isinstance(blocks, nn.ModuleList):
-            found = True
-            parts = list(blocks)
-            groups = (BlockGroup(*parts[start : start + count]) for start in range(0, len(parts), count))
-            module.blocks = nn.ModuleList(groups)
-    if not found:
-        raise WorkloadError(f"{type(model).__name__} has no list of blocks to group")
-
-
-class WorkloadError(ValueError):
-    """Something that the user asked of a workload cannot be had; the message says what to ask instead."""
-
-
-class UnknownModelError(WorkloadError):
-    """No model has this name. `nearest` holds the names that look like it."""
-
-    def __init__(self, name: str, nearest: Sequence[str], known: Sequence[str]) -> None:
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known models: {', '.join(known)}"
-        super().__init__(f"unknown model '{name}': {hint}")
-        self.name = name
-        self.nearest = tuple(nearest)
-
-
-class ShapeError(WorkloadError):
-    """A shape has an unknown, a missing or an impossible field."""
-
-
-class PluginError(WorkloadError):
-    """A package that offers a family of models cannot be loaded, or offers something else."""
-
-
-class DataError(WorkloadError):
-    """The file or folder given as input data cannot be used."""
+        Raises:
+            WorkloadError: a part of this shape cannot be cut; the message names it.
+        """

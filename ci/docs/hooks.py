@@ -10,10 +10,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import repository
 from constants_page import constants_sections
+from keys_page import keys_table
 from mkdocs.structure.files import File, Files
+from rules_page import rules_table
+from runs_page import runs_table
 from settings_page import settings_sections
 
 _ORIGINS: dict[str, str] = {}
+_APPENDED = {
+    "gate.md": rules_table,
+    "reference/constants.md": constants_sections,
+    "reference/profile-keys.md": keys_table,
+    "reference/published-runs.md": runs_table,
+    "reference/settings.md": settings_sections,
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -27,12 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let every link lead to where the site has its file; settings are listed, sources not searched."""
+    """Let every link lead to where the site has its file; tables are appended, sources not searched."""
     uri = page.file.src_uri
     if uri.startswith("source/"):
         page.meta["search"] = {"exclude": True}
-    if uri == "reference/settings.md":
-        markdown += settings_sections()
-    if uri == "reference/constants.md":
-        markdown += constants_sections()
+    if uri in _APPENDED:
+        markdown += _APPENDED[uri]()
     return repository.rewritten(markdown, _ORIGINS.get(uri, f"docs/{uri}"), uri)

@@ -12,6 +12,7 @@ from fsdpbench.advise.edits import Edit, diff_of
 from fsdpbench.advise.gradients import Candidate, Kind, place_of
 from fsdpbench.advise.script_text import NoDiffError
 from fsdpbench.configuration.config import Config, WhatIf
+from fsdpbench.reports.result import Result
 from fsdpbench.results.residuals.intervals import apart
 from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
 
@@ -75,7 +76,7 @@ def advise_script(
 ) -> Advice:
     """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
     started."""
-    base = trial_of(config, dict(result))
+    base = trial_of(config, Result.of(result))
     bound = _bound(result)
     found = [_bounded(candidate, bound) for candidate in candidates(result)]
     asked_for = [each for each in found if each.variation and each.most is None]

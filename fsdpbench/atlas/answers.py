@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fsdpbench.atlas.known import fits_safely
 from fsdpbench.atlas.space import SYSTEM, Cell, Results
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import versions
-from fsdpbench.results.records import Status
 from fsdpbench.results.reproduce import run_command
 from fsdpbench.workloads import get_workload
 
@@ -37,13 +37,9 @@ def as_dict(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
 
 def _answer(cell: Cell, results: Results) -> dict[str, Any]:
     found = list(cell.found(results))
-    running = [(config, result) for config, result in found if result.get(_RATE)]
+    running = [(config, result) for config, result in found if result.tokens_per_s_per_gpu]
     failed = sorted(
-        {
-            str((result.get("cause") or {}).get("message") or result["status"])
-            for _, result in found
-            if not Status(result["status"]).is_answer
-        }
+        {str(result.message or result.status.value) for _, result in found if not result.status.is_answer}
     )
     answer: dict[str, Any] = {
         "model": cell.model,
@@ -66,31 +62,35 @@ def _answer(cell: Cell, results: Results) -> dict[str, Any]:
         return answer
     ranked = safe or risky
     answer["best"] = _choice(*ranked[0])
-    least = ranked[0][1][_RATE] * (1 - AS_GOOD)
-    answer["alternatives"] = [_choice(*each) for each in ranked[1:] if each[1][_RATE] >= least]
+    least = _rate(ranked[0][1]) * (1 - AS_GOOD)
+    answer["alternatives"] = [_choice(*each) for each in ranked[1:] if _rate(each[1]) >= least]
     if safe:
-        answer["risky"] = [_choice(*each) for each in risky if each[1][_RATE] > safe[0][1][_RATE]]
+        answer["risky"] = [_choice(*each) for each in risky if _rate(each[1]) > _rate(safe[0][1])]
     return answer
 
 
 def _fastest_first(
-    found: Iterable[tuple[Config, Mapping[str, Any]]],
-) -> list[tuple[Config, Mapping[str, Any]]]:
-    return sorted(found, key=lambda each: -float(each[1][_RATE]))
+    found: Iterable[tuple[Config, Result]],
+) -> list[tuple[Config, Result]]:
+    return sorted(found, key=lambda each: -_rate(each[1]))
 
 
-def _choice(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
-    interval = result.get("interval") or {}
+def _rate(result: Result) -> float:
+    return result.tokens_per_s_per_gpu or 0.0
+
+
+def _choice(config: Config, result: Result) -> dict[str, Any]:
+    interval = result.stored("interval") or {}
     return {
         "settings": {
             **{name: getattr(config.settings, name) for name in _SHOWN},
             "seq": config.settings.seq,
         },
-        "tokens_per_s_per_gpu": result[_RATE],
-        "step_time_s": result["step_time_s"],
-        "mfu": result.get("mfu"),
-        "peak_reserved_bytes": (result.get("peak_memory_bytes") or {}).get("reserved"),
-        "alloc_retries_per_step": result.get("alloc_retries_per_step"),
+        "tokens_per_s_per_gpu": result.stored(_RATE),
+        "step_time_s": result.step_time_s,
+        "mfu": result.mfu,
+        "peak_reserved_bytes": result.stored("peak_memory_bytes.reserved"),
+        "alloc_retries_per_step": result.alloc_retries_per_step,
         "interval": {
             _RATE: interval.get(_RATE),
             "step_time_s": interval.get("step_time_s"),
@@ -102,10 +102,10 @@ def _choice(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _why(cell: Cell, found: Sequence[tuple[Config, Mapping[str, Any]]]) -> str:
+def _why(cell: Cell, found: Sequence[tuple[Config, Result]]) -> str:
     if not cell.simulable:
         return "by arithmetic: training state and activations of one sample are more than the GPU's memory"
     if not found:
         return "the same settings run out of memory on more GPUs, where each holds less of the model"
-    causes = [str((result.get("cause") or {}).get("message") or "") for _, result in found]
+    causes = [result.message or "" for _, result in found]
     return f"simulated with batch 1 and recomputation: out of memory ({causes[-1][:160]})"

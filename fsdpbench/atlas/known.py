@@ -13,10 +13,9 @@ A smaller batch is no reason: near the limit, fragments can make batch 1 run out
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.systems.base import shard_size_of
 
@@ -32,9 +31,9 @@ class Known:
         self._out_of_memory: dict[tuple[str, str | None], list[Config]] = defaultdict(list)
         self._safe: dict[tuple[str, str | None, int, str], list[Config]] = defaultdict(list)
 
-    def add(self, config: Config, result: Mapping[str, Any]) -> None:
+    def add(self, config: Config, result: Result) -> None:
         """Remember how `config` ended."""
-        if Status(result["status"]) is Status.OOM:
+        if result.status is Status.OOM:
             self._out_of_memory[config.model, config.hardware].append(config)
         elif fits_safely(result):
             self._safe[_cell(config)].append(config)
@@ -46,9 +45,9 @@ class Known:
         ) or any(_is_no_slower(other, config) for other in self._safe[_cell(config)])
 
 
-def fits_safely(result: Mapping[str, Any]) -> bool:
+def fits_safely(result: Result) -> bool:
     """Whether it ran, and memory suffices at the upper end of its interval."""
-    return Status(result["status"]) is Status.OK and not (result.get("interval") or {}).get("risky")
+    return result.status is Status.OK and not result.is_risky
 
 
 def _cell(config: Config) -> tuple[str, str | None, int, str]:

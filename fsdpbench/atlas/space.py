@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fsdpbench.atlas.known import RECOMPUTED, Known
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
@@ -27,7 +27,7 @@ LONGEST = 4096
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
 _BETWEEN_NODES = ("HYBRID_SHARD",)
 
-Results = Mapping[str, Mapping[str, Any]]
+Results = Mapping[str, Result]
 """Results by content key."""
 
 
@@ -66,7 +66,7 @@ class Cell:
         """How many arithmetic left."""
         return sum(len(walk.configs) for walk in self.walks)
 
-    def found(self, results: Results) -> Iterator[tuple[Config, Mapping[str, Any]]]:
+    def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
         """What was simulated in it."""
         for walk in self.walks:
             for key, config in walk.configs.items():

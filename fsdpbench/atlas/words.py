@@ -13,9 +13,9 @@ from markupsafe import Markup
 from fsdpbench.atlas import words
 from fsdpbench.atlas.lookup import Atlas, AtlasCell, Choice
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.page import display
-from fsdpbench.reports.page.display import GIB, percent
-from fsdpbench.reports.page.shell import own_file, policy
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.display import GIB, percent
+from fsdpbench.reports.pages.shell import own_file, policy
 
 
 def settings_words(choice: Choice) -> str:
@@ -86,7 +86,7 @@ def write_pages(folder: Path, atlas: Atlas) -> Path:
         "words": words,
         "display": display,
         "policy": policy(script),
-        "css": Markup(own_file("page/assets/report.css")),
+        "css": Markup(own_file("pages/assets/report.css")),
         "script": script,
         "page_of": page_of,
         "overview": OVERVIEW,

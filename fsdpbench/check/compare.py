@@ -18,10 +18,11 @@ from statistics import median
 from typing import Any
 
 from fsdpbench.check.consistency import communicates
-from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
+from fsdpbench.reports.figures import Worse
 from fsdpbench.results.records import Status
 
 Entries = Mapping[str, Entry]

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsdpbench.check.metrics import ALL, Figure
+from fsdpbench.check.metrics import ALL, Figure, checked
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.consistency import Contradiction, broken_rules, with_sums
-from fsdpbench.reports.result_figures import result_figures
+from fsdpbench.reports.figures import computed
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_METRIC_OF = {metric.rule_name: metric.name for metric in ALL.values()} | {
+_METRIC_OF = {row.path: name for name, row in ALL.items()} | {
     "time_s.compute_only": "compute_s",
     "measured.step_times_s": "fastest_step_s",
     "late_all_gathers.late": "late_all_gathers",
@@ -22,10 +22,10 @@ _METRIC_OF = {metric.rule_name: metric.name for metric in ALL.values()} | {
 }
 
 
-def checked(run: Mapping[str, object]) -> dict[str, Figure]:
+def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
     """The figures of a run by metric, each checked alone. Where there is no collective of a kind, none of its
     bytes were moved."""
-    figures = {name: metric.checked(run.get(name)) for name, metric in ALL.items()}
+    figures = {name: checked(row, run.get(name)) for name, row in ALL.items()}
     for kind in _KINDS:
         if figures[f"{kind}_count"] == 0 and figures[f"{kind}_bytes"] is None:
             figures[f"{kind}_bytes"] = 0
@@ -35,7 +35,7 @@ def checked(run: Mapping[str, object]) -> dict[str, Figure]:
 def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]:
     """What speaks against a figure beside the others of its run, by metric."""
     known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-    values: dict[str, Any] = {ALL[name].rule_name: value for name, value in known.items()}
+    values: dict[str, Any] = {ALL[name].path: value for name, value in known.items()}
     values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
     return by_metric(broken_rules(with_sums(values)))
 
@@ -54,7 +54,7 @@ def with_records(result: Mapping[str, Any], records: Sequence[dict[str, Any]]) -
     """`result`, and under `records` the figures that it was made of, where no rank's record is missing."""
     try:
         if len(records) >= (result["device"] == "sim" or records[0]["world_size"]):
-            return {**result, "records": result_figures(records, Analysis(ranks=(), configurations={}))}
+            return {**result, "records": computed(records, Analysis(ranks=(), configurations={}))}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         pass  # a broken record says nothing
     return result

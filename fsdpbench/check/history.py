@@ -15,14 +15,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.baseline import Baseline, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.sides import Side
 from fsdpbench.check.steps import exact_steps, measured_steps
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.lock_owner import UnreadableFileError, parse_json
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.figures import Worse
+from fsdpbench.reports.reading import one_line
 
 MOST_COMMITS = 1000
 _GIT_S = 60

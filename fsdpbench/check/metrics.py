@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.figures import FIGURES, LARGEST, Judged
+from fsdpbench.reports.figures import Figure as Row
+from fsdpbench.reports.reading import one_line
 
 # One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
 # instead and why it cannot be one.
-
-LARGEST = 2.0**63
-"""No time, size or count of a step is beyond it, and sums and differences below it stay finite."""
 
 _LONGEST_VALUE = 60
 
@@ -58,92 +56,9 @@ def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Fig
     return value
 
 
-class Worse(Enum):
-    """The direction in which a figure gets worse; NEITHER where a change is only worth knowing."""
+METRICS = {row.name: row for row in FIGURES if row.judged in (Judged.YES, Judged.MEASURED)}
 
-    HIGHER = "higher"
-    LOWER = "lower"
-    NEITHER = "neither"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure of a result: its unit, which way is worse, and its name in `reports.consistency`, the dotted
-    place in `result.json` or what is computed from several.
-
-    measured_only: says nothing more where a step is exact.  least, most: what no training step goes beyond.
-    """
-
-    name: str
-    rule_name: str
-    unit: str
-    worse: Worse
-    measured_only: bool = False
-    least: float = 0.0
-    most: float = LARGEST
-
-    def checked(self, value: object) -> Figure:
-        """`value` as this figure."""
-        return figure_from(value, self.least, self.most)
-
-
-def _metric(
-    name: str, unit: str, *path: str, worse: Worse = Worse.HIGHER, least: float = 0.0, most: float = LARGEST
-) -> Metric:
-    return Metric(name, ".".join(path) or name, unit, worse, least=least, most=most)
-
-
-def _peak(kind: str) -> Metric:
-    return _metric(f"peak_{kind}_bytes", "B", "peak_memory_bytes", kind, least=1)
-
-
-def _collective(kind: str) -> tuple[Metric, ...]:
-    return (
-        _metric(f"{kind}_count", "", "communication", kind, "count"),
-        _metric(f"{kind}_bytes", "B", "communication", kind, "bytes"),
-    )
-
-
-_NANOSECOND = 1e-9
-"""Clocks and traces count them: no step takes less, nor does what it computes."""
-
-_SOME = 1e-6
-"""A mean over steps of what every step has at least once in a while."""
-
-METRICS: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        _metric("step_time_s", "s", least=_NANOSECOND),
-        # What disturbs a step only ever adds to it: the fastest one of a run is the least disturbed.
-        Metric("fastest_step_s", "fastest_step_s", "s", Worse.HIGHER, True, least=_NANOSECOND),
-        _metric("exposed_communication_s", "s", "time_s", "exposed_communication"),
-        # All computation: what is hidden moves between the two parts, and is computed all the same.
-        _metric("compute_s", "s", least=_NANOSECOND),
-        _metric("overlap_fraction", "", worse=Worse.LOWER, most=1.0),
-        _peak("allocated"),
-        _peak("active"),
-        _peak("reserved"),
-        _metric("alloc_retries_per_step", ""),
-        _metric("ooms", ""),
-        *_collective("all_gather"),
-        *_collective("reduce_scatter"),
-        *_collective("all_reduce"),
-        _metric("prefetched_all_gathers", "", worse=Worse.LOWER),
-        _metric("late_all_gathers", ""),
-        _metric("kernels", "", "work", "kernels", least=_SOME),
-        _metric("copies", "", "work", "copies"),
-        _metric("limiter_waits", "", "work", "limiter_waits", worse=Worse.NEITHER),
-    )
-}
-
-WITNESSES: dict[str, Metric] = {
-    metric.name: metric
-    for metric in (
-        _metric("overlapped_s", "s", "time_s", "overlapped"),
-        _metric("idle_s", "s", "time_s", "idle"),
-        _metric("traced_step_time_s", "s"),
-    )
-}
+WITNESSES = {row.name: row for row in FIGURES if row.judged is Judged.WITNESS}
 """Not judged, but kept in a baseline: they bind the figures that are (`reports.consistency`)."""
 
 ALL = {**METRICS, **WITNESSES}
@@ -153,10 +68,15 @@ ALWAYS_KNOWN = "step_time_s"
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every metric and witness by name, of `values` by name in `reports.consistency`: None where it is not
-    known, `Unusable` where it cannot be one."""
-    is_exact = values.get("device") == "sim"
+    """Return every metric and witness by name, of `values` by name in `reports.consistency`: None where it
+    is not known, `Unusable` where it cannot be one."""
+    unknown = [Judged.MEASURED] if values.get("device") == "sim" else []
     return {
-        name: None if metric.measured_only and is_exact else metric.checked(values.get(metric.rule_name))
-        for name, metric in ALL.items()
+        name: None if row.judged in unknown else checked(row, values.get(row.path))
+        for name, row in ALL.items()
     }
+
+
+def checked(row: Row, value: object) -> Figure:
+    """Return `value` as the figure of `row`."""
+    return figure_from(value, row.least_judged, min(row.most, LARGEST))

@@ -18,10 +18,11 @@ from statistics import median
 import numpy as np
 from scipy.stats import mannwhitneyu
 
-from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import MOST_ALLOWED, USUAL_MINIMUM_EFFECT
 from fsdpbench.errors import CannotJudgeError
+from fsdpbench.reports.figures import Worse
 from fsdpbench.results.records import Status
 
 _SPLITS = 500

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.reports.hta_text import one_line, printable_lines
+from fsdpbench.reports.reading import one_line, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -62,7 +62,7 @@ def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     """So many processes from the server, for work on files; they end with this one."""
     from concurrent.futures import ProcessPoolExecutor
 
-    from fsdpbench.reports.analysis.parallel import end_with_the_caller
+    from fsdpbench.reports.analysis.processes import end_with_the_caller
 
     ensure()
     with plain_main():

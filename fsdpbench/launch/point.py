@@ -30,8 +30,9 @@ from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
-from fsdpbench.reports.analysis.kept import pack
-from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.analysis.processes import pack
+from fsdpbench.reports.readers import Trace
+from fsdpbench.reports.result import Result
 from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
@@ -127,7 +128,7 @@ def record_result(
     observed: Mapping[str, Any] | None = None,
     cpu_s: float | None = None,
     draw: Draw | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Write the result of `config` into `folder`. Where its trace cannot be read, that is the result; where
     the disk is full, its trace makes room for the result that says so. `draw`: as for `analyze`.
 

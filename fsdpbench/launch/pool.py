@@ -17,6 +17,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
@@ -26,6 +28,7 @@ from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.reports.reading import MIB, read_tail
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records
 
@@ -102,7 +105,7 @@ class PointPool:
             ) from None
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
 
-    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
         """Points that ended within `wait_s` seconds, each with its folder and result."""
         wait([point.process.sentinel for point in self._running], timeout=wait_s)
         for point in list(self._running):
@@ -121,11 +124,11 @@ class PointPool:
             yield point.config, point.folder, _result_of(point)
 
 
-def _result_of(point: _Running) -> dict[str, Any]:
+def _result_of(point: _Running) -> Result:
     path = point.folder / "result.json"
     try:
-        return read_json_object(path)
-    except UnreadableFileError:
+        return Result.of(read_json_object(path))
+    except (UnreadableFileError, msgspec.ValidationError):
         pass  # it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):
@@ -133,7 +136,7 @@ def _result_of(point: _Running) -> dict[str, Any]:
     return _late_result(point, outcome)
 
 
-def _late_result(point: _Running, outcome: Outcome) -> dict[str, Any]:
+def _late_result(point: _Running, outcome: Outcome) -> Result:
     took = time.monotonic() - point.began
     try:
         free = shutil.disk_usage(point.folder).free
@@ -144,7 +147,7 @@ def _late_result(point: _Running, outcome: Outcome) -> dict[str, Any]:
     except OSError as error:
         # Nothing was recorded; the caller sees that its folder holds no result.
         message = f"the result cannot be written: {error.strerror or error}"
-        return {"status": Status.ERROR.value, "cause": {"message": message, "log": None}}
+        return Result.of({"status": Status.ERROR.value, "cause": {"message": message, "log": None}})
 
 
 def _how_it_died(point: _Running) -> str:

@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.reports.hta_text import printable
-from fsdpbench.reports.reading import MIB, read_tail
+from fsdpbench.reports.reading import MIB, printable, read_tail
+from fsdpbench.reports.result import Result
 from fsdpbench.reports.writing import append_to, remove
 from fsdpbench.results.records import Status
 from fsdpbench.results.result import Outcome
@@ -109,7 +111,7 @@ class SlurmPool:
         """Take `config` in; jobs are submitted together, so that simulated ones become an array."""
         self._waiting.append((config, folder))
 
-    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
         """Points whose jobs have ended, each with its folder and result."""
         self._submit()
         time.sleep(wait_s)
@@ -182,10 +184,10 @@ class SlurmPool:
         words = (line.split() for line in done.stdout.splitlines())
         return {pair[0]: pair[1] for pair in words if len(pair) == 2}
 
-    def _result_of(self, entry: _Job, state: str | None) -> dict[str, Any] | None:
+    def _result_of(self, entry: _Job, state: str | None) -> Result | None:
         try:
-            return read_json_object(entry.folder / "result.json")
-        except UnreadableFileError:
+            return Result.of(read_json_object(entry.folder / "result.json"))
+        except (UnreadableFileError, msgspec.ValidationError):
             pass
         if state in _UNDER_WAY:
             return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.reports.page.charts.whole_run import Chart, Table
-from fsdpbench.reports.page.display import NOTHING, signed_percent
+from fsdpbench.reports.pages.display import NOTHING, signed_percent
+from fsdpbench.reports.pages.whole_run import Chart, Table
 from fsdpbench.reproduce.figure import Drawing, Place
 from fsdpbench.reproduce.outcome import Outcome, Simulated
 from fsdpbench.results.records import Status

@@ -174,15 +174,12 @@ def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -
     others = [each.values.get((point.series, point.x)) for each in plausible]
     known = [each for each in (value, *others) if each is not None]
     band = (min(known), max(known)) if plausible and len(known) > 1 else None
-    status = Status(prediction.result["status"])
-    return Simulated(point, value, status, _interval(point, prediction), band)
+    return Simulated(point, value, prediction.result.status, _interval(point, prediction), band)
 
 
 def _interval(point: Point, prediction: Prediction) -> tuple[float, float] | None:
     """The 90 % interval of the simulated value, in the publication's unit."""
-    value: Any = prediction.result.get("interval")
-    for key in point.kind.path:
-        value = value.get(key) if isinstance(value, dict) else None
+    value = prediction.result.stored(".".join(("interval", *point.kind.path)))
     return None if value is None else (value[0] / point.kind.unit, value[1] / point.kind.unit)
 
 

@@ -13,9 +13,9 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.page.charts.whole_run import Chart, Table
-from fsdpbench.reports.page.display import NOTHING, percent
-from fsdpbench.reports.page.shell import island, own_file, policy
+from fsdpbench.reports.pages.display import NOTHING, percent
+from fsdpbench.reports.pages.shell import island, own_file, policy
+from fsdpbench.reports.pages.whole_run import Chart, Table
 from fsdpbench.reproduce.charts import chart_of, number
 from fsdpbench.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
 from fsdpbench.reproduce.outcome import Judged, Outcome, Verdict, counted
@@ -70,14 +70,14 @@ def write_page(
     """Write the page; scripts and styles are inside, nothing is loaded."""
     plotly = Markup(get_plotlyjs())
     script = Markup(
-        "\n".join([*(own_file(f"page/assets/{name}") for name in _PARTS_OF_REPORT), _own("page.js")])
+        "\n".join([*(own_file(f"pages/assets/{name}") for name in _PARTS_OF_REPORT), _own("page.js")])
     )
     sections = [_section(publication, outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     text = environment.from_string(_own("page.html.jinja")).render(
         publication=publication,
         policy=policy(plotly, script),
-        css=Markup(own_file("page/assets/report.css")),
+        css=Markup(own_file("pages/assets/report.css")),
         plotly=plotly,
         script=script,
         island=island,

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.reproduce.figure import PaperFigure
 from fsdpbench.results.provenance import content_key
-from fsdpbench.results.records import TRACE_FOLDER, Status
+from fsdpbench.results.records import TRACE_FOLDER
 from fsdpbench.results.store import point_folder_name
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import UNTRACED, simulate
@@ -28,14 +28,14 @@ class Runs:
 
     folder: Path
     _configs: Mapping[str, Config]
-    _results: Mapping[str, Mapping[str, Any]]
+    _results: Mapping[str, Result]
     _ready: Mapping[str, Prediction]
 
     def of(self, case: Case) -> Prediction:
         """The case with its result."""
         if case.name in self._ready:
             return self._ready[case.name]
-        return Prediction(case, dict(self._results[content_key(self._configs[_identity(case)])]))
+        return Prediction(case, self._results[content_key(self._configs[_identity(case)])])
 
     def trace_of(self, case: Case) -> Path | None:
         """The trace of the case's run; None where it left none."""
@@ -46,9 +46,9 @@ class Runs:
     def failed(self) -> list[str]:
         """Why runs failed that should have come to an answer, each once."""
         causes = (
-            str((result.get("cause") or {}).get("message") or result["status"])
+            str(result.message or result.status.value)
             for key in map(content_key, self._configs.values())
-            if not Status((result := self._results[key])["status"]).is_answer
+            if not (result := self._results[key]).status.is_answer
         )
         return list(dict.fromkeys(causes))
 

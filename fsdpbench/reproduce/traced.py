@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.page.charts.memory_chart import memory_chart
-from fsdpbench.reports.page.charts.timeline_data import pack_timeline
-from fsdpbench.reports.page.charts.whole_run import Table
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.timeline import pack_timeline
+from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.readers import read_trace
 from fsdpbench.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.sim.model.profile import load_profile

@@ -16,31 +16,17 @@ from typing import Any
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.figures import flat
+from fsdpbench.reports.reading import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
 
-_FIGURES = (
-    "step_time_s",
-    "samples_per_s_per_gpu",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "hardware_tflops_per_gpu",
-    "mfu",
-    "hfu",
-    "alloc_retries_per_step",
-    "ooms",
-    "traced_step_time_s",
-    "overlap_fraction",
-)
-_MEMORY = ("allocated", "active", "reserved")
-_TIMES = ("compute_only", "overlapped", "exposed_communication", "idle")
 _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")
 
 
 def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
     """Write the index of `points` to `path`, whole or not at all. Raises `OSError`, `sqlite3.Error`."""
-    columns = ["folder", "name", "key", *_PLACE, "status", "cause", *SETTINGS, *_FIGURES]
-    columns += [f"peak_{name}_bytes" for name in _MEMORY] + [f"time_{name}_s" for name in _TIMES] + ["result"]
+    columns = ["folder", "name", "key", *_PLACE, "status", "cause", *SETTINGS]
+    columns += [figure.in_index for figure in flat()] + ["result"]
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         quoted = ", ".join(f'"{column}"' for column in columns)
         connection.execute(f"CREATE TABLE results ({quoted})")
@@ -66,14 +52,12 @@ def refresh_index(store: Store) -> None:
 
 def _row(point: StoredPoint) -> list[Any]:
     config, result = point.config, point.result
-    memory, times = _object(result, "peak_memory_bytes"), _object(result, "time_s")
     row: list[Any] = [point.folder.name, config.get("name"), point.key]
     row += [config.get(name) for name in _PLACE]
-    row += [result.get("status"), _object(result, "cause").get("message")]
+    row += [result.status.value, result.message]
     row += [_object(config, "settings").get(name) for name in SETTINGS]
-    row += [result.get(name) for name in _FIGURES]
-    row += [memory.get(name) for name in _MEMORY] + [times.get(name) for name in _TIMES]
-    return [*row, json.dumps(result)]
+    row += [figure.stored(result) for figure in flat()]
+    return [*row, json.dumps(result.to_dict())]
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWING_ONLY = (
-    *("reports/page/", "cli/", "sweep/", "tune/", "check/", "validation/", "reproduce/", "atlas/"),
+    *("reports/pages/", "cli/", "sweep/", "tune/", "check/", "validation/", "reproduce/", "atlas/"),
     "doctor.py",
 )
 

@@ -10,12 +10,12 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.reports.result import Status as Status
 
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
@@ -34,26 +34,6 @@ OPTIONAL = (
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
 """Likewise; it is measured in real time, and is in the result's `bench`."""
-
-
-class Status(StrEnum):
-    """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
-    sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
-    figures."""
-
-    OK = "ok"
-    OOM = "oom"
-    TIMEOUT = "timeout"
-    ERROR = "error"
-    CRASH = "crash"
-    RACE = "race"
-    RANK_MISMATCH = "rank_mismatch"
-    NOT_APPLICABLE = "not_applicable"
-
-    @property
-    def is_answer(self) -> bool:
-        """An answer to the question asked, not a failure of the configuration to give one."""
-        return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
 
 
 def compiled_graphs(compilation: Mapping[str, Any]) -> int:

@@ -6,11 +6,9 @@ files and the ranks' records through `reports`, on every device alike.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from fsdpbench.configuration.config import Config
@@ -18,8 +16,9 @@ from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
-from fsdpbench.reports.hta_text import one_line
-from fsdpbench.reports.result_figures import result_figures
+from fsdpbench.reports.figures import computed, nothing
+from fsdpbench.reports.reading import one_line
+from fsdpbench.reports.result import JsonObject, Result
 from fsdpbench.results.provenance import environment
 from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, compiled_graphs, read_records
 from fsdpbench.results.residuals.intervals import interval_of
@@ -69,30 +68,29 @@ def write_result(
     observed: Mapping[str, Any] | None = None,
     cpu_s: float | None = None,
     draw: Draw | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Assemble the result of `config` from what is in `folder` and write `result.json` there, whole.
 
     `observed`: the machine's state around the run, for the result's `environment`. `cpu_s`: processor time
     of the run, all ranks. `draw` is called with each trace and its analysis.
     """
     result = build_result(config, folder, outcome, draw)
-    result["environment"] |= observed or {}
-    result["bench"] = {
+    first = next(iter(read_records(folder)), {})
+    bench = {
         "started": started,
         "duration_s": round(duration_s, 3),
         "cpu_s": None if cpu_s is None else round(cpu_s, 3),
+        **({"loader": first["loader"]} if "loader" in first else {}),
     }
-    for record in read_records(folder)[:1]:
-        if "loader" in record:
-            result["bench"]["loader"] = record["loader"]
-    write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
+    result = result.replaced(environment={**(result.environment or {}), **(observed or {})}, bench=bench)
+    write_whole(folder / "result.json", result.to_json())
     return result
 
 
-def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> dict[str, Any]:
-    """What `result.json` will hold, of the records and traces in `folder`; all but `bench`."""
+def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> Result:
+    """Return the result of the records and traces in `folder`; all of it but `bench`."""
     records = read_records(folder)
-    figures = _no_figures()
+    figures: dict[str, Any] = dict(nothing())
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
     if has_figures:
         # A script may end before it is traced.
@@ -100,14 +98,12 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         analysis = Analysis(ranks=(), configurations={})
         if traced:
             analysis = analyze([folder / TRACE_FOLDER], draw=draw)
-        figures |= result_figures(records, analysis)
-        figures["measured"] = measured(records)
-        figures["interval"] = interval_of(config, figures)
+        figures |= computed(records, analysis)
     cause = None
     if outcome.status is not Status.OK:
         cause = {"message": outcome.cause, "log": outcome.log}
     first = records[0] if records else {}
-    return {
+    result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
         "device": config.device,
@@ -126,24 +122,26 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         if has_figures
         else [],
     }
+    made = Result.of(result)
+    return made.replaced(interval=interval_of(config, made)) if has_figures else made
 
 
 def _has_compiled(config: Config, record: Mapping[str, Any]) -> bool:
-    """What was asked for, unless the compiler is known to have made no graph of what ran."""
+    """Return what was asked for, unless the compiler is known to have made no graph of what ran."""
     made = record.get("compilation")
     ran = bool(record.get("step_times_s"))
     return bool(config.settings.compile) and not (ran and made and not compiled_graphs(made))
 
 
 def _was_measured(config: Config, records: list[dict[str, Any]]) -> bool:
-    """What fails later takes nothing from what was measured of a script."""
+    """Return whether a script has figures: a later failure takes nothing from what was measured before."""
     return config.script is not None and bool(records) and bool(records[0]["step_times_s"])
 
 
-def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, Any]:
-    """The answer for a configuration that its system cannot do; nothing was run."""
-    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return {
+def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:
+    """Return the answer for a configuration that its system cannot do; nothing was run."""
+    because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    content: JsonObject = {
         "schema": SCHEMA,
         "config": config.to_dict(),
         "device": config.device,
@@ -151,12 +149,13 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, 
         **_software(config),
         "environment": environment(config),
         "status": Status.NOT_APPLICABLE.value,
-        "cause": {"message": f"{config.system} cannot run this: {told}", "log": None},
+        "cause": {"message": f"{config.system} cannot run this: {because}", "log": None},
         "compiled": bool(config.settings.compile),
-        **_no_figures(),
+        **nothing(),
         "unknown_operators": {},
         "traces": [],
     }
+    return Result.of(content)
 
 
 def _doubts(config: Config) -> dict[str, list[str]]:
@@ -173,55 +172,3 @@ def _software(config: Config) -> dict[str, str]:
     from fsdpbench.sim.model.software import load_software
 
     return {} if config.software is None else {"software": load_software(config.software).name}
-
-
-def _no_figures() -> dict[str, Any]:
-    return dict.fromkeys(
-        (
-            "step_time_s",
-            "samples_per_s_per_gpu",
-            "tokens_per_s_per_gpu",
-            "tflops_per_gpu",
-            "hardware_tflops_per_gpu",
-            "mfu",
-            "hfu",
-            "peak_memory_bytes",
-            "alloc_retries_per_step",
-            "ooms",
-            "traced_step_time_s",
-            "time_s",
-            "communication",
-            "overlap_fraction",
-            "loss",
-            "measured",
-            "interval",
-        )
-    )
-
-
-# How a step time was measured: its raw samples, their spread, the warm-up, and what the profiler cost.
-# `spread` is the distance of the quartiles as a share of the median, which one slow step does not decide.
-
-
-def measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The samples of the slowest rank (seconds). None where nothing was timed."""
-    timed = [record for record in records if record.get("step_times_s")]
-    if not timed:
-        return None
-    slowest = max(timed, key=lambda record: median(record["step_times_s"]))
-    samples, profiled = slowest["step_times_s"], slowest.get("profiler_step_times_s") or []
-    return {
-        "step_times_s": samples,
-        "spread": spread(samples),
-        "warmup_times_s": slowest.get("warmup_times_s") or [],
-        "warmup_stable": slowest.get("warmup_stable"),
-        "profiler_overhead": median(profiled) / median(samples) - 1 if profiled else None,
-    }
-
-
-def spread(samples: Sequence[float]) -> float | None:
-    """Distance of the quartiles as a share of the median. None for a single sample."""
-    if len(samples) < 2:
-        return None
-    low, _, high = quantiles(samples, n=4, method="inclusive")
-    return (high - low) / median(samples)

@@ -31,10 +31,10 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.run_files import ConfigFile, ResultFile
+from fsdpbench.reports.result import JsonObject, Result, Status
+from fsdpbench.reports.run_files import ConfigFile
 from fsdpbench.reports.writing import remove
 from fsdpbench.results.provenance import another_key, content_key
-from fsdpbench.results.records import Status
 from fsdpbench.results.reproduce import run_command
 
 SWEEP_FILE = "sweep.toml"
@@ -54,8 +54,8 @@ class StoredPoint:
 
     folder: Path
     key: str
-    config: dict[str, Any]
-    result: dict[str, Any]
+    config: JsonObject
+    result: Result
 
 
 class Store:
@@ -115,7 +115,7 @@ class Store:
         with disk_errors(self.folder):
             write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
 
-    def read_space(self) -> dict[str, Any]:
+    def read_space(self) -> JsonObject:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
         space = read_toml(self.folder / SWEEP_FILE)
         if not isinstance(space.get("points", []), list):
@@ -152,8 +152,8 @@ class Store:
             os.rename(work, final)
         return final
 
-    def runs(self, config: Config) -> list[dict[str, Any]]:
-        """The results of all whole runs of `config`, the first one first; empty if that is not there."""
+    def runs(self, config: Config) -> list[Result]:
+        """Return the results of all whole runs of `config`, the first one first; none without that."""
         first = self._own(point_folder_name(config))
         if first is None:
             return []
@@ -167,13 +167,13 @@ class Store:
             for run in range(1, repeat + 1):
                 point = self._own(point_folder_name(config, run))
                 if point is not None and point.key == content_key(config):
-                    found[point.key, run] = Status(point.result["status"])
+                    found[point.key, run] = point.result.status
         return found
 
-    def replace_result(self, config: Config, result: Mapping[str, Any]) -> None:
+    def replace_result(self, config: Config, result: Result) -> None:
         """Write `result` over that of the first run of `config`, whole or not at all."""
         path = self.folder / point_folder_name(config) / RESULT_FILE
-        write_whole(path, json.dumps(result, indent=1, allow_nan=False))
+        write_whole(path, result.to_json())
 
     def drop_index(self) -> None:
         """Remove the index: none is better than an old one. `fsdpbench report` makes it again."""
@@ -205,12 +205,11 @@ class Store:
         either, a result of another configuration, figures that contradict each other."""
         try:
             config = read_json_object(folder / "config.json")
-            result = read_json_object(folder / RESULT_FILE)
-            named, _ = msgspec.convert(config, ConfigFile), msgspec.convert(result, ResultFile)
-            Status(result["status"])
+            result = Result.of(read_json_object(folder / RESULT_FILE))
+            named = msgspec.convert(config, ConfigFile)
         except (UnreadableFileError, ValueError):
             return None
-        if not (named.name and named.key) or flaw_of(folder, config, result):
+        if not (named.name and named.key) or flaw_of(folder, config, result.to_dict()):
             return None
         return StoredPoint(folder, named.key, config, result)
 
@@ -256,7 +255,7 @@ def point_folder_name(config: Config, run: int = 1) -> str:
     return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
 
 
-def config_record(config: Config) -> dict[str, Any]:
+def config_record(config: Config) -> JsonObject:
     """What `config.json` holds: the configuration, its key, and how to repeat it."""
     return {
         "schema": 1,

@@ -25,7 +25,8 @@ from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.systems import get_system
@@ -158,7 +159,7 @@ def _run_once(
     folder: Path,
     jobs: int,
     tell: Callable[[int], None],
-) -> list[dict[str, Any] | None]:
+) -> list[Result | None]:
     """The results in order; the same configuration is simulated once, and one that cannot fit not at all."""
     first: dict[str, int] = {}
     places: list[int | None] = []
@@ -177,8 +178,8 @@ def _run_once(
 
 def _run_all(
     configs: Sequence[Config | None], folder: Path, jobs: int, tell: Callable[[int], None]
-) -> list[dict[str, Any] | None]:
-    results: list[dict[str, Any] | None] = [None] * len(configs)
+) -> list[Result | None]:
+    results: list[Result | None] = [None] * len(configs)
     todo = deque((index, config) for index, config in enumerate(configs) if config is not None)
     of_folder: dict[Path, int] = {}
     done = 0
@@ -197,47 +198,42 @@ def _run_all(
     return results
 
 
-def _prediction(config: Config, result: dict[str, Any] | None) -> Prediction:
+def _prediction(config: Config, result: Result | None) -> Prediction:
     if result is None:
         return Prediction(config, None, "its system cannot do this on simulated GPUs")
-    status = Status(result["status"])
-    message = (result.get("cause") or {}).get("message")
-    host_s = result["bench"]["duration_s"]
+    status, message = result.status, result.message
+    host_s = result.bench.duration_s if result.bench else 0.0
     if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, result)):
         return Prediction(config, status, message, host_s=host_s)
     if status is not Status.OK:
         # An error of the simulation says nothing of the point.
         return Prediction(config, None, message, host_s=host_s)
-    memory = result["peak_memory_bytes"] or {}
-    reserved = memory.get("reserved")
     if config.device == "cpu":
-        return _on_this_cpu(config, result["tflops_per_gpu"], result["step_time_s"], memory, host_s)
+        return _on_this_cpu(config, result, host_s)
     return Prediction(
         config,
         status,
         None,
-        result["step_time_s"],
-        reserved,
+        result.step_time_s,
+        result.stored("peak_memory_bytes.reserved"),
         host_s,
-        throughput=result["tokens_per_s_per_gpu"] or result["samples_per_s_per_gpu"],
-        alloc_retries_per_step=result["alloc_retries_per_step"],
-        interval=result.get("interval"),
+        throughput=result.throughput,
+        alloc_retries_per_step=result.alloc_retries_per_step,
+        interval=result.stored("interval"),
     )
 
 
-def _more_than_there_is(config: Config, result: dict[str, Any]) -> bool:
+def _more_than_there_is(config: Config, result: Result) -> bool:
     """Whether ranks that filled a simulated GPU each would fill this machine too."""
     free = available_memory()
-    return free is not None and config.gpus * result["hardware"]["memory_bytes"] > free
+    return free is not None and config.gpus * result.machine["memory_bytes"] > free
 
 
-def _on_this_cpu(
-    config: Config, tflops: float | None, step_time_s: float, memory: dict[str, int], host_s: float
-) -> Prediction:
+def _on_this_cpu(config: Config, result: Result, host_s: float) -> Prediction:
     """Memory of all ranks together against the machine's; time from the FLOPs and what a core does."""
-    needed = config.gpus * (memory.get("allocated", 0) + _TORCH_BYTES)
+    needed = config.gpus * (int(result.at("peak_memory_bytes.allocated") or 0) + _TORCH_BYTES)
     free = available_memory()
-    flops = (tflops or 0.0) * 1e12 * step_time_s
+    flops = (result.tflops_per_gpu or 0.0) * 1e12 * (result.step_time_s or 0.0)
     cores = min(config.gpus, os.cpu_count() or 1)
     took = config.gpus * flops / (cores * _flops_a_core())
     if free is not None and needed > free:
@@ -283,12 +279,12 @@ def _cost_of_a_trace(
     work.mkdir()
     with PointPool(1) as pool:
         pool.start(sample.config, work)
-        ended: list[dict[str, Any]] = []
+        ended: list[Result] = []
         while pool.running:
             ended += [result for _, _, result in pool.finished(_POLL_S)]
     size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     microbatches = sample.config.settings.grad_accum
-    return max(0.0, ended[0]["bench"]["duration_s"] - sample.host_s) / microbatches, size // microbatches
+    return max(0.0, ended[0].at("bench.duration_s") - sample.host_s) / microbatches, size // microbatches
 
 
 def _wall_s(prediction: Prediction, extra_s: float) -> float:

@@ -9,23 +9,14 @@ round backwards, so that a drift of the machine meets all of them alike:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.results.records import Status
-from fsdpbench.results.result import spread
-
-_PER_SECOND = (
-    "samples_per_s_per_gpu",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "hardware_tflops_per_gpu",
-    "mfu",
-    "hfu",
-)
+from fsdpbench.reports.figures import FIGURES
+from fsdpbench.reports.result import Repeats, Result, Status
+from fsdpbench.reports.result_figures import spread
 
 
 @dataclass(frozen=True)
@@ -45,44 +36,42 @@ def interleaved(points: Sequence[Config], repeat: int) -> list[Run]:
     return runs
 
 
-def merged(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a configuration over all of its runs, on top of that of its first one.
+def merged(first: Result, others: Sequence[Result]) -> Result:
+    """Return the result of a configuration over all of its runs, on top of that of its first one.
 
     `step_time_s` becomes the median over runs, rates follow it; everything else stays the first run's.
     `repeats` keeps each run's step time and samples. May be applied to its own output again.
     """
-    earlier = first.get("repeats") or {}
-    own_step = earlier["step_time_s"][0] if earlier else first["step_time_s"]
-    own_samples = earlier["samples_s"][0] if earlier else _samples(first)
-    succeeded = [result for result in others if Status(result["status"]) is Status.OK]
-    steps = [own_step, *(result["step_time_s"] for result in succeeded)]
+    earlier, step = first.repeats, _step(first)
+    own_step = earlier.step_time_s[0] if earlier else step
+    own_samples = earlier.samples_s[0] if earlier else first.step_times_s
+    succeeded = [result for result in others if result.status is Status.OK]
+    steps = [own_step, *(_step(result) for result in succeeded)]
     together = median(steps)
-    scale = first["step_time_s"] / together
-    rates = {name: first[name] * scale for name in _PER_SECOND if first.get(name) is not None}
-    return {
-        **first,
-        **rates,
-        "step_time_s": together,
-        "repeats": {
-            "runs": len(others) + 1,
-            "failed": len(others) - len(succeeded),
-            "step_time_s": steps,
-            "spread": spread(steps),
-            "samples_s": [own_samples, *map(_samples, succeeded)],
-        },
-    }
+    repeats = Repeats(
+        runs=len(others) + 1,
+        failed=len(others) - len(succeeded),
+        step_time_s=steps,
+        spread=spread(steps),
+        samples_s=[own_samples, *(result.step_times_s for result in succeeded)],
+    )
+    return first.replaced(**_rates(first, step / together), step_time_s=together, repeats=repeats)
 
 
-def first_run(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result as it was after the first run alone: `merged` undone for step time and rates."""
-    repeats = result.get("repeats")
-    if not repeats:
-        return dict(result)
-    own = repeats["step_time_s"][0]
-    scale = result["step_time_s"] / own
-    rates = {name: result[name] * scale for name in _PER_SECOND if result.get(name) is not None}
-    return {**result, **rates, "step_time_s": own, "repeats": None}
+def first_run(result: Result) -> Result:
+    """Return the result as it was after the first run alone: `merged` undone for step time and rates."""
+    if not result.repeats:
+        return result
+    own = result.repeats.step_time_s[0]
+    return result.replaced(**_rates(result, _step(result) / own), step_time_s=own, repeats=None)
 
 
-def _samples(result: Mapping[str, Any]) -> list[float]:
-    return list((result.get("measured") or {}).get("step_times_s") or [])
+def _rates(result: Result, scale: float) -> dict[str, float]:
+    """Return the rates that are known, times `scale`."""
+    known = ((figure.path, figure.of(result)) for figure in FIGURES if figure.rate)
+    return {path: value * scale for path, value in known if value is not None}
+
+
+def _step(result: Result) -> float:
+    assert result.step_time_s is not None  # of what ended well
+    return result.step_time_s

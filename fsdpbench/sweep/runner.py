@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
 from fsdpbench.results.index import refresh_index
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.provenance import content_key
@@ -26,7 +27,7 @@ class Progress(Protocol):
 
     def begin(self, total: int, already_done: int) -> None: ...
     def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
+    def finished(self, config: Config, result: Result) -> None: ...
     def tick(self) -> None: ...
     def end(self) -> None: ...
 
@@ -39,7 +40,7 @@ class Pool(Protocol):
     @property
     def has_room(self) -> bool: ...
     def start(self, config: Config, folder: Path) -> None: ...
-    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]: ...
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]: ...
     def __enter__(self) -> Pool: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
@@ -49,11 +50,11 @@ class SweepSummary:
     """How many runs were found done, and the results of those that ran now."""
 
     already_done: int
-    ran: list[tuple[Config, dict[str, Any]]] = field(default_factory=list)
+    ran: list[tuple[Config, Result]] = field(default_factory=list)
 
     @property
     def failed(self) -> int:
-        return sum(not Status(result["status"]).is_answer for _, result in self.ran)
+        return sum(not result.status.is_answer for _, result in self.ran)
 
 
 def jobs_for(device: str) -> int:
@@ -93,7 +94,7 @@ def run_sweep(
         with pool or PointPool(jobs) as workers:
             for config, result in _drain(store, workers, todo, progress, statuses):
                 summary.ran.append((config, result))
-                if fail_fast and not Status(result["status"]).is_answer:
+                if fail_fast and not result.status.is_answer:
                     break
     finally:
         progress.end()
@@ -113,7 +114,7 @@ def _drain(
     todo: deque[Run],
     progress: Progress,
     statuses: dict[tuple[str, int], Status],
-) -> Iterator[tuple[Config, dict[str, Any]]]:
+) -> Iterator[tuple[Config, Result]]:
     numbers: dict[Path, int] = {}
     while todo or pool.running:
         while todo and pool.has_room:
@@ -129,7 +130,7 @@ def _drain(
             number = numbers.pop(work)
             with disk_errors(store.folder):
                 store.commit(config, work, number)
-            statuses[content_key(config), number] = Status(result["status"])
+            statuses[content_key(config), number] = result.status
             progress.finished(config, result)
             yield config, result
         progress.tick()
@@ -139,7 +140,7 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
     """Write each configuration's result over all of its runs that are there."""
     for config in points:
         results = store.runs(config)
-        if len(results) > 1 and Status(results[0]["status"]) is Status.OK:
+        if len(results) > 1 and results[0].status is Status.OK:
             store.replace_result(config, merged(results[0], results[1:]))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.result import not_applicable_result
 from fsdpbench.results.store import Store
@@ -19,7 +19,7 @@ UNTRACED = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_time
 
 def simulate(
     configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Result]:
     """Run what `folder` does not hold yet; the results by content key, `not_applicable` among them."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
     unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())

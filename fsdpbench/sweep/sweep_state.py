@@ -13,13 +13,12 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
@@ -33,19 +32,18 @@ class Ended:
     """A configuration that has ended; `changed_ns`: when its result was written, by the file system."""
 
     name: str
-    result: Mapping[str, Any]
+    result: Result
     changed_ns: int
 
     @property
     def is_answer(self) -> bool:
         """Whether it is an answer (out of memory is one), and not a failure."""
-        return Status(self.result["status"]).is_answer
+        return self.result.status.is_answer
 
     @property
     def tokens_per_s(self) -> float:
         """Of one GPU; 0 where it has no such figure."""
-        rate = self.result.get("tokens_per_s_per_gpu")
-        return float(rate) if self.result["status"] == Status.OK and isinstance(rate, int | float) else 0.0
+        return (self.result.tokens_per_s_per_gpu or 0.0) if self.result.status is Status.OK else 0.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,7 @@ class SweepFolder:
             changed = path.stat().st_mtime_ns
             known = self._read.get(folder)
             if known is None or known.changed_ns != changed:
-                result = read_json_object(path)
-                Status(result["status"])
+                result = Result.of(read_json_object(path))
                 known = self._read[folder] = Ended(point_name(folder), result, changed)
         except (OSError, UnreadableFileError, KeyError, ValueError):
             return None

@@ -12,6 +12,7 @@ from typing import Any
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 
 _POLL_S = 0.5
@@ -70,25 +71,23 @@ def simulate(configs: Sequence[Config], jobs: int, tell: Callable[[int], None]) 
     return [found[index] for index in range(len(configs))]
 
 
-def trial_of(config: Config, result: dict[str, Any]) -> Trial:
-    """A result as a trial."""
-    memory = result.get("peak_memory_bytes") or {}
-    step = result.get("step_time_s")
-    samples = result.get("samples_per_s_per_gpu")
+def trial_of(config: Config, result: Result) -> Trial:
+    """Return a result as a trial."""
+    step, samples = result.step_time_s, result.samples_per_s_per_gpu
     return Trial(
         config,
-        Status(result["status"]),
-        (result.get("cause") or {}).get("message"),
+        result.status,
+        result.message,
         samples if samples else (1.0 / step if step else None),
         step,
-        memory.get("allocated"),
-        memory.get("reserved"),
-        result.get("alloc_retries_per_step") or 0.0,
-        result.get("memory_account"),
-        step * result["tflops_per_gpu"] * 1e12 if step and result.get("tflops_per_gpu") else None,
-        bool((result.get("interval") or {}).get("risky")),
-        ((result.get("script") or {}).get("observed") or {}).get("gradients", {}).get("without", 0),
-        float((result.get("bench") or {}).get("duration_s") or 0.0),
+        result.stored("peak_memory_bytes.allocated"),
+        result.stored("peak_memory_bytes.reserved"),
+        result.alloc_retries_per_step or 0.0,
+        result.memory_account,
+        step * result.tflops_per_gpu * 1e12 if step and result.tflops_per_gpu else None,
+        result.is_risky,
+        result.stored("script.observed.gradients.without") or 0,
+        result.bench.duration_s if result.bench else 0.0,
     )
 
 

@@ -27,7 +27,7 @@ from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, writ
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
+from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""

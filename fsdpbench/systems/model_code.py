@@ -13,9 +13,8 @@ from torch import nn
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.layers import ComputesTokenLoss
 from fsdpbench.workloads.library_model import LIBRARY
-from fsdpbench.workloads.linear_loss import LINEAR_LOSSES, use_linear_loss
+from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
 
 _FIELDS = {"norm": "norms", "rotary": "rotary"}
 """Settings whose values are those of a field of the shape."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
-from fsdpbench.reports.ranks import shared_ranks
+from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 
 GOALS = {
@@ -42,13 +43,12 @@ def figure_of(goal: str) -> str:
     return GOALS[goal]
 
 
-def judge(config: Config, result: Mapping[str, Any], goal: str, limit: int | None) -> Candidate:
+def judge(config: Config, result: Result, goal: str, limit: int | None) -> Candidate:
     """What `result` says of `config` under a memory limit in bytes."""
-    status = Status(result["status"])
-    speed = result.get(figure_of(goal)) or 0.0
-    memory = (result.get("peak_memory_bytes") or {}).get("reserved")
+    status, speed = result.status, result.at(figure_of(goal)) or 0.0
+    memory = result.stored("peak_memory_bytes.reserved")
     fits = limit is None or memory is None or memory <= limit
-    interval = result.get("interval")
+    interval = result.stored("interval")
     feasible = status is Status.OK and fits and speed > 0
     return Candidate(config, status, speed, memory, feasible, interval, _is_risky(interval, limit))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.index import refresh_index
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.repeats import first_run
@@ -61,7 +62,7 @@ class RealRuns:
     def _judged(self, config: Config, *, first: bool) -> Candidate:
         results = self._store.runs(config)
         if not results:
-            return judge(config, {"status": "error"}, self._goal, self._memory)
+            return judge(config, Result(status=Status.ERROR), self._goal, self._memory)
         # A second start finds results over all runs; the search must see what it saw the first time.
         result = first_run(results[0]) if first else results[0]
         return judge(config, result, self._goal, self._memory)
@@ -94,7 +95,7 @@ class _Continued:
         self._begin()
         self._inner.started(config)
 
-    def finished(self, config: Config, result: dict[str, Any]) -> None:
+    def finished(self, config: Config, result: Result) -> None:
         self._inner.finished(config, result)
 
     def tick(self) -> None:

@@ -20,6 +20,7 @@ from fsdpbench.configuration.settings import show_value
 from fsdpbench.errors import BenchError
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.reproduce import nodes_of
 from fsdpbench.results.store import Store
@@ -195,7 +196,7 @@ def _feasible(tried: Sequence[Candidate]) -> int:
 def _judged(store: Store, config: Config, goal: Goal) -> Candidate:
     results = store.runs(config)
     # A folder removed while the search runs is a point that told nothing.
-    return judge(config, results[0] if results else {"status": "error"}, goal.name, goal.memory)
+    return judge(config, results[0] if results else Result(status=Status.ERROR), goal.name, goal.memory)
 
 
 def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:

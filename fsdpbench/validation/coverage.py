@@ -43,7 +43,7 @@ def residuals_of(condition: Condition, predictions: Iterable[Prediction]) -> Ite
 def _residual(
     condition: Condition, prediction: Prediction, figure: Figure, published: float, predicted: float
 ) -> Residual:
-    case, config = prediction.case, prediction.result["config"]
+    case, config = prediction.case, prediction.result.config or {}
     slower = predicted / published if figure.is_speed else published / predicted
     return Residual(
         condition=condition,
@@ -59,7 +59,7 @@ def _residual(
         gpus=config["gpus"],
         nodes=-(-config["gpus"] // (config.get("gpus_used_per_node") or config["gpus_per_node"])),
         network=case.network.value,
-        retries=float(prediction.result.get("alloc_retries_per_step") or 0.0),
+        retries=prediction.result.alloc_retries_per_step or 0.0,
         full=_share_of_memory(prediction),
         quantity=Quantity.TIME if figure.is_time else MEMORY[figure],
         unit=figure.words,
@@ -75,8 +75,8 @@ def chip_of(case: Case) -> str:
 
 
 def _share_of_memory(prediction: Prediction) -> float:
-    reserved = (prediction.result.get("peak_memory_bytes") or {}).get("reserved") or 0
-    return float(reserved / load_profile(prediction.result["config"]["hardware"]).usable_memory_bytes)
+    reserved = prediction.result.reserved or 0
+    return float(reserved / load_profile(prediction.result.stored("config.hardware")).usable_memory_bytes)
 
 
 HALF_WIDTH = 0.08
@@ -154,7 +154,7 @@ def judged_runs(predictions: Sequence[Prediction]) -> list[Judged]:
     return [
         Judged(prediction, figure, _width(prediction, figure))
         for prediction in predictions
-        if not prediction.case.open and prediction.result.get("config")
+        if not prediction.case.open and prediction.result.config
         for figure in prediction.case.published
         if (figure.is_time or figure in MEMORY) and prediction.error(figure) is not None
     ]
@@ -228,7 +228,7 @@ def _held_out_bars(times: Sequence[Judged]) -> list[Bar]:
 
 
 def _width(prediction: Prediction, figure: Figure) -> Width:
-    case, config = prediction.case, Config.from_dict(prediction.result["config"])
+    case, config = prediction.case, Config.from_dict(prediction.result.config or {})
     unknown: list[Unknown] = [reason for reason in unknowns(config) if reason is not Unknown.NETWORK]
     if case.network is Network.NOT_STATED and config.gpus > config.ranks_per_node:
         unknown.append(Unknown.NETWORK)
@@ -236,7 +236,7 @@ def _width(prediction: Prediction, figure: Figure) -> Width:
         of_memory = [reason for reason in unknown if reason not in _MEMORY_FREE]
         # Each kind of memory was published by two sources at most: the run alone is held out.
         return width_of(MEMORY[figure], of_memory, without_run=case.name)
-    if prediction.result.get("alloc_retries_per_step"):
+    if prediction.result.alloc_retries_per_step:
         unknown.append(Unknown.MEMORY)
     return width_of(Quantity.TIME, unknown, bool(config.settings.compile), without=case.source)
 

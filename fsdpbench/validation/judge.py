@@ -127,7 +127,7 @@ def _collapse(paper: Sequence[Prediction]) -> list[Bar]:
     if not plateau or not fallen:
         return []
     value = fallen[0].predicted(Figure.HARDWARE_TFLOPS)
-    retries = fallen[0].result.get("alloc_retries_per_step")
+    retries = fallen[0].result.alloc_retries_per_step
     share = None if value is None else value / statistics.fmean(plateau)
     low, high = COLLAPSE_SHARE
     reached = "did not finish" if share is None else f"{share:.0%} with {retries:g} retries a step"

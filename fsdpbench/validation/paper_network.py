@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.network import Network
@@ -89,7 +89,7 @@ def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float
         system="network model",
         assumed="16 hosts of 8 GPUs and 4 x 100 Gb/s; size of Fig 2a from its first bar",
     )
-    return Prediction(case, {"status": "ok", "step_time_s": predicted_ms / 1e3})
+    return Prediction(case, Result.of({"status": "ok", "step_time_s": predicted_ms / 1e3}))
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,11 @@ class Prediction:
     """A case with the result of its simulation."""
 
     case: Case
-    result: dict[str, Any]
+    result: Result
 
     def predicted(self, figure: Figure) -> float | None:
         """In the published figure's unit; `None` if the simulation did not finish."""
-        value: Any = self.result
-        for key in figure.path:
-            value = value.get(key) if isinstance(value, dict) else None
+        value = self.result.stored(".".join(figure.path))
         return None if value is None else float(value) / figure.unit
 
     def error(self, figure: Figure) -> float | None:

@@ -52,7 +52,7 @@ def as_markdown(
 
 def systems_of(predictions: Sequence[Prediction]) -> list[str]:
     """The systems that simulated them."""
-    return sorted({p.result.get("config", {}).get("system", p.case.system) for p in predictions})
+    return sorted({p.result.stored("config.system") or p.case.system for p in predictions})
 
 
 def _apart(judged: Sequence[Judged]) -> list[str]:
@@ -79,7 +79,7 @@ def _apart(judged: Sequence[Judged]) -> list[str]:
 def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
     """Runs of which it was published that memory did not suffice."""
     rows = [
-        f"| {p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result['status']} |"
+        f"| {p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result.status} |"
         for p in predictions
         if p.case.ran_out
     ]
@@ -114,7 +114,7 @@ def _rows(
     rows = []
     for figure, published in prediction.case.published.items():
         predicted, error = prediction.predicted(figure), prediction.error(figure)
-        shown = prediction.result["status"] if predicted is None else _number(predicted)
+        shown = prediction.result.status.value if predicted is None else _number(predicted)
         what = "step time " if figure.is_time else ""
         rows.append(
             f"| {prediction.case.name} | {prediction.case.how} | {figure.words} "
@@ -181,7 +181,7 @@ def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) ->
         "group": p.case.group,
         "source": p.case.source,
         "hardware": p.case.hardware,
-        "status": p.result["status"],
+        "status": p.result.status.value,
         "figures": [
             {
                 "figure": figure.name.lower(),

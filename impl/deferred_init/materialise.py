@@ -1,7 +1,7 @@
 """Modules without data: give a unit's parameters memory and values just before they are sharded.
 
 Three ways, in this order: the user's ``param_init_fn``; the replay of what ``deferred_init()`` recorded
-(``init_recording.py``); ``reset_parameters()`` of modules that were built on the meta device.
+(``recording.py``); ``reset_parameters()`` of modules that were built on the meta device.
 """
 
 from __future__ import annotations

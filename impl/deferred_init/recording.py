@@ -1,7 +1,7 @@
 """The recording mode: modules are built without data, and what would have filled them is written to a tape.
 
 Under ``deferred_init()`` every tensor that is made is on the meta device, whichever device was asked for;
-each operation on such tensors runs on shapes only and is recorded (``init_tape.py``). Real tensors that
+each operation on such tensors runs on shapes only and is recorded (``tape.py``). Real tensors that
 meet deferred ones are copied onto the tape. Where a value is needed, as by ``.item()``, what led to it is
 replayed immediately.
 

@@ -1,48 +1,52 @@
-"""From paths to the analysis: one trace at a time (in each process), so that memory holds one rank only."""
+"""The way from paths to the analysis: one trace at a time in each process, so memory holds one rank only."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.device.activity import Activity, find_activity
-from fsdpbench.reports.analysis.device.roof import Links, links_of
-from fsdpbench.reports.analysis.device.units import NUMBERED_UNITS, FsdpSpans, fsdp_spans, unit_of
-from fsdpbench.reports.analysis.device.windows import Window, phase_marks, phase_windows, step_windows
-from fsdpbench.reports.analysis.figures import collective_figures, phase_parts, time_parts
-from fsdpbench.reports.analysis.inputs import TraceFile, find_traces
-from fsdpbench.reports.analysis.measures.fused_kernels import name_totals
-from fsdpbench.reports.analysis.measures.idle import find_idle_causes
-from fsdpbench.reports.analysis.measures.lateness import GatherTiming, time_gathers
-from fsdpbench.reports.analysis.measures.memory import analyze_memory
-from fsdpbench.reports.analysis.measures.sanity import check
-from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis, read_snapshot
-from fsdpbench.reports.analysis.measures.stragglers import collective_durations
-from fsdpbench.reports.analysis.measures.work_counts import count_work
+from fsdpbench.reports.analysis.activity import Activity, find_activity
+from fsdpbench.reports.analysis.figures import (
+    CollectiveFigures,
+    TimeParts,
+    collective_figures,
+    merge,
+    phase_parts,
+    time_parts,
+)
+from fsdpbench.reports.analysis.idle import find_idle_causes
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.lateness import GatherTiming, time_gathers
+from fsdpbench.reports.analysis.memory import analyze_memory
 from fsdpbench.reports.analysis.model import (
     Analysis,
-    CollectiveFigures,
     Problem,
     RankAnalysis,
     RanksSummary,
+    Spread,
     StepAnalysis,
     UnitAnalysis,
-    merge,
 )
-from fsdpbench.reports.analysis.operators import Chip, work_tables
-from fsdpbench.reports.analysis.operators.calls import chip_of
-from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
-from fsdpbench.reports.analysis.ranks import summarize
-from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.analysis.words.verdict import judge_rank
-from fsdpbench.reports.trace import Category, Trace, TraceError, TraceLimits, read_trace
+from fsdpbench.reports.analysis.names import count_work, name_totals
+from fsdpbench.reports.analysis.peaks import Chip, Links, chip_of, links_of
+from fsdpbench.reports.analysis.processes import end_with_the_caller, interruptions_held
+from fsdpbench.reports.analysis.sanity import check
+from fsdpbench.reports.analysis.snapshots import SUFFIXES as SNAPSHOT_SUFFIXES
+from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis, read_snapshot
+from fsdpbench.reports.analysis.stragglers import Waiting, collective_durations, find_waiting
+from fsdpbench.reports.analysis.tables import work_tables
+from fsdpbench.reports.analysis.units import NUMBERED_UNITS, FsdpSpans, fsdp_spans, unit_of
+from fsdpbench.reports.analysis.verdict import judge_rank
+from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
+from fsdpbench.reports.readers import Category, Trace, TraceError, TraceLimits, read_trace
 
 Draw = Callable[[Trace, RankAnalysis], Any]
 
@@ -56,7 +60,7 @@ def analyze(
     chips: Mapping[str, Chip] | None = None,
     draw: Draw | None = None,
 ) -> Analysis:
-    """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
+    """Analyse every trace and memory snapshot behind the paths (files, or folders searched for them).
 
     A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
     folder with no readable trace, raise.
@@ -101,7 +105,7 @@ _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
 def _outcomes(
     files: Sequence[TraceFile], processes: int, read: Callable[[TraceFile], _Outcome]
 ) -> Iterator[_Outcome]:
-    """What came of each file, in their order."""
+    """Yield the outcome of each file, in their order."""
     if processes <= 1:
         yield from map(read, files)
         return
@@ -143,7 +147,12 @@ def analyze_trace(
     links: Mapping[str, Links] | None = None,
     chips: Mapping[str, Chip] | None = None,
 ) -> RankAnalysis:
-    """All figures of one rank's trace; `links` and `chips` as for `analyze`."""
+    """Return all figures of one rank's trace.
+
+    Args:
+        configuration: the name of its configuration's folder, None outside of one.
+        links, chips: as for `analyze`.
+    """
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
     activity = find_activity(trace, spans, connected)
@@ -215,7 +224,7 @@ def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> di
 def analyze_units(
     activity: Activity, spans: FsdpSpans, gathers: Sequence[GatherTiming]
 ) -> tuple[UnitAnalysis, ...]:
-    """Every unit that communicated, over the whole trace, in order of first appearance."""
+    """Return every unit that communicated, over the whole trace, in order of first appearance."""
     work = activity.collectives.work
     unit = unit_of(spans, work.launch_lane, work.launch)
     return tuple(
@@ -227,3 +236,164 @@ def analyze_units(
         for number, name in enumerate(spans.units)
         if (unit == number).any()
     )
+
+
+def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
+    """Return mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
+    `unread`: how many traces of the same ranks could not be read.
+
+    Ranks of one job wait for one another in collectives, so their steps take about equally long; the rank
+    that makes the others wait is `waiting.straggler`.
+    """
+    numbers = tuple(rank.rank for rank in ranks)
+    world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
+    missing = max((world_size or 0) - len(set(numbers)), 0)
+    simulated = any(rank.simulated for rank in ranks)
+    warnings: list[str] = []
+    if missing and not simulated:
+        warnings.append(
+            f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
+        )
+    doubts = _doubts(ranks, unread)
+    figures: dict[str, Callable[[RankAnalysis], float | None]] = {
+        "step_time_s": lambda rank: seconds(rank.mean_step.total),
+        "compute_only_s": lambda rank: seconds(rank.mean_step.compute_only),
+        "overlapped_s": lambda rank: seconds(rank.mean_step.overlapped),
+        "exposed_communication_s": lambda rank: seconds(rank.mean_step.exposed_communication),
+        "idle_s": lambda rank: seconds(rank.mean_step.idle),
+        "overlap_fraction": lambda rank: rank.overlap_fraction,
+    }
+    spreads = {name: spread for name, of in figures.items() if (spread := _spread(ranks, of)) is not None}
+    return RanksSummary(
+        ranks=numbers,
+        world_size=world_size,
+        missing_ranks=missing,
+        slowest_rank=max(ranks, key=lambda rank: rank.mean_step.total).rank if ranks else None,
+        figures=spreads,
+        trusted=not doubts,
+        warnings=(*doubts, *warnings),
+        waiting=_waiting(ranks),
+    )
+
+
+def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
+    """Return why figures across these ranks cannot be believed."""
+    doubts = [f"{unread} traces could not be read"] if unread else []
+    numbers = [rank.rank for rank in ranks]
+    twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
+    if twice:
+        told = ", ".join(map(str, twice[:10]))
+        doubts.append(f"some ranks have more than one trace: {told}{' and more' if len(twice) > 10 else ''}")
+    sizes = sorted({rank.world_size for rank in ranks if rank.world_size is not None})
+    if len(sizes) > 1:
+        told = ", ".join(map(str, sizes[:10]))
+        doubts.append(f"the traces are of different jobs: their world sizes are {told}")
+    untrusted = sum(not rank.trusted for rank in ranks)
+    if untrusted:
+        doubts.append(f"{untrusted} of {len(ranks)} traces are not trusted")
+    return doubts
+
+
+def _waiting(ranks: Sequence[RankAnalysis]) -> Waiting | None:
+    by_rank = {rank.rank: rank.durations for rank in ranks if rank.durations is not None}
+    if len(by_rank) < len(ranks):
+        return None
+    return find_waiting(by_rank, sum(rank.time.total for rank in ranks) // len(ranks))
+
+
+def _spread(ranks: Sequence[RankAnalysis], of: Callable[[RankAnalysis], float | None]) -> Spread | None:
+    values = [(value, rank.rank) for rank in ranks if (value := of(rank)) is not None]
+    if not values:
+        return None
+    greatest, at = max(values, key=lambda pair: pair[0])
+    return Spread(sum(value for value, _ in values) / len(values), min(values)[0], greatest, at)
+
+
+_SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
+_MOST_FILES = 500_000
+"""More is a whole disk, and takes minutes to look through."""
+_NOT_TRACES = ("_record.json", "config.json", "result.json")
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A file to read; `asked_for` is True where the user named it, so that an error in it is an error."""
+
+    path: Path
+    configuration: str | None
+    asked_for: bool
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Return whether it is a memory snapshot and not a trace, by its name."""
+        return self.path.name.endswith(SNAPSHOT_SUFFIXES)
+
+
+def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
+    """Return the trace files behind the paths, in a stable order, each once.
+
+    Raises:
+        TraceError: a path that does not exist, or a folder without traces.
+    """
+    found: dict[Path, TraceFile] = {}
+    for given in paths:
+        path = Path(given)
+        try:
+            found |= _behind(path, found)
+        except FileNotFoundError:
+            raise TraceError(path, "does not exist") from None
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TraceError(path, f"cannot be read ({reason})") from None
+    return list(found.values())
+
+
+def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile]:
+    """Return the files behind one path by their resolved paths; a named one counts as asked for."""
+    if not path.is_dir():
+        path.stat()  # says why where it is not there
+        return {path.resolve(): TraceFile(path, _configuration(path), asked_for=True)}
+    inside = _in_folder(path)
+    if not inside:
+        raise TraceError(path, "holds no traces (no *.json or *.json.gz that could be one)")
+    new: dict[Path, TraceFile] = {}
+    for file in inside:
+        place = file.path.resolve()
+        if place not in known:
+            new.setdefault(place, file)
+    return new
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted. Files that vanish or may not be opened meanwhile are left out:
+    `/tmp` is busy."""
+    found: list[Path] = []
+    seen = 0
+    for place, _, names in os.walk(folder):
+        found += (Path(place, name) for name in names if name.endswith(_SUFFIXES))
+        seen += 1 + len(names)
+        if seen > _MOST_FILES:
+            raise TraceError(folder, f"holds more than {_MOST_FILES:,} files: name a folder further down")
+    return sorted(found)
+
+
+def _in_folder(folder: Path) -> list[TraceFile]:
+    """Return all files below the folder that may be traces; where some of one folder say so in their names,
+    only those."""
+    by_folder: dict[Path, list[Path]] = {}
+    for file in _files_below(folder):
+        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file():
+            by_folder.setdefault(file.parent, []).append(file)
+    found: list[TraceFile] = []
+    for files in by_folder.values():
+        named = [file for file in files if "trace" in file.name or file.name.endswith(SNAPSHOT_SUFFIXES)]
+        found += [TraceFile(file, _configuration(file), asked_for=False) for file in named or files]
+    return found
+
+
+def _configuration(file: Path) -> str | None:
+    """Return the name of the configuration's folder, where the file is in one (`<name>/trace/<file>`)."""
+    folder = file.absolute().parent
+    if folder.name == "trace" and (folder.parent / "config.json").exists():
+        return folder.parent.name
+    return None

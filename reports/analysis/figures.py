@@ -2,21 +2,152 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from typing import Any
+
 import numpy as np
 
-from fsdpbench.reports import intervals
-from fsdpbench.reports.analysis.device.activity import Activity, Collectives
-from fsdpbench.reports.analysis.device.naming import COLLECTIVE_TYPES
-from fsdpbench.reports.analysis.device.windows import OTHER_PHASE, Window
-from fsdpbench.reports.analysis.model import CollectiveFigures
-from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.intervals import Intervals
-from fsdpbench.reports.trace import MISSING
-from fsdpbench.reports.trace.model import Bool
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.activity import Activity, Collectives
+from fsdpbench.reports.analysis.intervals import Intervals, seconds
+from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
+from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
+from fsdpbench.reports.readers import MISSING
+from fsdpbench.reports.readers.trace import Bool
+
+
+@dataclass(frozen=True)
+class TimeParts:
+    """How a span of time was spent, ns; the four parts sum to the span exactly.
+
+    compute_only: the device worked and no collective ran.  Copies and memory sets that run on their own count
+        here, as work of the device; `memory_copy` says how much of it they are.
+    overlapped: a collective ran beside computation.  exposed_communication: a collective ran and no
+        computation did.  idle: nothing ran.
+    """
+
+    compute_only: int = 0
+    overlapped: int = 0
+    exposed_communication: int = 0
+    idle: int = 0
+    memory_copy: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the whole span, ns."""
+        return self.compute_only + self.overlapped + self.exposed_communication + self.idle
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        """Return the share of communication time hidden under computation; None without communication."""
+        communication = self.overlapped + self.exposed_communication
+        return self.overlapped / communication if communication else None
+
+    def __add__(self, other: TimeParts) -> TimeParts:
+        return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def per(self, count: int) -> TimeParts:
+        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that the parts still
+        sum."""
+        compute, overlapped, exposed = (
+            part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
+        )
+        idle = self.total // count - compute - overlapped - exposed
+        return TimeParts(compute, overlapped, exposed, idle, self.memory_copy // count)
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            "compute_only": seconds(self.compute_only),
+            "overlapped": seconds(self.overlapped),
+            "exposed_communication": seconds(self.exposed_communication),
+            "idle": seconds(self.idle),
+        }
+
+
+@dataclass(frozen=True)
+class CollectiveFigures:
+    """All collectives of one type (of a rank, a step or an FSDP unit).
+
+    count: by launch.  bytes: the full buffers (gathered, or before reduction); wire_bytes: what a rank sends
+    by a ring, the quantity of nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md); both
+    None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
+    computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
+    best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
+    ideal_time: ns that those with sizes would have taken at the peak of their links; None where that is
+    not known.
+    """
+
+    count: int = 0
+    bytes: int | None = None
+    wire_bytes: int | None = None
+    time: int = 0
+    exposed: int = 0
+    sized_time: int = 0
+    best_bandwidth: float | None = None
+    ideal_time: int | None = None
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Return the achieved bus bandwidth, bytes per second."""
+        if not self.wire_bytes or not self.sized_time:
+            return None
+        return self.wire_bytes / seconds(self.sized_time)
+
+    @property
+    def roof_bandwidth(self) -> float | None:
+        """Return bytes per second at the links' peak, by the hardware's profile."""
+        return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
+
+    @property
+    def roof_share(self) -> float | None:
+        """Return the achieved bus bandwidth as a part of the peak, or of the best seen where no peak is
+        known."""
+        roof = self.roof_bandwidth or self.best_bandwidth
+        return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return {
+            "count": self.count,
+            "bytes": self.bytes,
+            "wire_bytes": self.wire_bytes,
+            "time_s": seconds(self.time),
+            "exposed_s": seconds(self.exposed),
+            "bus_bandwidth_bytes_per_s": self.bus_bandwidth,
+            "best_bus_bandwidth_bytes_per_s": self.best_bandwidth,
+            "roof_bus_bandwidth_bytes_per_s": self.roof_bandwidth,
+            "roof_share": self.roof_share,
+        }
+
+
+def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
+    """Return the figures of disjoint windows together."""
+    sizes = [each.bytes for each in figures if each.count]
+    wires = [each.wire_bytes for each in figures if each.count]
+    ideals = [each.ideal_time for each in figures if each.count]
+    return CollectiveFigures(
+        count=sum(each.count for each in figures),
+        bytes=None if not sizes or None in sizes else sum(size or 0 for size in sizes),
+        wire_bytes=None if not wires or None in wires else sum(wire or 0 for wire in wires),
+        time=sum(each.time for each in figures),
+        exposed=sum(each.exposed for each in figures),
+        sized_time=sum(each.sized_time for each in figures),
+        best_bandwidth=max((each.best_bandwidth for each in figures if each.best_bandwidth), default=None),
+        ideal_time=None if not ideals or None in ideals else sum(ideal or 0 for ideal in ideals),
+    )
+
+
+CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+"""Always present in `communication`, others where they happened."""
+
+
+def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
+    """Return the figures by type as plain values, types of the contract first."""
+    names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
+    return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
 
 def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
-    """How [start, end) was spent."""
+    """Return how [start, end), in ns, was spent."""
 
     def within(what: Intervals) -> int:
         return intervals.clip(what, start, end).length()
@@ -29,7 +160,7 @@ def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
 
 
 def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[str, TimeParts]:
-    """Parts by phase name; "other" is what is left of the step, so that all parts sum to the step's."""
+    """Return the parts by phase; "other" is the rest of the step, so that all parts sum to the step's."""
     if not phases:
         return {}
     parts: dict[str, TimeParts] = {}
@@ -48,7 +179,7 @@ def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[
 def collective_figures(
     activity: Activity, mask: Bool | None = None, window: Window | None = None
 ) -> dict[str, CollectiveFigures]:
-    """Figures by type of the collectives under `mask`.
+    """Return the figures by type of the collectives under `mask`.
 
     With a window: counted are those asked for within its mark, timed is what is in the window, so that no
     time is missed or counted twice where a collective crosses from one step into the next.

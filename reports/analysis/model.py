@@ -1,8 +1,7 @@
 """The result of the analysis: frozen records in integer nanoseconds and bytes, turned into JSON at the end.
 
 Every sum is made on integers; `to_dict` divides by 1e9 once.  The shape of the dictionaries is the contract
-of `fsdpbench analyze --json`.
-"""
+of `fsdpbench analyze --json`."""
 
 from __future__ import annotations
 
@@ -11,104 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.device.roof import Links
-from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.measures.findings import Verdict
-from fsdpbench.reports.analysis.measures.fused_kernels import FusedGroup, NameTotal, fused_groups
-from fsdpbench.reports.analysis.measures.idle import IdleCauses
-from fsdpbench.reports.analysis.measures.lateness import GatherTiming
-from fsdpbench.reports.analysis.measures.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
-from fsdpbench.reports.analysis.measures.stragglers import CollectiveDurations, Waiting
-from fsdpbench.reports.analysis.measures.work_counts import WorkCounts
-from fsdpbench.reports.analysis.operators.model import WorkTables
-from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.analysis.torch_words import in_torch
-
-
-@dataclass(frozen=True)
-class CollectiveFigures:
-    """All collectives of one type (of a rank, a step or an FSDP unit).
-
-    count: by launch.  bytes: the full buffers (gathered, or before reduction); wire_bytes: what a rank sends
-    by a ring, the quantity of nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md); both
-    None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
-    computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
-    best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
-    ideal_time: ns that those with sizes would have taken at the peak of their links; None where that is
-    not known.
-    """
-
-    count: int = 0
-    bytes: int | None = None
-    wire_bytes: int | None = None
-    time: int = 0
-    exposed: int = 0
-    sized_time: int = 0
-    best_bandwidth: float | None = None
-    ideal_time: int | None = None
-
-    @property
-    def bus_bandwidth(self) -> float | None:
-        """Bytes per second."""
-        if not self.wire_bytes or not self.sized_time:
-            return None
-        return self.wire_bytes / seconds(self.sized_time)
-
-    @property
-    def roof_bandwidth(self) -> float | None:
-        """Bytes per second at the links' peak, by the hardware's profile."""
-        return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
-
-    @property
-    def roof_share(self) -> float | None:
-        """Achieved bus bandwidth as a part of the peak, or of the best seen where the peak is not known."""
-        roof = self.roof_bandwidth or self.best_bandwidth
-        return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        return {
-            "count": self.count,
-            "bytes": self.bytes,
-            "wire_bytes": self.wire_bytes,
-            "time_s": seconds(self.time),
-            "exposed_s": seconds(self.exposed),
-            "bus_bandwidth_bytes_per_s": self.bus_bandwidth,
-            "best_bus_bandwidth_bytes_per_s": self.best_bandwidth,
-            "roof_bus_bandwidth_bytes_per_s": self.roof_bandwidth,
-            "roof_share": self.roof_share,
-        }
-
-
-def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
-    """Figures of disjoint windows together."""
-    sizes = [each.bytes for each in figures if each.count]
-    wires = [each.wire_bytes for each in figures if each.count]
-    ideals = [each.ideal_time for each in figures if each.count]
-    return CollectiveFigures(
-        count=sum(each.count for each in figures),
-        bytes=None if not sizes or None in sizes else sum(size or 0 for size in sizes),
-        wire_bytes=None if not wires or None in wires else sum(wire or 0 for wire in wires),
-        time=sum(each.time for each in figures),
-        exposed=sum(each.exposed for each in figures),
-        sized_time=sum(each.sized_time for each in figures),
-        best_bandwidth=max((each.best_bandwidth for each in figures if each.best_bandwidth), default=None),
-        ideal_time=None if not ideals or None in ideals else sum(ideal or 0 for ideal in ideals),
-    )
-
-
-CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-"""Always present in `communication`, others where they happened."""
-
-
-def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
-    """Figures by type, those of the contract first."""
-    names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
-    return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
+from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts, communication_dict
+from fsdpbench.reports.analysis.findings import Verdict, in_torch
+from fsdpbench.reports.analysis.idle import IdleCauses
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.lateness import GatherTiming
+from fsdpbench.reports.analysis.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.names import FusedGroup, NameTotal, WorkCounts, fused_groups
+from fsdpbench.reports.analysis.operators import WorkTables
+from fsdpbench.reports.analysis.peaks import Links
+from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
+from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 
 
 def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, Any]:
-    """How many all-gathers were late, by how much, and why."""
+    """Return as plain values how many all-gathers were late, by how much (s), and why."""
     late = [gather for gather in gathers if gather.cause is not None]
     causes: dict[str, Any] = {}
     for cause in sorted({str(gather.cause) for gather in late}):
@@ -133,11 +49,12 @@ class UnitAnalysis:
 
     @property
     def exposed(self) -> int:
-        """ns of the unit's collectives without computation beside them."""
+        """Return the ns of the unit's collectives without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
     def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
-        """With a step: also that step's all-gathers one by one, in seconds after its start."""
+        """Return plain values; with a step also that step's all-gathers one by one, in seconds after its
+        start."""
         of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
             "unit": self.unit,
@@ -162,7 +79,7 @@ class StepAnalysis:
 
     @property
     def duration(self) -> int:
-        """ns."""
+        """Return the step's length, ns."""
         return self.end - self.start
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,27 +131,27 @@ class RankAnalysis:
 
     @property
     def fused(self) -> tuple[FusedGroup, ...]:
-        """Kernels that Inductor made, by what they were made of; empty for eager programs."""
+        """Return the kernels that Inductor made, by the operators they fuse; empty for eager programs."""
         return fused_groups(self.names)
 
     @property
     def how(self) -> str:
-        """`compiled` where kernels of Inductor's ran, else `eager`."""
+        """Return `compiled` where kernels of Inductor's ran, else `eager`."""
         return "compiled" if self.fused else "eager"
 
     @property
     def gathers(self) -> list[GatherTiming]:
-        """All timed all-gathers in order of their issue."""
+        """Return all timed all-gathers in order of their issue."""
         return sorted((each for unit in self.units for each in unit.gathers), key=lambda each: each.issued)
 
     @property
     def overlap_fraction(self) -> float | None:
-        """Over all steps; None where nothing was communicated, or the trace cannot tell."""
+        """Return it over all steps; None where nothing was communicated, or the trace does not say."""
         return self.time.overlap_fraction if self.overlap_known else None
 
     @property
     def mean_step(self) -> TimeParts:
-        """The mean step in whole ns; its parts sum to its total."""
+        """Return the mean step in whole ns; its parts sum to its total."""
         return self.time.per(max(len(self.steps), 1))
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,7 +205,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class RanksSummary:
-    """What the ranks of one configuration say together."""
+    """Figures across the ranks of one configuration."""
 
     ranks: tuple[int, ...]
     world_size: int | None
@@ -345,7 +262,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyze` returns. `configurations`: a summary for each ("" for traces outside of one)."""
+    """The result of `analyze`. `configurations`: a summary for each ("" for traces outside of one)."""
 
     ranks: tuple[RankAnalysis, ...]
     configurations: dict[str, RanksSummary]
@@ -354,7 +271,7 @@ class Analysis:
 
     @property
     def across_ranks(self) -> RanksSummary | None:
-        """The summary over ranks, where all traces belong to one configuration."""
+        """Return the summary over ranks, where all traces belong to one configuration."""
         return next(iter(self.configurations.values())) if len(self.configurations) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _load_everything() -> None:
     fork_server.start("sim")
     for module in pkgutil.iter_modules(fsdpbench.cli.commands.__path__):
         importlib.import_module(f"fsdpbench.cli.commands.{module.name}")
-    for name in ("fsdpbench.reports.analysis.words.text", "fsdpbench.sim.model.profile"):
+    for name in ("fsdpbench.reports.analysis.text", "fsdpbench.sim.model.profile"):
         importlib.import_module(name)
 
 

@@ -21,7 +21,7 @@ from trace_bombs import Bomb, bombs
 from trace_mutations import SAME, anything, broken, damaged, text_of
 from trace_seeds import Document
 
-from fsdpbench.reports.trace import TraceLimits
+from fsdpbench.reports.readers import TraceLimits
 
 BROKEN, ANYTHING, DAMAGED, PACKED = 35, 20, 10, 10
 """Cases a seed."""

@@ -6,11 +6,12 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, fsdpbench.reports.analysis.words.text, fsdpbench.reports.timeline
-import fsdpbench.reports.hta_check, fsdpbench.reports.trace
+import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.analysis.timeline
+import fsdpbench.reports.readers.hta, fsdpbench.reports.readers
 unwanted = {"torch", "hta", "scipy", "plotly", "pandas"}
 higher = {name for name in sys.modules if name.startswith("fsdpbench.")}
-higher = {name for name in higher if not name.startswith(("fsdpbench.reports", "fsdpbench.bare_names"))}
+below = ("fsdpbench.reports", "fsdpbench.bare_names", "fsdpbench.numbers")
+higher = {name for name in higher if not name.startswith(below)}
 print(*sorted(unwanted & set(sys.modules)), *sorted(higher))
 """
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.reports import intervals
-from fsdpbench.reports.intervals import Intervals
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.intervals import Intervals
 
 SPAN = 60
 pairs = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)), max_size=12)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.hta_text import printable
-from fsdpbench.reports.reading import UnreadableError, read_bytes, read_json, read_toml
+from fsdpbench.reports.reading import UnreadableError, printable, read_bytes, read_json, read_toml
 
 Reader = Callable[[Path], Any]
 DEEP = 10_000

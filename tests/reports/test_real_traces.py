@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.memory_curve import memory_curve
-from fsdpbench.reports.timeline import stream_rows
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.analysis.memory import memory_curve
+from fsdpbench.reports.analysis.timeline import stream_rows
+from fsdpbench.reports.readers import read_trace
 
 # name: (kind, trusted, steps, collectives by type)
 EXPECTED = {

@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 
 from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.base import TokenWorkload
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
+from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 
 
 @pytest.fixture(autouse=True)

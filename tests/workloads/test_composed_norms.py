@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fsdpbench.workloads.composed_norms import rms_norm
+from fsdpbench.workloads.layers import composed_rms_norm
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -18,7 +18,7 @@ def test_it_is_torchs_norm(dtype: torch.dtype, tolerance: float, eps: float | No
     weight = torch.rand(64, dtype=dtype) if weighted else None
     gradient = torch.randn(3, 5, 64, dtype=dtype)
     found = []
-    for norm in (rms_norm, F.rms_norm):
+    for norm in (composed_rms_norm, F.rms_norm):
         y = norm(x, (64,), weight, eps)
         found.append((y, torch.autograd.grad(y, x, gradient)[0]))
     for ours, theirs in zip(*found, strict=True):

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
-from fsdpbench.workloads.linear_loss import LINEAR_LOSSES, use_linear_loss
+from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, token_loss, use_linear_loss
 
 VOCAB, WIDTH = 301, 16
 

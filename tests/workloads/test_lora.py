@@ -108,7 +108,7 @@ def test_a_base_in_4_bits_computes_with_its_nearest_levels(name, targets):
             rounded[layer] = dequantise(module.weight.detach(), module.weight_scale.detach())
             error = (rounded[layer] - base.get_parameter(f"{layer}.weight")).abs()
             assert error.max() <= 0.16 * base.get_parameter(f"{layer}.weight").abs().max()
-    assert len(rounded) == sum(len(workload._products.products(i)) for i in range(2)) - (2 * ("moe" in name))
+    assert len(rounded) == sum(len(plain.products(i)) for i in range(2)) - (2 * ("moe" in name))
     with torch.no_grad():
         for layer, weight in rounded.items():
             base.get_parameter(f"{layer}.weight").copy_(weight)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.tensor_plan import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError
 
 BLOCK = 64
 # NF4, the quantiles of a normal distribution: appendix E of the QLoRA paper.
@@ -52,13 +52,13 @@ _LIBRARY.impl("dequantise_4bit", _dequantised_shape, "Meta")
 
 
 def dequantise(packed: Tensor, scale: Tensor) -> Tensor:
-    """The weights, [out, in] in the scales' dtype, of uint8 [out, in / 2] and scales [out, in / 64]."""
+    """Return weights, [out, in] in the scales' dtype, of uint8 [out, in / 2] and scales [out, in / 64]."""
     weights: Tensor = torch.ops.fsdpbench_workloads.dequantise_4bit(packed, scale)
     return weights
 
 
 def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The nearest levels of `weight`, [out, in], packed, and their scales in `dtype`."""
+    """Return the nearest levels of `weight`, [out, in], packed, and their scales in `dtype`."""
     blocks = weight.detach().float().view(len(weight), -1, block_of(weight.shape[1]))
     scale = blocks.abs().amax(dim=-1).clamp_min(1e-12).to(dtype)
     levels = torch.tensor(LEVELS, device=weight.device)
@@ -68,7 +68,11 @@ def quantise(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def block_of(inputs: int) -> int:
-    """Weights that share a scale: 64, or fewer where rows are short. Raises `WorkloadError` for odd rows."""
+    """Return the weights that share a scale: 64, or fewer where rows are short.
+
+    Raises:
+        WorkloadError: a row does not divide into blocks of 8.
+    """
     block = next((size for size in (BLOCK, 32, 16, 8) if inputs % size == 0), 0)
     if not block:
         raise WorkloadError(f"4-bit weights: a layer with {inputs} inputs does not divide into blocks of 8")
@@ -92,7 +96,7 @@ class FourBitProjection(Projection):
         self.bias = base.bias
 
     def reset_parameters(self) -> None:
-        """Levels drawn evenly, and the scale that gives them the layer's standard deviation."""
+        """Draw levels evenly, and set the scale that gives them the layer's standard deviation."""
         reset_packed(self.weight, self.weight_scale, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -103,20 +107,20 @@ class FourBitProjection(Projection):
 
 @torch.no_grad()
 def reset_packed(packed: Tensor, scale: Tensor, std: float) -> None:
-    """Random levels in place, and scales so that the weights have the standard deviation `std`."""
+    """Draw levels in place, and set scales so that the weights have the standard deviation `std`."""
     local = getattr(packed, "_local_tensor", packed)  # a shard has random bytes of its own
     local.random_(0, 256)
     scale.fill_(std / _RMS)
 
 
 def four_bit_linear(x: Tensor, packed: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of x, [..., in], with weights in 4 bits."""
+    """Compute `F.linear` of x, [..., in], with weights in 4 bits."""
     y: Tensor = _FourBitLinear.apply(x, packed, scale)
     return y if bias is None else y + bias
 
 
 class _FourBitLinear(torch.autograd.Function):
-    """Keeps the packed weights for backward, and not what is made of them."""
+    """A linear function that keeps the packed weights for backward, not the dequantised ones."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:

@@ -14,26 +14,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.adapters.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
-from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
-from fsdpbench.workloads.decoder.capacity import BufferRows, HasBuffers
+from fsdpbench.workloads.base import TRAINING_BYTES, Workload, WrappedWorkload
+from fsdpbench.workloads.decoder.experts import BufferRows, HasBuffers
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.parts import held
-from fsdpbench.workloads.products import ATTENTION_LAYERS, HasProducts, Product
-from fsdpbench.workloads.tensor_plan import HasTensorPlan, TensorPlan, WorkloadError
+from fsdpbench.workloads.layers import ROUTERS, Projection, held, replace_projections
+from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.tensor_plan import ATTENTION_LAYERS, HasProducts, HasTensorPlan, Product, TensorPlan
 
 ALL, ATTENTION = "all", "attention"
-_NEVER = frozenset({"router", "shared_gate"})
 _AT_INPUT, _MIXED, _NARROW, _WIDE = range(4)
 _STAGES = {
     **dict.fromkeys(("query", "key", "value", "query_key_value", "qkv"), _AT_INPUT),
@@ -41,15 +37,15 @@ _STAGES = {
     **dict.fromkeys(("gate", "up", "gate_up", "router", "shared_gate"), _NARROW),
     "down": _WIDE,
 }
-"""What a block's layers read, in order: its input, what attention mixed, a norm of that, the hidden layer."""
+"""Inputs of a block's layers, in order: its own, attention's mixture, a norm of that, the hidden layer."""
 _ALPHA_OF_RANK = 2.0
 
 
 @dataclass(frozen=True)
 class Lora:
-    """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
-    joined by +), the dtype of what is frozen, and whether the blocks' frozen linear layers are in 4 bits
-    (`four_bit.py`)."""
+    """A choice of adapters: their `rank`, `targets` (`all` linear layers of the blocks, those of `attention`,
+    or names joined by +), the dtype of frozen parameters, and whether the blocks' frozen linear layers are
+    in 4 bits (`four_bit.py`)."""
 
     rank: int
     targets: str = ALL
@@ -57,8 +53,8 @@ class Lora:
     four_bit: bool = False
 
     def takes(self, name: str) -> bool:
-        """Whether the layer called `name` in a block gets an adapter."""
-        if name in _NEVER:
+        """Return whether the layer called `name` in a block gets an adapter."""
+        if name in ROUTERS:
             return False
         if self.targets == ALL:
             return True
@@ -80,7 +76,7 @@ class AdaptedProjection(Projection):
         self._reset_adapter()
 
     def reset_parameters(self) -> None:
-        """The frozen layer's weights, and an adapter that changes nothing yet."""
+        """Draw the frozen layer's weights, and set an adapter that changes nothing yet."""
         if self.weight_scale is None:
             super().reset_parameters()
         else:
@@ -107,20 +103,15 @@ def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lo
     for parameter in model.parameters():
         parameter.data = parameter.data.to(lora.frozen_dtype)
         parameter.requires_grad_(False)
-    for block in [module for module in model.modules() if isinstance(module, block_classes)]:
-        for parent in list(block.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, Projection) and name not in _NEVER:
-                    setattr(parent, name, _frozen(name, child, lora))
+
+    def frozen(name: str, layer: Projection) -> Projection:
+        base = FourBitProjection(layer, lora.frozen_dtype) if lora.four_bit else layer
+        return AdaptedProjection(base, lora) if lora.takes(name) else base
+
+    replace_projections(model, block_classes, frozen)
 
 
-def _frozen(name: str, layer: Projection, lora: Lora) -> Projection:
-    """A frozen layer as `lora` wants it: in 4 bits or as it is, with an adapter or without."""
-    base = FourBitProjection(layer, lora.frozen_dtype) if lora.four_bit else layer
-    return AdaptedProjection(base, lora) if lora.takes(name) else base
-
-
-class LoraWorkload(Workload):
+class LoraWorkload(WrappedWorkload):
     """A workload whose blocks have adapters; data and shape are those of the plain one.
 
     Raises:
@@ -133,12 +124,14 @@ class LoraWorkload(Workload):
                 f"lora: {base.name} is of the family {base.family}, for which adapters are not built; "
                 "the families decoder, llama and gpt have them"
             )
-        self._base, self._products, self._lora = base, base, lora
-        self.name, self.family = base.name, base.family
-        names = {product.name for product in self._products.products(0)} - _NEVER
+        super().__init__(base)
+        self._lora = lora
+        self._blocks = [base.products(layer) for layer in range(base.block_count)]
+        names = {product.name for product in self._blocks[0]} - ROUTERS
+        listed = ", ".join(sorted(names))
         if not any(lora.takes(name) for name in names):
             raise WorkloadError(
-                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {', '.join(sorted(names))}"
+                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {listed}"
                 ", and all or attention stand for several"
             )
         if lora.four_bit:
@@ -146,112 +139,77 @@ class LoraWorkload(Workload):
                 block_of(product.inputs)
         unknown = set() if lora.targets in (ALL, ATTENTION) else set(lora.targets.split("+")) - names
         if unknown:
-            raise WorkloadError(
-                f"lora_targets: {base.name} has no layer {min(unknown)!r}; it has {', '.join(sorted(names))}"
-            )
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return self._base.shape
+            raise WorkloadError(f"lora_targets: {base.name} has no layer {min(unknown)!r}; it has {listed}")
 
     @property
     def adapter_parameters(self) -> int:
-        """Those that are trained."""
+        """Return the number of trained parameters."""
         return sum(
             self._lora.rank * (product.inputs + product.outputs)
-            for layer in range(self._products.block_count)
-            for product in self._products.products(layer)
+            for products in self._blocks
+            for product in products
             if self._lora.takes(product.name)
         )
 
     @property
     def parameters(self) -> int:
-        return self._base.parameters + self.adapter_parameters
+        return self.base.parameters + self.adapter_parameters
 
     @property
     def training_state_bytes(self) -> int:
-        """The frozen parameters as stored, and 16 bytes an adapter's parameter."""
+        """Return the bytes of the frozen parameters as stored, and 16 for each of an adapter's."""
         itemsize = self._lora.frozen_dtype.itemsize
         packed = self._four_bit_products() if self._lora.four_bit else []
         in_four_bits = sum(product.inputs * product.outputs for product in packed)
         scales = sum(product.inputs // block_of(product.inputs) * product.outputs for product in packed)
-        others = self._base.parameters - in_four_bits
+        others = self.base.parameters - in_four_bits
         return in_four_bits // 2 + (scales + others) * itemsize + TRAINING_BYTES * self.adapter_parameters
 
     def _four_bit_products(self) -> list[Product]:
-        """The layers that are in 4 bits, of all blocks."""
-        layers = range(self._products.block_count)
-        found = [product for layer in layers for product in self._products.products(layer)]
-        return [product for product in found if product.name not in _NEVER]
+        """Return the layers of all blocks that are in 4 bits."""
+        return [each for products in self._blocks for each in products if each.name not in ROUTERS]
 
     @property
     def is_causal(self) -> bool:
-        return self._base.is_causal
+        return self.base.is_causal
 
     def tensor_plan(self) -> TensorPlan:
-        if not isinstance(self._base, HasTensorPlan):
+        if not isinstance(self.base, HasTensorPlan):
             raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt, llama and t5 have one")
-        return self._base.tensor_plan()
-
-    @property
-    def default_seq(self) -> int | None:
-        return self._base.default_seq
-
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return self._base.block_classes
+        return self.base.tensor_plan()
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        model = self._base.build(activation_checkpointing, seq)
+        model = self.base.build(activation_checkpointing, seq)
         adapt(model, self.block_classes, self._lora)
         return model
 
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        return self._base.batches(batch, seq, seed, rank, device, data, world_size=world_size)
-
-    def tokens(self, batch: int, seq: int | None = None) -> int | None:
-        return self._base.tokens(batch, seq)
-
-    def resolve_seq(self, seq: int | None) -> int | None:
-        return self._base.resolve_seq(seq)
-
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """The plain model's and the adapters', with what needs no gradient distinguished."""
-        plain = self._base.forward_flops(batch, seq)
+        """Return the FLOPs of the plain model and of the adapters, with products without gradients apart."""
+        plain = self.base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
         adapted, frozen, first, empty = [], plain.rest, 0, 0
         parallel = bool(self.shape.get("parallel"))
-        learns = False  # whether what flows into the block depends on an adapter
+        learns = False  # whether the block's input depends on an adapter
         for layer, block in enumerate(blocks):
             walk = _Walk(self._lora, parallel, learns)
-            adapted.append(walk.block(block, self._products.products(layer)))
+            adapted.append(walk.block(block, self._blocks[layer]))
             learns, frozen, first = walk.learns, frozen + walk.frozen, first + walk.first
             empty += block.empty * (2 if learns else 1)  # forward, and the gradient of the input
         return ForwardFlops([adapted], plain.rest, first, frozen, empty, plain.head)
 
     def buffer_rows(self, tokens: int) -> BufferRows | None:
-        return self._base.buffer_rows(tokens) if isinstance(self._base, HasBuffers) else None
+        return self.base.buffer_rows(tokens) if isinstance(self.base, HasBuffers) else None
 
 
 class _Walk:
-    """One block's products in order, with their adapters; what of them needs no gradient."""
+    """A walk through one block's products and adapters in order, which counts FLOPs without gradients."""
 
     def __init__(self, lora: Lora, parallel: bool, learns: bool) -> None:
         self.lora, self.parallel, self.learns = lora, parallel, learns
         self.frozen = self.first = 0
 
     def block(self, block: BlockFlops, products: Sequence[Product]) -> BlockFlops:
-        """The block's FLOPs with adapters; `frozen` and `first` as `ForwardFlops` has them."""
+        """Return the block's FLOPs with adapters; add to `frozen` and `first` as `ForwardFlops` has them."""
         entering, narrow, found = self.learns, False, []
         pairs = zip(products, block.products, strict=False)
         for stage, group in itertools.groupby(pairs, lambda pair: _STAGES[pair[0].name]):
@@ -275,7 +233,7 @@ class _Walk:
         )
 
     def _product(self, product: Product, flops: int, reading: bool) -> list[int]:
-        """It, and its adapter's two; `reading`: its input depends on an adapter."""
+        """Return the FLOPs of a product and its adapter's two; `reading`: its input depends on an adapter."""
         self.frozen += flops
         self.first += 0 if reading else flops
         if not self.lora.takes(product.name):

@@ -3,8 +3,7 @@ GPT-OSS. One model whose shape says which of their parts it has; `hf_config` mak
 configuration files.
 """
 
-from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
-from fsdpbench.workloads.decoder.sizes import SIZES
+from fsdpbench.workloads.decoder.shape import FAMILY, SIZES, DecoderShape
 from fsdpbench.workloads.decoder.workload import DecoderWorkload
 
 __all__ = ["FAMILY", "SIZES", "DecoderShape", "DecoderWorkload"]

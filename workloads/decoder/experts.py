@@ -10,7 +10,7 @@ different tokens as long as none has more than T.
      \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
 
 Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped,
-unless experts have buffers of a capacity (`capacity.py`), which make one batched product of any load. A
+unless experts have buffers of a capacity (`Buffers`), which make one batched product of any load. A
 shared expert beside them is a feed-forward that every token passes through.
 
 With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts: rows go to the ranks that
@@ -19,24 +19,24 @@ have their expert, and the results come back.
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.decoder.capacity import Buffers, capacity_of
 from fsdpbench.workloads.decoder.shape import DecoderShape
-from fsdpbench.workloads.layers import WEIGHT_STD, Projection
-from fsdpbench.workloads.parts import held
+from fsdpbench.workloads.layers import WEIGHT_STD, Projection, held
 
 _ALPHA, _LIMIT = 1.702, 7.0
 """GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
 
 
 def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
-    """Rows of each expert, which add up to tokens x experts_per_token; none has more than `tokens`.
+    """Return the rows of each expert: in all tokens x experts_per_token, of one at most `tokens`.
 
     Skewed: shares that fall as rank^-router_skew, over experts in an order drawn by seed and layer.
     """
@@ -59,19 +59,19 @@ def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
 
 
 class Exchange(Protocol):
-    """Rows that go to the ranks that have their expert, and back. Every rank has the same loads."""
+    """An exchange of rows with the ranks that have their expert. Every rank has the same loads."""
 
     def order(self, loads: list[int]) -> list[int]:
-        """The loads in the order of the ranks' experts."""
+        """Return the loads in the order of the ranks' experts."""
 
     def held(self, loads: list[int]) -> list[int]:
-        """Rows of each expert of this rank, from all ranks together."""
+        """Return the rows of each expert of this rank, from all ranks together."""
 
     def send(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """Rows of all experts, [rows, d_model], to those of this rank's experts, expert by expert."""
+        """Send rows of all experts, [rows, d_model]; return those of this rank's, expert by expert."""
 
     def back(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """The other way round."""
+        """Send rows of this rank's experts back; return the rows of all experts that `send` was given."""
 
 
 class Experts(nn.Module):
@@ -95,7 +95,7 @@ class Experts(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weights from normal distributions, biases 0."""
+        """Draw weights from normal distributions, and set biases to 0."""
         nn.init.normal_(self.gate_up, std=WEIGHT_STD)
         nn.init.normal_(self.down, std=self.output_std)
         for bias in (self.gate_up_bias, self.down_bias):
@@ -142,7 +142,7 @@ def _each(bias: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """One product an expert: [experts, rows, in] x [experts, in, out]."""
+    """Multiply one matrix an expert: [experts, rows, in] x [experts, in, out]."""
     return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
 
 
@@ -151,7 +151,7 @@ def _row_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """Router and experts of layer number `layer`: [batch, seq, d_model] to the same."""
+    """The router and experts of layer number `layer`: [batch, seq, d_model] to the same."""
 
     def __init__(self, shape: DecoderShape, output_std: float, layer: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Mixture(nn.Module):
         return F.dropout(added.view_as(x), self.shape.residual_dropout, self.training)
 
     def _shared(self, tokens: Tensor) -> Tensor:
-        """What every token gets, [tokens, d_model]."""
+        """Compute the shared expert for every token, [tokens, d_model]."""
         assert self.shared is not None
         result: Tensor = self.shared(tokens)
         return result if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * result
@@ -206,7 +206,7 @@ class Mixture(nn.Module):
 def given_assignment(
     loads: list[int], tokens: int, chosen: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Token and expert of each row, int64 of [tokens x chosen], rows of an expert together."""
+    """Return token and expert of each row, int64 of [tokens x chosen], rows of an expert together."""
     token = torch.arange(tokens * chosen, device=device) % tokens
     if len(set(loads)) == 1:
         row = torch.arange(tokens * chosen, device=device)
@@ -216,7 +216,7 @@ def given_assignment(
 
 
 def activate(name: str, x: Tensor) -> Tensor:
-    """The activation called `name` in a shape."""
+    """Apply the activation called `name` in a shape."""
     if name == "silu":
         return F.silu(x)
     if name == "relu":
@@ -225,8 +225,10 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 class DecoderFeedForward(nn.Module):
-    """down(act(gate) x up), or down(act(up)), of [..., d_model]; `width` instead of the shape's d_ff is that
-    of a mixture's shared expert, whose dropout is the mixture's."""
+    """The feed-forward down(act(gate) x up), or down(act(up)), of [..., d_model].
+
+    `width` instead of the shape's d_ff is that of a mixture's shared expert, whose dropout is the mixture's.
+    """
 
     def __init__(self, shape: DecoderShape, output_std: float, width: int = 0) -> None:
         super().__init__()
@@ -250,3 +252,80 @@ class DecoderFeedForward(nn.Module):
         else:
             hidden = activate(self.activation, self.up(x))
         return F.dropout(self.down(hidden), self.dropout, self.training)
+
+
+def capacity_of(shape: DecoderShape, tokens: int) -> int:
+    """Return the rows of an expert's buffer: `capacity` times the balanced share, at most `tokens`."""
+    share = shape.capacity * tokens * shape.experts_per_token / shape.experts
+    return min(tokens, math.ceil(share))
+
+
+class BufferRows(NamedTuple):
+    """Rows sent to experts, dropped ones among them, and empty places that are computed."""
+
+    sent: int
+    dropped: int
+    empty: int
+
+
+def buffer_rows_of(loads: list[int], capacity: int) -> BufferRows:
+    """Count the rows of one forward of a layer: sent, dropped, and empty places."""
+    sent, dropped = sum(loads), sum(max(0, load - capacity) for load in loads)
+    return BufferRows(sent, dropped, capacity * len(loads) - (sent - dropped))
+
+
+@runtime_checkable
+class HasBuffers(Protocol):
+    """A workload whose experts may have buffers of a capacity."""
+
+    def buffer_rows(self, tokens: int) -> BufferRows | None:
+        """Count the rows of one forward over `tokens`, all layers together; None without a capacity."""
+
+
+class Buffers:
+    """Buffers of one size for all experts: rows that fit are computed, those above are dropped.
+
+        rows by expert  a a a a a b c c      capacity 3: a a a | b . . | c c .      two rows of a are dropped
+
+    (GShard, Lepikhin et al. 2020; Switch, Fedus et al. 2021.) A dropped row adds nothing to its token, which
+    the residual connection carries on. Empty places are zeros, and are computed like the others.
+
+    Args:
+        loads: rows of each expert, in the order of the rows.
+        capacity: rows that one expert's buffer takes.
+    """
+
+    def __init__(self, loads: list[int], capacity: int, device: torch.device) -> None:
+        self.loads = [capacity] * len(loads)
+        self._size = capacity * len(loads)
+        self._rows: Tensor | None = None
+        self._places: Tensor | None = None
+        kept = [min(load, capacity) for load in loads]
+        if kept != loads:
+            starts = [sum(loads[:index]) for index in range(len(loads))]
+            self._rows = _runs(starts, kept, device)
+        if kept != self.loads:
+            self._places = _runs([capacity * index for index in range(len(loads))], kept, device)
+
+    def kept(self, by_row: Tensor) -> Tensor:
+        """Select the rows that fit of `by_row`, [rows, ...]."""
+        return by_row if self._rows is None else by_row.index_select(0, self._rows)
+
+    def fill(self, rows: Tensor) -> Tensor:
+        """Put the rows that fit, [kept, width], into their experts' buffers, [experts x capacity, width]."""
+        if self._places is None:
+            return rows
+        return rows.new_zeros(self._size, rows.shape[1]).index_copy(0, self._places, rows)
+
+    def read(self, buffers: Tensor) -> Tensor:
+        """Take the rows that fit, [kept, width], out of `buffers`, [experts x capacity, width]."""
+        return buffers if self._places is None else buffers.index_select(0, self._places)
+
+
+def _runs(starts: list[int], lengths: list[int], device: torch.device) -> Tensor:
+    """Return int64: `lengths[i]` consecutive numbers from `starts[i]`, for each i."""
+    if len({*lengths}) == 1 and len({b - a for a, b in itertools.pairwise(starts)}) == 1:
+        first = torch.arange(len(starts), device=device) * (starts[1] - starts[0]) + starts[0]
+        return (first[:, None] + torch.arange(lengths[0], device=device)).flatten()
+    runs = zip(starts, lengths, strict=True)
+    return torch.cat([torch.arange(start, start + length, device=device) for start, length in runs])

@@ -1,19 +1,127 @@
-"""The model: token embedding, blocks, norm, lm head."""
+"""The decoder as a module: attention with grouped queries, blocks, token embedding and lm head."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.decoder.attention import DecoderAttention, causal_mask, make_norm
 from fsdpbench.workloads.decoder.experts import DecoderFeedForward, Mixture
-from fsdpbench.workloads.decoder.rotary import Rope, rotary_tables
 from fsdpbench.workloads.decoder.shape import DecoderShape
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
+from fsdpbench.workloads.layers import WEIGHT_STD, DecoderNorm, Lookup, Projection, held
+from fsdpbench.workloads.losses import ComputesTokenLoss
+from fsdpbench.workloads.rotations import Rope, rotary_tables, rotate
+
+
+def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:
+    """Return the mask that is added to scores, [seq, seq]: 0 where a token may look, -inf at later tokens
+    and, with a `window`, at tokens `window` or more back."""
+    mask = torch.full((seq, seq), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
+    if window:
+        mask = mask + torch.full_like(mask, -torch.inf).tril_(-window)
+    return mask
+
+
+class DecoderAttention(nn.Module):
+    """Causal self-attention of [batch, seq, d_model] with grouped queries, rotary positions, sliding windows,
+    soft caps and sinks; `mask` as `causal_mask` makes it, None: all earlier tokens."""
+
+    def __init__(self, shape: DecoderShape, output_std: float) -> None:
+        super().__init__()
+        self.width, self.groups = shape.head_width, shape.heads // shape.kv_heads
+        self.scale = (shape.query_scale or shape.head_width) ** -0.5
+        self.explicit, self.cap, self.dropout = (
+            shape.attention == "explicit",
+            shape.score_cap,
+            shape.attention_dropout,
+        )
+        self.residual_dropout = shape.residual_dropout
+        widths = (shape.query_width, shape.kv_width, shape.kv_width)
+        self.widths = widths
+        self.fused = shape.fused_projections
+        if self.fused:
+            self.query_key_value = Projection(shape.d_model, sum(widths), shape.qkv_bias)
+        else:
+            self.query = Projection(shape.d_model, widths[0], shape.qkv_bias)
+            self.key = Projection(shape.d_model, widths[1], shape.qkv_bias)
+            self.value = Projection(shape.d_model, widths[2], shape.qkv_bias)
+        self.output = Projection(shape.query_width, shape.d_model, shape.output_bias, output_std)
+        self.query_norm = make_norm(shape, shape.head_width) if shape.qk_norm else None
+        self.key_norm = make_norm(shape, shape.head_width) if shape.qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(shape.heads)) if shape.sinks else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the sinks to a score of 0; other modules reset the rest."""
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        if self.fused:
+            parts = self._apart(self.query_key_value(x))
+        else:
+            parts = (self.query(x), self.key(x), self.value(x))
+        query, key, value = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in parts)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        attend = self._explicit if self.explicit else self._fused
+        mixed = attend(query, key, value, mask)
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return F.dropout(projected, self.residual_dropout, self.training)
+
+    def _apart(self, joined: Tensor) -> tuple[Tensor, ...]:
+        """Split into queries, keys and values of the heads that this rank has (under tensor parallelism, its
+        share)."""
+        ranks = sum(self.widths) // joined.shape[-1]
+        return joined.split([width // ranks for width in self.widths], dim=-1)
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.groups > 1
+        if mask is not None and grouped:  # CUDA's kernels that take a mask take no groups
+            key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))
+            grouped = False
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout, mask is None, scale=self.scale, enable_gqa=grouped
+        )
+
+    def _explicit(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None, "explicit attention is always given its mask"
+        if self.groups > 1:
+            key, value = (x.repeat_interleave(self.groups, dim=1) for x in (key, value))
+        scores = query @ key.transpose(-1, -2) * self.scale
+        if self.cap:
+            scores = torch.tanh(scores / self.cap) * self.cap
+        scores = scores + mask
+        if self.sinks is not None:
+            sinks = held(self.sinks).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[-2], 1)
+            scores = torch.cat((scores, sinks.to(scores.dtype)), dim=-1)
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+        if self.sinks is not None:
+            weights = weights[..., :-1]
+        return F.dropout(weights, self.dropout, self.training) @ value
+
+
+def make_norm(shape: DecoderShape, width: int | None = None) -> nn.Module:
+    """Make the norm of `shape`, over d_model or `width`."""
+    if shape.norm == "layer":
+        return nn.LayerNorm(width or shape.d_model, eps=shape.norm_eps)
+    return DecoderNorm(
+        width or shape.d_model,
+        shape.norm_eps,
+        offset=shape.norm == "rms-offset",
+        composed=shape.norms == "composed",
+    )
+
+
+def norm_parameters(shape: DecoderShape, width: int | None = None) -> int:
+    """Return the parameters of such a norm."""
+    return (width or shape.d_model) * (2 if shape.norm == "layer" else 1)
 
 
 class DecoderBlock(CheckpointedBlock):
@@ -45,7 +153,7 @@ class DecoderBlock(CheckpointedBlock):
         mask: Tensor | None,
         local_mask: Tensor | None,
     ) -> Tensor:
-        """[batch, seq, d_model] to the same; sliding layers take the local tables and mask."""
+        """Compute [batch, seq, d_model] to the same; sliding layers take the local tables and mask."""
         if self.slides:
             cosines, sines, mask = local_cosines, local_sines, local_mask
         normed = self.attention_norm(x)
@@ -93,11 +201,11 @@ class Decoder(ComputesTokenLoss, nn.Module):
         return self.logits_or_loss(self.final_norm(x), targets, shape.fp32_loss, capped)
 
     def _context(self, seq: int, x: Tensor) -> tuple[Tensor | None, ...]:
-        """Tables of rotary positions and masks, of full and of sliding layers; what is the same is shared."""
+        """Return the rotary tables and masks of full and of sliding layers; equal ones are shared."""
         shape, rope = self.shape, Rope.parse(self.shape.rope)
-        tables = local = rotary_tables(seq, shape.rotary_width, shape.rope_theta, rope, x)
+        tables = local = rotary_tables(seq, shape.rotary_width, shape.rope_theta, x, rope)
         if shape.local_theta and shape.window:
-            local = rotary_tables(seq, shape.rotary_width, shape.local_theta, Rope(), x)
+            local = rotary_tables(seq, shape.rotary_width, shape.local_theta, x)
         explicit = shape.attention == "explicit"
         mask = local_mask = causal_mask(seq, 0, x) if explicit else None
         if 0 < shape.window < seq and "S" in shape.layer_pattern:
@@ -106,5 +214,5 @@ class Decoder(ComputesTokenLoss, nn.Module):
 
 
 def _capped(logits: Tensor, cap: float) -> Tensor:
-    """Logits bent into -cap to cap."""
+    """Return logits bent into -cap to cap."""
     return (logits / cap).tanh() * cap

@@ -1,43 +1,39 @@
-"""A decoder of one shape as a workload: its parameters and FLOPs by formula.
+"""The workload of a decoder: its parameters and FLOPs by formula, and how tensor parallelism cuts it.
 
 FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those it is sent to; with a capacity, all places of the buffers, of which the model needs those with a row),
-and attention in full although it is causal or sees a window.
+those that it is sent to; with a capacity, all places of the buffers, of which the model needs the filled
+ones), and attention in full although it is causal or sees a window.
 """
 
 from __future__ import annotations
 
-from torch import nn
-
-from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.decoder.attention import norm_parameters
-from fsdpbench.workloads.decoder.capacity import BufferRows, buffer_rows_of, capacity_of
-from fsdpbench.workloads.decoder.experts import expert_loads
-from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
+from fsdpbench.workloads.base import NextTokenWorkload
+from fsdpbench.workloads.decoder.experts import BufferRows, buffer_rows_of, capacity_of, expert_loads
+from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock, norm_parameters
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.products import ATTENTION_LAYERS, Product
-from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan, WorkloadError
+from fsdpbench.workloads.flops import BlockFlops
+from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.tensor_plan import ATTENTION_LAYERS, BlockPlan, Product, TensorPlan
 
 
-class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
+class DecoderWorkload(NextTokenWorkload[DecoderShape]):
     """A decoder of one shape, with tokens as data."""
 
     family = FAMILY
     shape_type = DecoderShape
+    module_type = Decoder
+    block_classes = (DecoderBlock,)
 
     @property
     def parameters(self) -> int:
-        s = self._shape
+        s = self.spec
         embeddings = s.vocab * s.d_model * (1 if s.tied else 2) + (s.vocab if s.head_bias else 0)
         blocks = sum(self._block_parameters(layer) for layer in range(s.layers))
         return blocks + norm_parameters(s) + embeddings
 
     def _block_parameters(self, layer: int) -> int:
-        s = self._shape
-        weights = sum(p.inputs * p.outputs for p in self.products(layer))
+        s = self.spec
+        weights = self.product_weights(layer)
         biases = (s.query_width + 2 * s.kv_width) * s.qkv_bias + s.d_model * s.output_bias
         norms = (1 if s.parallel else 4 if s.post_norms else 2) * norm_parameters(s)
         norms += 2 * norm_parameters(s, s.head_width) * s.qk_norm
@@ -50,13 +46,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
             biases += (d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
         return weights + biases + norms + s.heads * s.sinks
 
-    @property
-    def block_count(self) -> int:
-        return self._shape.layers
-
     def products(self, layer: int) -> list[Product]:
-        """The products with weights of a block in the order in which they run, without those of experts."""
-        s = self._shape
+        s = self.spec
         widths = {"query": s.query_width, "key": s.kv_width, "value": s.kv_width}
         if s.fused_projections:
             widths = {"query_key_value": sum(widths.values())}
@@ -70,7 +61,7 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         return found + (self._feed_forward(s.shared_d_ff) if s.shared_d_ff else [])
 
     def _feed_forward(self, width: int) -> list[Product]:
-        s = self._shape
+        s = self.spec
         if s.gated and s.fused_projections:
             found = [Product("gate_up", s.d_model, 2 * width)]
         else:
@@ -79,7 +70,7 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         return [*found, Product("down", width, s.d_model)]
 
     def tensor_plan(self) -> TensorPlan:
-        s = self._shape
+        s = self.spec
         mixtures = "M" in s.moe_pattern
         if mixtures and s.parallel:
             raise WorkloadError(f"{self.name} is a mixture in parallel blocks, which tp does not cut: use ep")
@@ -90,7 +81,7 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         return TensorPlan(blocks, {"token_embedding": 1}, ("final_norm",), "lm_head", s.tied, divides)
 
     def _block_plan(self, layer: int) -> BlockPlan:
-        s, mixture = self._shape, self._shape.is_mixture(layer)
+        s, mixture = self.spec, self.spec.is_mixture(layer)
         products = self.products(layer)
         cut = [p for p in products if p.name in ATTENTION_LAYERS] if mixture else products
         columns: dict[str, tuple[int, ...]] = {}
@@ -115,33 +106,16 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
             whole=("feed_forward.experts",) if mixture else (),
         )
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (DecoderBlock,)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)  # any length will do, but not any number
-        return Decoder(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """2 a token and weight, and attention in full."""
-        s, seq = self._shape, self.resolve_seq(seq)
-        tokens = batch * seq
-        blocks = [self._block_flops(layer, tokens, seq) for layer in range(s.layers)]
-        empty = 3 * sum(block.empty for block in blocks)
-        head = 2 * tokens * s.vocab * s.d_model
-        return ForwardFlops([blocks], rest=head, empty=empty, head=head)
-
     def buffer_rows(self, tokens: int) -> BufferRows | None:
-        s = self._shape
+        s = self.spec
         if not s.capacity:
             return None
         mixtures = [layer for layer in range(s.layers) if s.is_mixture(layer)]
         each = [buffer_rows_of(expert_loads(s, tokens, layer), capacity_of(s, tokens)) for layer in mixtures]
         return BufferRows(*map(sum, zip(*each, strict=True))) if each else None
 
-    def _block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
-        s = self._shape
+    def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
+        s = self.spec
         products = [2 * tokens * p.inputs * p.outputs for p in self.products(layer)]
         batched, empty, mixture = 0, 0, s.is_mixture(layer)
         if mixture:
@@ -160,5 +134,5 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
 
 
 def _in_mixture(name: str) -> str:
-    """Where a mixture has the layer that products call `name`."""
+    """Return the path in a mixture's block of the layer that `products` calls `name`."""
     return f"feed_forward.{name}" if name in ("router", "shared_gate") else f"feed_forward.shared.{name}"

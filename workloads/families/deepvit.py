@@ -14,54 +14,20 @@ FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_mode
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import Batch, SampleWorkload
+from fsdpbench.workloads.base import VisionWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.inputs.images import CHANNELS, image_batches
+from fsdpbench.workloads.inputs import CHANNELS
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
+from fsdpbench.workloads.losses import class_loss
 from fsdpbench.workloads.shape import check_divides, check_positive
-from fsdpbench.workloads.shaped import Shaped
-
-
-class VisionWorkload(SampleWorkload):
-    """A model of images; its field counts images, not tokens."""
-
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        self.resolve_seq(seq)
-        return image_batches(
-            image=self.shape["image"],
-            classes=self.shape["classes"],
-            batch=batch,
-            seed=seed,
-            rank=rank,
-            device=device,
-            data=data,
-            world_size=world_size,
-        )
-
-
-def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch]; in float32."""
-    return F.cross_entropy(logits.float(), labels)
-
 
 FAMILY = "deepvit"
 
@@ -96,12 +62,12 @@ class DeepViTShape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image: its patches and the class token."""
+        """Return the tokens of an image: its patches and the class token."""
         return self.patches + 1
 
     @property
     def block_weights(self) -> int:
-        """Weights of one block's matrix products on tokens: QKV, projection, feed-forward up and down."""
+        """Return the weights of one block's matrix products on tokens: QKV, projection, feed-forward."""
         return (4 + 2 * self.expansion) * self.d_model**2
 
 
@@ -148,7 +114,7 @@ class DeepViTBlock(CheckpointedBlock):
         self.down = Projection(inner, shape.d_model, bias=True, std=output_std)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[batch, tokens, d_model] to the same."""
+        """Compute [batch, tokens, d_model] to the same."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.down(F.gelu(self.up(self.feed_forward_norm(x))))
 
@@ -202,33 +168,27 @@ class DeepViT(nn.Module):
         return logits if labels is None else class_loss(logits, labels)
 
 
-class DeepViTWorkload(Shaped[DeepViTShape], VisionWorkload):
+class DeepViTWorkload(VisionWorkload[DeepViTShape]):
     """A DeepViT of one shape, with images as data."""
 
     family = FAMILY
     shape_type = DeepViTShape
+    module_type = DeepViT
+    block_classes = (DeepViTBlock,)
 
     @property
     def parameters(self) -> int:
-        s = self._shape
+        s = self.spec
         biases = (1 + s.expansion + 1) * s.d_model
         mixing = s.heads**2 + 2 * s.heads
         block = s.block_weights + biases + mixing + 4 * s.d_model
         tokens = (CHANNELS * s.patch**2 + 1 + 1 + s.tokens) * s.d_model
         return s.layers * block + tokens + 2 * s.d_model + (s.d_model + 1) * s.classes
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (DeepViTBlock,)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)
-        return DeepViT(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """2 a token and weight, attention in full. The patch embedding's input needs no gradient."""
+        # 2 a token and weight, attention in full. The patch embedding's input needs no gradient.
         self.resolve_seq(seq)
-        s = self._shape
+        s = self.spec
         tokens = batch * s.tokens
         mixing = 2 * tokens * s.heads**2 * s.tokens
         qkv, projection, up, down = (

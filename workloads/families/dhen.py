@@ -8,7 +8,7 @@
 
 A block is an ensemble of interactions of different kinds, summed, with a shortcut: self-attention, a linear
 mixture of tokens, and a cross (deep and cross network v2, Wang et al. 2021), whose square matrix over all
-tokens holds nearly all of the dense parameters. The sparse tables exchange activations: `sparse.py`.
+tokens holds nearly all of the dense parameters.
 
 FLOPs: 6 a sample for each weight of a product that works on whole samples, 6 for each token and weight of one
 that works on tokens, 12 x tokens^2 x width for attention. The numbers' first layer needs no gradient of its
@@ -18,25 +18,27 @@ input. Look-ups are not FLOPs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import Batch, SampleWorkload
+from fsdpbench.workloads.base import SampleWorkload, Shaped
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.families.sparse import STATE_BYTES, SparseTables
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.inputs.clicks import click_batches
+from fsdpbench.workloads.inputs import Batch, Feed, click_batches
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.shape import check_divides, check_positive, check_word
-from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import ShapeError
+from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
 
 FAMILY = "dhen"
+SPARSE_LEARNING_RATE = 0.02
+STATE_BYTES = 4
+"""Bytes of the sparse optimizer's state a row."""
+_EPSILON = 1e-10
 TABLE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -71,7 +73,7 @@ class DHENShape:
 
     @property
     def flat(self) -> int:
-        """Width of all tokens together."""
+        """Return the width of all tokens together."""
         return self.tokens * self.width
 
 
@@ -113,7 +115,7 @@ class DHENBlock(CheckpointedBlock):
         self.norm = nn.LayerNorm(shape.width)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[batch, tokens, width] to the same."""
+        """Compute [batch, tokens, width] to the same."""
         mixture = self.mixture(x.transpose(1, 2)).transpose(1, 2)
         cross = x * self.cross(x.flatten(1)).view_as(x)
         normed: Tensor = self.norm(x + self.attention(x) + mixture + cross)
@@ -156,10 +158,12 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
 
     family = FAMILY
     shape_type = DHENShape
+    module_type = DHEN
+    block_classes = (DHENBlock,)
 
     @property
     def parameters(self) -> int:
-        s, w = self._shape, self._shape.width
+        s, w = self.spec, self.spec.width
         attention = 4 * w * w + 4 * w
         block = attention + s.tokens * (s.tokens + 1) + s.flat * (s.flat + 1) + 2 * w
         numbers = 4 * w * (s.numbers + 1) + w * (4 * w + 1)
@@ -168,51 +172,24 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
 
     @property
     def sparse_parameters(self) -> int:
-        """Elements of all sparse tables, on all ranks together."""
-        return self._shape.features * self._shape.rows * self._shape.width
+        """Return the elements of all sparse tables, on all ranks together."""
+        return self.spec.features * self.spec.rows * self.spec.width
 
     @property
     def training_state_bytes(self) -> int:
-        s = self._shape
+        s = self.spec
         row_bytes = TABLE_DTYPES[s.table_dtype].itemsize * s.width + STATE_BYTES
         return super().training_state_bytes + row_bytes * s.features * s.rows
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (DHENBlock,)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
         self.resolve_seq(seq)
-        return DHEN(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        self.resolve_seq(seq)
-        return click_batches(
-            numbers=self._shape.numbers,
-            features=self._shape.features,
-            rows=self._shape.rows,
-            batch=batch,
-            seed=seed,
-            rank=rank,
-            device=device,
-            data=data,
-            world_size=world_size,
-        )
+        s = self.spec
+        return click_batches(feed, numbers=s.numbers, features=s.features, rows=s.rows)
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """2 a weight and position, attention in full. The numbers' first layer needs no input gradient."""
+        # 2 a weight and position, attention in full. The numbers' first layer needs no input gradient.
         self.resolve_seq(seq)
-        s, w = self._shape, self._shape.width
+        s, w = self.spec, self.spec.width
         numbers_in = 2 * s.numbers * 4 * w
         ends = 2 * (s.features * (s.tokens - 1) * w + 4 * w * w + s.hidden * (s.flat + 1))
         products = (s.tokens**2 * w, s.flat**2, s.tokens * 3 * w * w, s.tokens * w * w)
@@ -223,3 +200,128 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
         )
         rest = batch * (ends + numbers_in)
         return ForwardFlops([[block] * s.layers], rest, first=batch * numbers_in)
+
+
+class SparseTables:
+    """Embedding tables too large to replicate or to gather: each rank keeps some, and activations travel.
+
+            rank 0: tables 0, 2      rank 1: tables 1, 3       table k is on rank k mod ranks
+                 |                        |
+        ids ---- all-to-all ------------- all-to-all           each id goes to the rank that has its table
+                 | look up                | look up
+        rows --- all-to-all ------------- all-to-all           the rows come back to the rank of the sample
+
+    `features` tables of `rows` x `width` are spread over the ranks of the default process group. A call takes
+    ids, int64 of [batch, features] below `rows` and of the same batch on every rank, and returns their rows,
+    [batch, features, width] in the tables' dtype.
+
+    Backward sends the rows' gradients the same way back and takes an optimizer step immediately, as the fused
+    optimizers of embedding libraries do: no gradient of a whole table exists. The optimizer is row-wise
+    Adagrad, with one number of state a row (mean squares of the row's gradients, summed).
+
+    The tables are not parameters of any module: FSDP, DDP, the optimizer and `state_dict` do not see them.
+    They are made at the first forward, on the device of the ids, filled with zeros: so they are the same on
+    any number of ranks, and rows that are asked for learn.
+    """
+
+    def __init__(self, features: int, rows: int, width: int, dtype: torch.dtype) -> None:
+        self.features = features
+        self.rows = rows
+        self.width = width
+        self.dtype = dtype
+        self._share: _Share | None = None
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        if self._share is None:
+            self._share = _Share(self, ids.device)
+        rows: Tensor = _Exchange.apply(self._share, self._share.anchor, ids)
+        return rows
+
+    @property
+    def own(self) -> Tensor | None:
+        """Return this rank's tables one below the other, [own features x rows, width]; None before the first
+        use."""
+        return None if self._share is None else self._share.table
+
+
+class _Share:
+    """The tables of one rank, and the sizes in which it sends and receives."""
+
+    def __init__(self, tables: SparseTables, device: torch.device) -> None:
+        ranks, rank = _world()
+        self.width = tables.width
+        self.world_size = ranks
+        owned = [range(owner, tables.features, ranks) for owner in range(ranks)]
+        self.sizes = [len(part) for part in owned]
+        self.own = self.sizes[rank]
+        self.table = torch.zeros(
+            (self.own * tables.rows, tables.width), dtype=tables.dtype, device=device, requires_grad=False
+        )
+        self.squares = torch.zeros(self.own * tables.rows, device=device)
+        # The row at which each table of this rank begins.
+        self.offsets = (torch.arange(self.own, device=device) * tables.rows)[None, :, None]
+        by_owner = [feature for part in owned for feature in part]
+        place = {feature: index for index, feature in enumerate(by_owner)}
+        self.by_owner = torch.tensor(by_owner, device=device)
+        self.in_order = torch.tensor([place[feature] for feature in range(tables.features)], device=device)
+        # Autograd calls backward only of functions with an input that needs a gradient.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+
+    @torch.no_grad()
+    def update(self, asked: Tensor, gradients: Tensor) -> None:
+        """Take one step of row-wise Adagrad: `asked` rows (some perhaps twice), with a gradient each."""
+        gradients = gradients.float()
+        self.squares.index_add_(0, asked, gradients.square().mean(dim=1))
+        steps = SPARSE_LEARNING_RATE * (self.squares.index_select(0, asked) + _EPSILON).rsqrt()
+        self.table.index_add_(0, asked, (gradients * steps.unsqueeze(1)).to(self.table.dtype), alpha=-1)
+
+    def to_owners(self, parts: Tensor) -> Tensor:
+        """Send this rank's [features by owner, ...]; return [ranks, own features, ...] of all samples."""
+        received = parts.new_empty((self.world_size * self.own, *parts.shape[1:]))
+        _all_to_all(received, parts, [self.own] * self.world_size, self.sizes)
+        return received.unflatten(0, (self.world_size, self.own))
+
+    def from_owners(self, parts: Tensor) -> Tensor:
+        """Send [ranks, own features, ...] back to the samples' ranks; return [features by owner, ...]."""
+        received = parts.new_empty((sum(self.sizes), *parts.shape[2:]))
+        _all_to_all(received, parts.flatten(0, 1), self.sizes, [self.own] * self.world_size)
+        return received
+
+
+class _Exchange(torch.autograd.Function):
+    """A look-up in all ranks' tables, whose backward updates them."""
+
+    @staticmethod
+    def forward(ctx: Any, share: _Share, anchor: Tensor, ids: Tensor) -> Tensor:
+        asked = share.to_owners(ids.t().index_select(0, share.by_owner))
+        asked = asked + share.offsets
+        ctx.share = share
+        ctx.save_for_backward(asked)
+        rows = share.from_owners(F.embedding(asked, share.table))
+        return rows.index_select(0, share.in_order).transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        share: _Share = ctx.share
+        (asked,) = ctx.saved_tensors
+        by_owner = gradients[0].transpose(0, 1).index_select(0, share.by_owner)
+        rows = share.to_owners(by_owner).flatten(0, 2)
+        # Each rank's loss is a mean over its own samples: the mean over all is a share of their sum.
+        share.update(asked.flatten(), rows / share.world_size)
+        return None, torch.zeros_like(share.anchor), None
+
+
+def _world() -> tuple[int, int]:
+    """Return the number of ranks, and this rank."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
+
+
+def _all_to_all(
+    received: Tensor, sent: Tensor, receive_sizes: Sequence[int], send_sizes: Sequence[int]
+) -> None:
+    if len(send_sizes) == 1:
+        received.copy_(sent)
+        return
+    dist.all_to_all_single(received, sent.contiguous(), list(receive_sizes), list(send_sizes))

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
-from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.products import Product
+from fsdpbench.workloads.flops import BlockFlops
+from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
+from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 from fsdpbench.workloads.rotations import positions
-from fsdpbench.workloads.shape import check_divides, check_positive, check_share, check_word
-from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan, WorkloadError
+from fsdpbench.workloads.shape import WorkloadError, check_divides, check_positive, check_share, check_word
+from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
@@ -70,11 +69,6 @@ class GPTShape:
         check_divides(self, "heads", "d_model")
         check_word(self, "positions", POSITIONS)
 
-    @property
-    def block_weights(self) -> int:
-        """Weights of one block's matrix products: QKV, attention projection, feed-forward up and down."""
-        return (4 + 2 * self.expansion) * self.d_model**2
-
 
 # layers, d_model and heads: 125m to 13b after GPT-3 (Brown et al. 2020, table 2.1; 1.3b and 13b with heads
 # and width made divisible), 30b after OPT, 2.8b after Pythia, 175b and 1t minGPTs of the FSDP paper (arXiv
@@ -113,12 +107,12 @@ class GPTAttention(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill the mask: 1 where a token may look."""
+        """Fill the mask with 1 where a token may look."""
         if self.explicit:
             self.mask.fill_(1.0).tril_()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Causal attention of [batch, heads, seq, head size] tensors."""
+        """Compute causal attention of [batch, heads, seq, head size] tensors."""
         if self.explicit:
             return self._explicit(query, key, value)
         dropout = self.dropout if self.training else 0.0
@@ -168,7 +162,7 @@ class GPTBlock(CheckpointedBlock):
         self.feed_forward = GPTFeedForward(shape, output_std)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[batch, seq, d_model] to the same."""
+        """Compute [batch, seq, d_model] to the same."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -192,7 +186,11 @@ class GPT(ComputesTokenLoss, nn.Module):
             self.lm_head.weight = self.token_embedding.weight
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Raises: WorkloadError, the sequence is longer than the learned positions."""
+        """Compute logits or the loss.
+
+        Raises:
+            WorkloadError: the sequence is longer than the learned positions.
+        """
         x = self.token_embedding(inputs)
         if self.position_embedding is not None:
             seq, most = inputs.shape[1], self.position_embedding.num_embeddings
@@ -204,37 +202,33 @@ class GPT(ComputesTokenLoss, nn.Module):
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        # `token_loss` of this module is what a software profile may replace.
+        # A software profile may replace `token_loss` of this module (tests/sim/software/test_undone.py).
         return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss, plain=token_loss)
 
 
-class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
+class GPTWorkload(NextTokenWorkload[GPTShape]):
     """A GPT of one shape, with tokens as data."""
 
     family = FAMILY
     shape_type = GPTShape
+    block_classes = (GPTBlock,)
 
     @property
     def parameters(self) -> int:
         return self.count_parameters(self.default_seq)
 
     def count_parameters(self, seq: int) -> int:
-        """Parameters of the model built for `seq` tokens: learned positions grow with it."""
-        s = self._shape
+        """Return the parameters of the model built for `seq` tokens: learned positions grow with it."""
+        s = self.spec
         norm = s.d_model * (2 if s.bias else 1)
         biases = (3 + 1 + s.expansion + 1) * s.d_model if s.bias else 0
-        block = s.block_weights + biases + 2 * norm
+        block = self.product_weights(0) + biases + 2 * norm
         embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
         positions = seq * s.d_model if s.positions == "learned" else 0
         return s.layers * block + norm + embeddings + positions
 
-    @property
-    def block_count(self) -> int:
-        return self._shape.layers
-
     def products(self, layer: int) -> list[Product]:
-        """A block's linear layers in the order in which they run."""
-        width, wide = self._shape.d_model, self._shape.expansion * self._shape.d_model
+        width, wide = self.spec.d_model, self.spec.expansion * self.spec.d_model
         sizes = {
             "qkv": (width, 3 * width),
             "proj": (width, width),
@@ -244,7 +238,7 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
         return [Product(name, *each) for name, each in sizes.items()]
 
     def tensor_plan(self) -> TensorPlan:
-        s = self._shape
+        s = self.spec
         block = BlockPlan(
             readers=("attention", "feed_forward"),
             columns={"attention.qkv": (s.d_model,) * 3, "feed_forward.up": (s.expansion * s.d_model,)},
@@ -256,25 +250,9 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
             (block,), embeddings, ("final_norm",), "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
         )
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (GPTBlock,)
-
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        return GPT(
-            self._shape, self.resolve_seq(seq), ActivationCheckpointing.parse(activation_checkpointing)
-        )
+        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
+        return GPT(self.spec, self.resolve_seq(seq), checkpointing)
 
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """A token costs 2 for each weight of a matrix product, and 4 x d_model x seq a block for attention,
-        in full although it is causal."""
-        s = self._shape
-        seq = self.resolve_seq(seq)
-        tokens = batch * seq
-        block = BlockFlops(
-            products=tuple(2 * tokens * s.d_model**2 * width for width in (3, 1, s.expansion, s.expansion)),
-            attention=4 * tokens * s.d_model * seq,
-            ends_needed=s.dropout > 0,
-        )
-        head = 2 * tokens * s.vocab * s.d_model
-        return ForwardFlops([[block] * s.layers], rest=head, head=head)
+    def block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
+        return replace(super().block_flops(layer, tokens, seq), ends_needed=self.spec.dropout > 0)

@@ -23,15 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads import rotations
+from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.decoder.attention import DecoderNorm
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
-from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.products import Product
-from fsdpbench.workloads.shape import check_divides, check_positive
-from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, ShapeError, TensorPlan
+from fsdpbench.workloads.decoder.model import DecoderNorm
+from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
+from fsdpbench.workloads.losses import ComputesTokenLoss
+from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
+from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
 
 FAMILY = "llama"
 NORMS = ("fused", "composed")
@@ -71,9 +69,8 @@ class LlamaShape:
     repeat_kv: bool = False
 
     def __post_init__(self) -> None:
-        for name, words in (("norms", NORMS), ("rotary", tuple(rotations.ROTATIONS))):
-            if getattr(self, name) not in words:
-                raise ShapeError(f"shape field {name} is {getattr(self, name)!r}: one of {', '.join(words)}")
+        check_word(self, "norms", NORMS)
+        check_word(self, "rotary", rotations.ROTATIONS)
         check_positive(
             self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq"
         )
@@ -89,12 +86,6 @@ class LlamaShape:
     def head_width(self) -> int:
         return self.d_model // self.heads
 
-    @property
-    def block_weights(self) -> int:
-        """Weights of one block's matrix products."""
-        kv_width = self.kv_heads * self.head_width
-        return 2 * self.d_model * (self.d_model + kv_width) + 3 * self.d_model * self.d_ff
-
 
 # As published: Llama 2 (arXiv 2307.09288), Llama 3 (arXiv 2407.21783, table 3); Meta's configuration files.
 SIZES: Mapping[str, LlamaShape] = {
@@ -109,7 +100,7 @@ SIZES: Mapping[str, LlamaShape] = {
 
 
 def make_norm(shape: LlamaShape) -> nn.Module:
-    """RMSNorm over d_model, as the shape has it."""
+    """Make an RMSNorm over d_model, fused or composed as the shape says."""
     if shape.norms == "composed":
         return DecoderNorm(shape.d_model, _NORM_EPS, offset=False, composed=True)
     return nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
@@ -171,7 +162,7 @@ class LlamaBlock(CheckpointedBlock):
         self.feed_forward = LlamaFeedForward(shape, output_std)
 
     def transform(self, x: Tensor, *tables: Tensor) -> Tensor:
-        """[batch, seq, d_model] to the same; `tables` of the rotary angles."""
+        """Compute [batch, seq, d_model] to the same; `tables` of the rotary angles."""
         x = x + self.attention(self.attention_norm(x), *tables)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -203,25 +194,22 @@ class Llama(ComputesTokenLoss, nn.Module):
         return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss)
 
 
-class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
+class LlamaWorkload(NextTokenWorkload[LlamaShape]):
     """A Llama of one shape, with tokens as data."""
 
     family = FAMILY
     shape_type = LlamaShape
+    module_type = Llama
+    block_classes = (LlamaBlock,)
 
     @property
     def parameters(self) -> int:
-        s = self._shape
+        s = self.spec
         embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
-        return s.layers * (s.block_weights + 2 * s.d_model) + s.d_model + embeddings
-
-    @property
-    def block_count(self) -> int:
-        return self._shape.layers
+        return s.layers * (self.product_weights(0) + 2 * s.d_model) + s.d_model + embeddings
 
     def products(self, layer: int) -> list[Product]:
-        """A block's linear layers in the order in which they run."""
-        s = self._shape
+        s = self.spec
         kv_width = s.kv_heads * s.head_width
         widths = {
             "query": s.d_model,
@@ -235,7 +223,7 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         return [*found, Product("down", s.d_ff, s.d_model)]
 
     def tensor_plan(self) -> TensorPlan:
-        s = self._shape
+        s = self.spec
         widths = {product.name: product.outputs for product in self.products(0)}
         block = BlockPlan(
             readers=("attention", "feed_forward"),
@@ -246,22 +234,3 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         )
         divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
         return TensorPlan((block,), {"token_embedding": 1}, ("final_norm",), "lm_head", s.tied, divides)
-
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (LlamaBlock,)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)  # any length will do, but not any number
-        return Llama(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
-    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """As GPT's: 2 a token and weight, and attention in full."""
-        s, seq = self._shape, self.resolve_seq(seq)
-        tokens = batch * seq
-        block = BlockFlops(
-            products=tuple(2 * tokens * each.inputs * each.outputs for each in self.products(0)),
-            attention=4 * tokens * s.d_model * seq,
-        )
-        head = 2 * tokens * s.vocab * s.d_model
-        return ForwardFlops([[block] * s.layers], rest=head, head=head)

@@ -26,20 +26,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads.base import VisionWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.families.deepvit import VisionWorkload, class_loss
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.inputs.images import CHANNELS
+from fsdpbench.workloads.inputs import CHANNELS
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.shape import check_layers, check_positive
-from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import ShapeError
+from fsdpbench.workloads.losses import class_loss
+from fsdpbench.workloads.shape import ShapeError, check_layers, check_positive
 
 FAMILY = "regnet"
 
 
 def _numbers(field: str, text: str) -> list[int]:
-    """`32-64` as numbers. Raises: ShapeError, it is no such list of numbers from 1."""
+    """Read `32-64` as numbers. Raise `ShapeError` if it is no such list of numbers from 1."""
     parts = str(text).split("-")
     if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise ShapeError(
@@ -49,7 +48,7 @@ def _numbers(field: str, text: str) -> list[int]:
 
 
 def _halved(side: int) -> int:
-    """Side after a 3x3 convolution of stride 2 (or 1x1), padded to keep it."""
+    """Return the side after a 3x3 convolution of stride 2 (or 1x1), padded to keep it."""
     return (side - 1) // 2 + 1
 
 
@@ -91,7 +90,7 @@ class RegNetShape:
                 )
 
     def blocks(self) -> Iterator[BlockShape]:
-        """The blocks' shapes, in order."""
+        """Yield the blocks' shapes, in order."""
         inputs, side = self.stem, _halved(self.image)
         for width, depth in zip(
             _numbers("widths", self.widths), _numbers("depths", self.depths), strict=True
@@ -117,7 +116,7 @@ class BlockShape:
 
     @property
     def has_projection(self) -> bool:
-        """Whether the shortcut needs a convolution of its own."""
+        """Return whether the shortcut needs a convolution of its own."""
         return self.stride > 1 or self.inputs != self.width
 
     @property
@@ -129,7 +128,7 @@ class BlockShape:
 
     @property
     def forward_flops(self) -> tuple[int, ...]:
-        """FLOPs of each convolution of one image's forward pass, in order."""
+        """Return the FLOPs of each convolution of one image's forward pass, in order."""
         pixels = self.side**2
         pixels_out = _halved(self.side) ** 2 if self.stride == 2 else pixels
         enter = pixels * self.inputs * self.width
@@ -166,7 +165,7 @@ class Convolution(nn.Conv2d):
 
 
 class BatchNorm(nn.Module):
-    """Normalises each channel of [batch, channels, height, width] by the statistics of the batch.
+    """A norm of each channel of [batch, channels, height, width] by the statistics of the batch.
 
     Weights count in float32 at least, as cuDNN's half-precision kernel takes them.
     """
@@ -186,7 +185,7 @@ class BatchNorm(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales each channel by a weight that all channels' means decide."""
+    """A scaling of each channel by a weight that all channels' means decide."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -215,7 +214,7 @@ class RegNetBlock(CheckpointedBlock):
         self.leave_norm = BatchNorm(width)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[batch, inputs, side, side] to [batch, width, side / stride, side / stride]."""
+        """Compute [batch, inputs, side, side] to [batch, width, side / stride, side / stride]."""
         hidden = F.relu(self.enter_norm(self.enter(x)), inplace=True)
         hidden = F.relu(self.grouped_norm(self.grouped(hidden)), inplace=True)
         hidden = self.leave_norm(self.leave(self.excitation(hidden)))
@@ -249,31 +248,25 @@ class RegNet(nn.Module):
         return logits if labels is None else class_loss(logits, labels)
 
 
-class RegNetWorkload(Shaped[RegNetShape], VisionWorkload):
+class RegNetWorkload(VisionWorkload[RegNetShape]):
     """A RegNet-Y of one shape, with images as data."""
 
     family = FAMILY
     is_convolutional = True
     shape_type = RegNetShape
+    module_type = RegNet
+    block_classes = (RegNetBlock,)
 
     @property
     def parameters(self) -> int:
-        s, blocks = self._shape, list(self._shape.blocks())
+        s, blocks = self.spec, list(self.spec.blocks())
         stem = s.stem * (9 * CHANNELS + 2)
         return stem + sum(block.parameters for block in blocks) + (blocks[-1].width + 1) * s.classes
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (RegNetBlock,)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)
-        return RegNet(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """2 a weight and pixel. The stem's input needs no gradient."""
+        # 2 a weight and pixel. The stem's input needs no gradient.
         self.resolve_seq(seq)
-        s, blocks = self._shape, list(self._shape.blocks())
+        s, blocks = self.spec, list(self.spec.blocks())
         stem = 2 * batch * _halved(s.image) ** 2 * 9 * CHANNELS * s.stem
         head = 2 * batch * blocks[-1].width * s.classes
         stack = [

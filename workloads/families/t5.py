@@ -17,32 +17,106 @@ decoder's cross-attention takes its keys and values of the source's tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import Batch, TokenWorkload
+from fsdpbench.workloads.base import Shaped, TokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.families.t5_shape import T5Shape
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.inputs.data import token_rows
-from fsdpbench.workloads.layers import ComputesTokenLoss, Lookup, Projection
-from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.inputs import Batch, Feed, token_rows
+from fsdpbench.workloads.layers import Lookup, Projection
+from fsdpbench.workloads.losses import ComputesTokenLoss
+from fsdpbench.workloads.shape import ShapeError, check_positive, check_share, check_word
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
+
+ATTENTIONS = ("fused", "explicit")
+
+
+@dataclass(frozen=True)
+class T5Shape:
+    """The shape of a T5.
+
+    Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
+    not be d_model; `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head
+    shares the token embedding; `buckets` of distances; `bias_each_layer`: every block has a position bias
+    of its own, as UMT5's (Chung et al. 2023); `max_seq`: default length of source and target each;
+    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
+    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
+    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
+    the loss.
+
+    Raises:
+        ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    d_kv: int = 64
+    vocab: int = 32128
+    gated: bool = False
+    tied: bool = True
+    buckets: int = 32
+    bias_each_layer: bool = False
+    max_seq: int = 512
+    attention: str = "fused"
+    dropout: float = 0.0
+    fp32_loss: bool = True
+
+    def __post_init__(self) -> None:
+        check_share(self, "dropout")
+        check_positive(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
+        if self.buckets % 4:
+            raise ShapeError(
+                f"shape field buckets is {self.buckets}: it must be a multiple of 4 "
+                "(two directions, near and far)"
+            )
+        check_word(self, "attention", ATTENTIONS)
+
+    @property
+    def inner(self) -> int:
+        """Return the width of all heads together."""
+        return self.heads * self.d_kv
+
+    @property
+    def attention_weights(self) -> int:
+        """Return the weights of one attention: queries, keys, values and output."""
+        return 4 * self.d_model * self.inner
+
+    @property
+    def feed_forward_weights(self) -> int:
+        return (3 if self.gated else 2) * self.d_model * self.d_ff
+
+
+# t5-small to t5-11b and t5-v1.1 as published (Raffel et al. 2020; Hugging Face's configurations); 611m and
+# 2.28b have the sizes that the FSDP paper (arXiv 2304.11277) names, in shapes of our choice.
+SIZES: Mapping[str, T5Shape] = {
+    "t5-tiny": T5Shape(2, 128, 256, 4, d_kv=32, vocab=512, max_seq=64),
+    "t5-small": T5Shape(6, 512, 2048, 8),
+    "t5-base": T5Shape(12, 768, 3072, 12),
+    "t5-611m": T5Shape(24, 1024, 2816, 16),
+    "t5-large": T5Shape(24, 1024, 4096, 16),
+    "t5-2.28b": T5Shape(24, 2048, 5120, 32),
+    "t5-3b": T5Shape(24, 1024, 16384, 32, d_kv=128),
+    "t5-v1.1-xxl": T5Shape(24, 4096, 10240, 64, gated=True, tied=False),
+    "t5-11b": T5Shape(24, 1024, 65536, 128, d_kv=128),
+}
 
 FAMILY = "t5"
 START_TOKEN = 0
-"""What the decoder reads first; T5 starts with its padding token, 0."""
+"""The decoder's first input; T5 starts with its padding token, 0."""
 _NORM_EPS = 1e-6
 _FARTHEST = 128
 """Distances from here on share the last bucket."""
 
 
 def distance_buckets(queries: int, keys: int, buckets: int, *, causal: bool, device: torch.device) -> Tensor:
-    """Bucket of each pair of tokens, int64 of [queries, keys].
+    """Return the bucket of each pair of tokens, int64 of [queries, keys].
 
     Half the buckets of a direction hold one distance each, the others ever wider ranges of them, up to
     `_FARTHEST` (Raffel et al. 2020, section 2.1). An encoder gives half of its buckets to each direction, a
@@ -62,7 +136,7 @@ def distance_buckets(queries: int, keys: int, buckets: int, *, causal: bool, dev
 
 
 class PositionBias(nn.Module):
-    """Learned bias of a stack's self-attention, [1, heads, queries, keys]; a decoder's hides later tokens."""
+    """A learned bias of self-attention, [1, heads, queries, keys]; a decoder's hides later tokens."""
 
     def __init__(self, shape: T5Shape, causal: bool) -> None:
         super().__init__()
@@ -146,8 +220,10 @@ class T5EncoderBlock(CheckpointedBlock):
         self.position_bias = PositionBias(shape, causal=False) if shape.bias_each_layer else None
 
     def transform(self, x: Tensor, length: int, bias: Tensor | None) -> Tensor:
-        """[batch, source, d_model] to the same; `length` of the whole source; `bias`: of the stack, None
-        where the block has one."""
+        """Compute [batch, source, d_model] to the same.
+
+        `length`: tokens of the whole source. `bias`: that of the stack, None where the block has one.
+        """
         if self.position_bias is not None:
             bias = self.position_bias(length, x.device)
         x = x + self.attention(self.attention_norm(x), bias)
@@ -169,7 +245,7 @@ class T5DecoderBlock(CheckpointedBlock):
         self.position_bias = PositionBias(shape, causal=True) if shape.bias_each_layer else None
 
     def transform(self, x: Tensor, length: int, bias: Tensor | None, encoded: Tensor) -> Tensor:
-        """[batch, target, d_model] to the same; `length` of the whole target; `encoded` is
+        """Compute [batch, target, d_model] to the same; `length`: tokens of the whole target; `encoded` is
         [batch, source, d_model]."""
         if self.position_bias is not None:
             bias = self.position_bias(length, x.device)
@@ -179,7 +255,7 @@ class T5DecoderBlock(CheckpointedBlock):
 
 
 class T5Stack(nn.Module):
-    """Encoder or decoder: blocks with one position bias, and a norm after the last."""
+    """The encoder or the decoder: blocks with one position bias, and a norm after the last."""
 
     def __init__(
         self,
@@ -195,7 +271,7 @@ class T5Stack(nn.Module):
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
     def forward(self, x: Tensor, length: int, *context: Tensor) -> Tensor:
-        """`length`: tokens of the whole sequence, of which a rank has a share under tensor parallelism."""
+        # `length` is of the whole sequence, of which a rank has a share under tensor parallelism.
         bias = None if self.position_bias is None else self.position_bias(length, x.device)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
@@ -239,10 +315,12 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
 
     family = FAMILY
     shape_type = T5Shape
+    module_type = T5
+    block_classes = (T5EncoderBlock, T5DecoderBlock)
 
     @property
     def parameters(self) -> int:
-        s = self._shape
+        s = self.spec
         encoder = s.attention_weights + s.feed_forward_weights + 2 * s.d_model
         decoder = 2 * s.attention_weights + s.feed_forward_weights + 3 * s.d_model
         stacks = 2 * (s.buckets * s.heads * (s.layers if s.bias_each_layer else 1) + s.d_model)
@@ -250,10 +328,10 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
 
     @property
     def default_seq(self) -> int:
-        return self._shape.max_seq
+        return self.spec.max_seq
 
     def tensor_plan(self) -> TensorPlan:
-        s = self._shape
+        s = self.spec
         stacks = [self._block_plan(T5EncoderBlock)] * s.layers + [self._block_plan(T5DecoderBlock)] * s.layers
         biases = (
             ()
@@ -272,7 +350,7 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         )
 
     def _block_plan(self, block: type[nn.Module]) -> BlockPlan:
-        s = self._shape
+        s = self.spec
         attentions = ("attention", "cross_attention") if block is T5DecoderBlock else ("attention",)
         inner = {f"{name}.{part}": (s.inner,) for name in attentions for part in ("query", "key", "value")}
         hidden = {f"feed_forward.{part}": (s.d_ff,) for part in (("gate", "up") if s.gated else ("up",))}
@@ -284,42 +362,14 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
             norms=(*(f"{name}_norm" for name in attentions), "feed_forward_norm"),
         )
 
-    @property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return (T5EncoderBlock, T5DecoderBlock)
-
-    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        self.resolve_seq(seq)  # any length will do, but not any number
-        return T5(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        seq = self.resolve_seq(seq)
-        rows = token_rows(
-            vocab=self._shape.vocab,
-            batch=batch,
-            length=2 * seq,
-            overlap=0,
-            seed=seed,
-            rank=rank,
-            device=device,
-            data=data,
-            world_size=world_size,
-        )
-        return (_source_and_target(row, seq) for row in rows)
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        length = self.resolve_seq(seq)
+        rows = token_rows(feed, vocab=self.spec.vocab, length=2 * length, overlap=0)
+        return (_source_and_target(row, length) for row in rows)
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """2 a token and weight of either stack, attention in full; a decoder's block attends twice."""
-        s, seq = self._shape, self.resolve_seq(seq)
+        # 2 a token and weight of either stack, attention in full; a decoder's block attends twice.
+        s, seq = self.spec, self.resolve_seq(seq)
         tokens = batch * seq
         attention = (2 * tokens * s.d_model * s.inner,) * 4
         feed_forward = (2 * tokens * s.d_model * s.d_ff,) * (3 if s.gated else 2)
@@ -332,7 +382,7 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         return ForwardFlops(stacks, rest=head, head=head)
 
     def tokens(self, batch: int, seq: int | None = None) -> int:
-        """Source and target tokens."""
+        """Return the source and target tokens of one microbatch."""
         return 2 * batch * self.resolve_seq(seq)
 
 

@@ -7,6 +7,6 @@ out. What is left over must be known to be without effect on the model, or be of
 else is refused by name.
 """
 
-from fsdpbench.workloads.hf_config.others import MODEL_TYPES, Translation, translate
+from fsdpbench.workloads.hf_config.model_types import MODEL_TYPES, Translation, translate
 
 __all__ = ["MODEL_TYPES", "Translation", "translate"]

@@ -1,12 +1,13 @@
-"""Reading the keys of a configuration file: typed, each accounted for."""
+"""The keys of a configuration file: read as typed values, each accounted for, and parts that models share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fsdpbench.workloads.tensor_plan import ShapeError
+from fsdpbench.workloads.rotations import Rope
+from fsdpbench.workloads.shape import ShapeError, check_layers
 
 _LARGEST = 2**63 - 1
 _SHOWN = 60
@@ -47,16 +48,16 @@ class Keys:
         self.model_type = str(config.get("model_type"))
 
     def has(self, key: str) -> bool:
-        """Whether it is given and not null."""
+        """Return whether a key is given and not null."""
         return self._config.get(key) is not None
 
     def raw(self, key: str, missing: Any = None) -> Any:
-        """The value as it stands, null included; `missing` where the key is not there."""
+        """Return the value as it is, null included; `missing` where the key is absent."""
         self._read.add(key)
         return self._config.get(key, missing)
 
     def whole(self, key: str, missing: int, null: int | None = None) -> int:
-        """A whole number from 0; null counts as `null`, or as `missing` without one."""
+        """Return a whole number from 0; null counts as `null`, or as `missing` without one."""
         value = self.raw(key, missing)
         if value is None:
             return missing if null is None else null
@@ -65,11 +66,11 @@ class Keys:
         return value
 
     def number(self, key: str, missing: float, null: float | None = None) -> float:
-        """A finite number from 0; null counts as `null`, or as `missing` without one."""
+        """Return a finite number from 0; null counts as `null`, or as `missing` without one."""
         return self.as_number(key, self.raw(key, missing), missing if null is None else null)
 
     def as_number(self, key: str, value: Any, null: float) -> float:
-        """`value`, which stands at `key`, as a finite number from 0; None counts as `null`."""
+        """Return `value`, found at `key`, as a finite number from 0; None counts as `null`."""
         if value is None:
             return null
         fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
@@ -78,7 +79,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, missing: bool) -> bool:
-        """True or false; null counts as false."""
+        """Return true or false; null counts as false."""
         value = self.raw(key, missing)
         if value is None:
             return False
@@ -87,7 +88,7 @@ class Keys:
         return value
 
     def word(self, key: str, missing: str, among: Mapping[str, str]) -> str:
-        """One of the words of `among`, translated."""
+        """Return the translation of the value, which must be one of the words of `among`."""
         value = self.raw(key, missing)
         value = missing if value is None else value
         if not isinstance(value, str) or value not in among:
@@ -101,18 +102,18 @@ class Keys:
             raise self.refusal(key, value)
 
     def table(self, key: str) -> dict[str, Any] | None:
-        """An object, or None."""
+        """Return an object, or None."""
         value = self.raw(key)
         return None if value is None else self.as_table(key, value)
 
     def as_table(self, key: str, value: Any) -> dict[str, Any]:
-        """`value`, which stands at `key`, as an object."""
+        """Return `value`, found at `key`, as an object."""
         if not isinstance(value, dict):
             raise self.misfit(key, value, "an object")
         return value
 
     def ignore(self, *keys: str) -> None:
-        """These say nothing that other keys, or the model's code, do not say."""
+        """Accept keys that add nothing to other keys or to the model's code."""
         self._read.update(keys)
 
     def finish(self) -> None:
@@ -126,7 +127,7 @@ class Keys:
             raise self.refusal(key, value)
 
     def _check_head(self) -> None:
-        """`architectures` names the class of the checkpoint: one without a language head is another model."""
+        """Refuse `architectures` without a language head: the checkpoint's class is then another model."""
         names = self.raw("architectures") or []
         if not isinstance(names, list):
             raise self.misfit("architectures", names, "a list of names")
@@ -138,11 +139,11 @@ class Keys:
                 )
 
     def misfit(self, key: str, value: Any, wanted: str) -> ShapeError:
-        """The error of a value that is of another kind."""
+        """Return the error for a value of another kind."""
         return ShapeError(f"key {key} is {_shown(value)}: it must be {wanted}")
 
     def refusal(self, key: str, value: Any) -> ShapeError:
-        """The error of a part of a model that is not built."""
+        """Return the error for a part of a model that is not built."""
         if key == "quantization_config":
             return ShapeError(
                 f"key {key} is {_shown(value)}: weights in few bits are not trained as the checkpoint has "
@@ -161,9 +162,187 @@ def _shown(value: Any) -> str:
 
 
 def shortest_period(letters: Iterable[str]) -> str:
-    """The shortest text that, repeated and cut, gives `letters`."""
+    """Return the shortest text that, repeated and cut, gives `letters`."""
     text = "".join(letters)
     for length in range(1, len(text) + 1):
         if all(text[index] == text[index % length] for index in range(length, len(text))):
             return text[:length]
     return text
+
+
+DEFAULT_SEQ = 4096
+"""Tokens a sample where no length is given: models are not trained at their longest context."""
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+}
+_ORIGINAL = "original_max_position_embeddings"
+_LETTERS = {"full_attention": "F", "sliding_attention": "S"}
+
+
+def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Read sizes, biases, norm and dropout of a decoder; `defaults`: the model's own, by key of the file."""
+    heads = keys.whole("num_attention_heads", defaults["num_attention_heads"])
+    d_model = keys.whole("hidden_size", defaults["hidden_size"])
+    if not heads or not d_model:
+        raise ShapeError("keys num_attention_heads and hidden_size must be at least 1")
+    layers = keys.whole("num_hidden_layers", defaults["num_hidden_layers"])
+    check_layers(layers, "num_hidden_layers")  # before patterns are made, a letter a layer
+    attention_bias = keys.flag("attention_bias", False)
+    longest = keys.whole("max_position_embeddings", defaults["max_position_embeddings"])
+    keys.must_be("is_encoder_decoder", False)
+    keys.must_be("add_cross_attention", False)
+    return {
+        "layers": layers,
+        "d_model": d_model,
+        "d_ff": keys.whole("intermediate_size", defaults["intermediate_size"]),
+        "heads": heads,
+        "kv_heads": keys.whole("num_key_value_heads", defaults.get("num_key_value_heads", heads), null=heads),
+        "head_width": keys.whole("head_dim", defaults.get("head_dim", 0), null=0) or d_model // heads,
+        "vocab": keys.whole("vocab_size", defaults["vocab_size"]),
+        "tied": keys.flag("tie_word_embeddings", defaults.get("tie_word_embeddings", False)),
+        "max_seq": min(longest, DEFAULT_SEQ),
+        "qkv_bias": attention_bias,
+        "output_bias": attention_bias,
+        "norm_eps": keys.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
+        "activation": keys.word("hidden_act", defaults.get("hidden_act", "silu"), ACTIVATIONS),
+        "attention_dropout": keys.number("attention_dropout", 0.0),
+    }
+
+
+def layer_pattern(
+    keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]
+) -> dict[str, Any]:
+    """Read `window` and `layer_pattern`: of `layer_types` where it is given, else by `slides(layer)`."""
+    kinds = keys.raw("layer_types")
+    if kinds is None:
+        letters = "".join("S" if window and slides(layer) else "F" for layer in range(layers))
+    elif not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= set(_LETTERS):
+        raise keys.misfit("layer_types", kinds, f"{layers} times one of {', '.join(_LETTERS)}")
+    else:
+        letters = "".join(_LETTERS[kind] for kind in kinds)
+    if "S" not in letters:
+        return {"window": 0, "layer_pattern": "F"}
+    if not window:
+        raise keys.misfit(
+            "sliding_window", keys.raw("sliding_window"), "a number of tokens for sliding layers"
+        )
+    return {"window": window, "layer_pattern": shortest_period(letters)}
+
+
+def rope_shape(
+    keys: Keys, theta: float, standard: dict[str, Any] | None = None, *, partial: float | None = None
+) -> dict[str, Any]:
+    """Read `rope_theta` and `rope`, of `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
+
+    `standard`: the scaling of a model that names none; `partial`: the share of a head that is turned, where
+    the model has such a key.
+    """
+    newer, older = keys.table("rope_parameters"), keys.table("rope_scaling")
+    given = dict(newer or older or standard or {})
+    if partial is not None:
+        # The key inside the table comes first, as in transformers.
+        outer = keys.number("partial_rotary_factor", partial)
+        share = keys.as_number("partial_rotary_factor", given.pop("partial_rotary_factor", None), outer)
+    theta = keys.number("rope_theta", theta)
+    theta = keys.as_number("rope_theta", given.pop("rope_theta", None), theta)
+    shape = {"rope_theta": theta, "rope": str(read_rope(keys, given))}
+    return shape if partial is None else {**shape, "rotary_share": share}
+
+
+def longrope_shape(keys: Keys) -> dict[str, Any]:
+    """Read the same of Phi 3 and 4, whose long contexts stretch each pair by a factor of its own."""
+    given = keys.table("rope_parameters") or keys.table("rope_scaling") or {}
+    kind = given.get("rope_type") or given.get("type")
+    if kind not in ("longrope", "su"):
+        return rope_shape(keys, 10000.0, partial=1.0)
+    plain = ("rope_theta", "partial_rotary_factor")
+    rest = {key: value for key, value in given.items() if key not in (*plain, "rope_type", "type")}
+    original = keys.whole("original_max_position_embeddings", 4096)
+    original = int(keys.as_number("original_max_position_embeddings", rest.pop(_ORIGINAL, None), original))
+    factor = keys.number("max_position_embeddings", 4096.0) / max(original, 1)
+    factor = keys.as_number("factor", rest.pop("factor", None), factor)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    mscale = keys.as_number("attention_factor", rest.pop("attention_factor", None), usual)
+    lists = [_numbers(keys, key, rest.pop(key, None)) for key in ("short_factor", "long_factor")]
+    for key, value in rest.items():
+        raise keys.refusal(f"{key} of the rotary positions (longrope)", value)
+    rope = Rope("longrope", original=float(original), mscale=mscale, short=lists[0], long=lists[1])
+    share = keys.number("partial_rotary_factor", 1.0)
+    return {
+        "rope_theta": keys.as_number("rope_theta", given.get(plain[0]), keys.number("rope_theta", 10000.0)),
+        "rotary_share": keys.as_number(plain[1], given.get(plain[1]), share),
+        "rope": str(rope),
+    }
+
+
+def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise keys.misfit(key, value, "a list of numbers")
+    return tuple(keys.as_number(key, each, 0.0) for each in value)
+
+
+_ROPE_FIELDS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low",
+        "high_freq_factor": "high",
+        "original_max_position_embeddings": "original",
+    },
+    "yarn": {
+        "factor": "factor",
+        "beta_fast": "fast",
+        "beta_slow": "slow",
+        "original_max_position_embeddings": "original",
+        "attention_factor": "mscale",
+        "truncate": "truncate",
+    },
+}
+"""Fields of `Rope` by the keys of the file, for each type that is built."""
+
+
+def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
+    """Read a table of `rope_parameters` without its theta; `given` is emptied on the way.
+
+    Raises:
+        ShapeError: its type or a key is not built.
+    """
+    kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    names = _ROPE_FIELDS.get(str(kind))
+    if names is None:
+        raise ShapeError(
+            f"the rotary positions are of type {kind!r}, which is not built here (default, linear, "
+            "llama3 and yarn are; longrope for phi3): remove the key rope_scaling or rope_parameters to "
+            "train at the original context"
+        )
+    if kind != "default" and given.get("factor") is None:
+        raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")
+    numbers: dict[str, Any] = {}
+    if kind in ("llama3", "yarn") and given.get("original_max_position_embeddings") is None:
+        numbers["original"] = float(keys.whole("max_position_embeddings", 0))
+    mscale = (
+        (given.pop("mscale", None), given.pop("mscale_all_dim", None)) if kind == "yarn" else (None, None)
+    )
+    for key, value in given.items():
+        if value is None:
+            continue
+        if key not in names:
+            raise keys.refusal(f"{key} of the rotary positions ({kind})", value)
+        plain = int(value) if key == "truncate" and isinstance(value, bool) else value
+        numbers[names[key]] = keys.as_number(key, plain, 0.0)
+    if all(mscale) and "mscale" not in numbers:
+        over, under = (_yarn_scale(keys, numbers["factor"], each) for each in mscale)
+        numbers["mscale"] = over / under
+    return Rope.parse(str(Rope(str(kind), **numbers)))
+
+
+def _yarn_scale(keys: Keys, factor: float, scale: Any) -> float:
+    return 0.1 * keys.as_number("mscale", scale, 0.0) * math.log(max(factor, 1.0)) + 1.0

@@ -26,32 +26,32 @@ _SMALLEST = 1e-12
 
 
 class EightBits(NamedTuple):
-    """A matrix in fp8, and the scalar in float32 that its elements are to be multiplied by."""
+    """A matrix in fp8, and the scalar in float32 by which its elements are multiplied."""
 
     data: Tensor
     inverse: Tensor
 
 
 def scale_of(amax: Tensor, dtype: torch.dtype) -> Tensor:
-    """The factor in float32 that brings the largest magnitude to the largest number of `dtype`."""
+    """Return the factor in float32 that brings the largest magnitude to the largest number of `dtype`."""
     # In float64, as torchao has it: compiled and eager divisions in float32 differ.
     return (torch.finfo(dtype).max / amax.to(torch.float64).clamp(min=_SMALLEST)).to(torch.float32)
 
 
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x * scale` in fp8, finite."""
+    """Return `x * scale` in fp8, finite."""
     most = torch.finfo(dtype).max
     return (x.to(torch.float32) * scale).clamp(min=-most, max=most).to(dtype)
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> EightBits:
-    """`x` in fp8 by its own largest magnitude."""
+    """Return `x` in fp8, scaled by its own largest magnitude."""
     scale = scale_of(x.abs().max(), dtype)
     return EightBits(cast(x, scale, dtype), scale.reciprocal())
 
 
 def product(a: EightBits, b: EightBits, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """`a @ b` in `dtype`. `fast`: sums of the tensor cores are not promoted on the way (forward alone)."""
+    """Return `a @ b` in `dtype`. `fast`: the tensor cores' sums are not promoted (forward alone)."""
     left, right = a.data.contiguous(), b.data
     if right.stride(0) != 1:
         right = right.t().contiguous().t()
@@ -62,7 +62,7 @@ def product(a: EightBits, b: EightBits, dtype: torch.dtype, fast: bool = False) 
 
 
 class EightBitLinear(torch.autograd.Function):
-    """`x @ w^T` of x, [..., in], and a weight, [out, in], that is cast here or was gathered in fp8."""
+    """The product `x @ w^T` of x, [..., in], and w, [out, in], which is cast here or was gathered in fp8."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ Product = Callable[[Any, Tensor, torch.dtype], Tensor]
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """[..., n] as [rows, n]."""
+    """Return x, [..., n], as [rows, n]."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -110,10 +110,10 @@ def gradients(
     of_x: Product,
     of_weight: Product,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Of x, [..., in], and of the weight, [out, in], where they are `wanted`.
+    """Return the gradients of x, [..., in], and of the weight, [out, in], where they are `wanted`.
 
-    `gradient`: what the recipe has made of the output's, [rows, out]; the products take it first. `of_x`: of
-    it and the weight. `of_weight`: of it and the rows of x.
+    `gradient`: the output's gradient, [rows, out], as the recipe casts it. `of_x` multiplies it with the
+    weight, `of_weight` with the rows of x.
     """
     first = of_x(gradient, weight, dtype).view(x.shape) if wanted[0] else None
     second = of_weight(gradient, rows_of(x), dtype) if wanted[1] else None

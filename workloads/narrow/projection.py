@@ -1,4 +1,4 @@
-"""The layer that multiplies in fewer bits, and which layers of a model become one."""
+"""The layer that multiplies in 8 or 4 bits, and the layers of a model that become one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.narrow.block_scales import MX_BLOCK, NV_BLOCK
-from fsdpbench.workloads.narrow.blocks import MxLinear, Nvfp4Linear
+from fsdpbench.workloads.layers import ROUTERS, Projection, replace_projections
+from fsdpbench.workloads.narrow.blocks import MX_BLOCK, NV_BLOCK, MxLinear, Nvfp4Linear
 from fsdpbench.workloads.narrow.eight_bits import MULTIPLE, EightBitLinear
-from fsdpbench.workloads.products import HasProducts
-from fsdpbench.workloads.tensor_plan import WorkloadError
+from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.tensor_plan import HasProducts
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
 _MULTIPLES = {"fp8": MULTIPLE, "mxfp8": MX_BLOCK, "nvfp4": NV_BLOCK}
 _LINEARS: dict[str, Any] = {"fp8": EightBitLinear, "mxfp8": MxLinear, "nvfp4": Nvfp4Linear}
-_KEPT = frozenset({"router", "shared_gate"})
 
 
 class NarrowProjection(Projection):
-    """`base` with its products, forward and backward, in `kind`; weight and bias are those of `base`."""
+    """A linear layer with its products, forward and backward, in `kind`, and weight and bias of `base`."""
 
     def __init__(self, base: Projection, kind: str) -> None:
         nn.Module.__init__(self)
@@ -38,15 +36,11 @@ class NarrowProjection(Projection):
 
 def narrow(model: nn.Module, block_classes: tuple[type[nn.Module], ...], kind: str) -> None:
     """Let the linear layers of the blocks, routers aside, multiply in `kind`, in place."""
-    for block in [module for module in model.modules() if isinstance(module, block_classes)]:
-        for parent in list(block.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, Projection) and name not in _KEPT:
-                    setattr(parent, name, NarrowProjection(child, kind))
+    replace_projections(model, block_classes, lambda name, layer: NarrowProjection(layer, kind))
 
 
 def check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> None:
-    """Raises `WorkloadError`, naming what cannot be multiplied in `kind`: no layer stays behind unsaid."""
+    """Raise `WorkloadError` if a layer cannot be multiplied in `kind`; the message names it."""
     if not isinstance(workload, HasProducts):
         raise WorkloadError(
             f"{workload.name} is of the family {workload.family}, whose layers are not built in {kind}; "
@@ -57,7 +51,7 @@ def check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> 
     multiple = _MULTIPLES[kind]
     products = [product for layer in range(workload.block_count) for product in workload.products(layer)]
     for product in products:
-        if product.name not in _KEPT and (product.inputs % multiple or product.outputs % multiple):
+        if product.name not in ROUTERS and (product.inputs % multiple or product.outputs % multiple):
             raise WorkloadError(
                 f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and "
                 f"{kind} needs multiples of {multiple}: change the shape"

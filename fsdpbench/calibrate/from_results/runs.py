@@ -12,6 +12,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.devices.alike import profile_like
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.reports.result import Result, Status
 
 _SAME_STEP = 0.005
 """A step time is trusted to this share at best, however alike its samples are (estimated)."""
@@ -33,15 +34,13 @@ class MeasuredRun:
     chip: str
     noise: float = _SAME_STEP
 
-    def slower(self, result: Mapping[str, Any]) -> float:
+    def slower(self, result: Result) -> float:
         """ln(measured over simulated step time). Raises `UsageError` where the simulation has none."""
-        simulated = result.get(self.key)
-        if result.get("status") != "ok" or not simulated:
-            cause = (result.get("cause") or {}).get("message") or ""
-            raise UsageError(
-                f"{self.name}: its simulation ended with {result.get('status')}. {cause}".strip()
-            )
-        if result.get("alloc_retries_per_step"):
+        simulated = result.at(self.key)
+        if result.status is not Status.OK or not simulated:
+            cause = result.message or ""
+            raise UsageError(f"{self.name}: its simulation ended with {result.status}. {cause}".strip())
+        if result.alloc_retries_per_step:
             raise UsageError(f"{self.name}: the allocator retries when simulated; no rate follows from that")
         ratio = math.log(self.value / simulated)
         return -ratio if self.is_speed else ratio

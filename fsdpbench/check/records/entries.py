@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.consistency import by_metric, checked, contradictions
-from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, Figure, Unusable, figures_of
+from fsdpbench.check.consistency import by_metric, checked_run, contradictions
+from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, Figure, Unusable, checked, figures_of
 from fsdpbench.reports.consistency import broken_rules, values_of
 from fsdpbench.results.records import Status
 
@@ -41,7 +41,7 @@ class Entry:
     contradictions: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        runs = tuple(checked(run) for run in self.runs)
+        runs = tuple(checked_run(run) for run in self.runs)
         object.__setattr__(self, "runs", runs)
         found: Sequence[Mapping[str, str]] = self.contradictions or [{}] * len(runs)
         both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
@@ -130,7 +130,7 @@ def _own_step(repeats: object, alone: bool) -> Figure:
         return Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
     if alone and repeats.get("failed"):
         return Unusable.of(repeats["failed"], "runs failed, and how is not known here")
-    return METRICS["step_time_s"].checked(steps[0])
+    return checked(METRICS["step_time_s"], steps[0])
 
 
 def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:

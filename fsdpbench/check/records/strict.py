@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fsdpbench.errors import UsageError
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 T = TypeVar("T")
 Part = tuple[str, object, Any]

@@ -9,7 +9,7 @@ from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.check.records.sides import Side
 from fsdpbench.check.records.strict import check_names
 from fsdpbench.errors import CannotJudgeError
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 from fsdpbench.results.records import Status
 
 _NAMED = 5

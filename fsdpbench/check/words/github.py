@@ -8,8 +8,9 @@ import json
 from collections.abc import Mapping
 from statistics import median
 
-from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.entries import Entry
+from fsdpbench.reports.figures import Worse
 from fsdpbench.results.records import Status
 
 

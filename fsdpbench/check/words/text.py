@@ -10,7 +10,7 @@ from typing import Any
 from fsdpbench.check.compare import Change, Comparison, Verdict
 from fsdpbench.check.diagnosis import Finding, diagnose
 from fsdpbench.check.metrics import METRICS
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
 _NAMED = 3

@@ -14,10 +14,9 @@ from fsdpbench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.reports.analysis import Analysis
-    from fsdpbench.reports.analysis.device.roof import Links
-    from fsdpbench.reports.analysis.operators import Chip
-    from fsdpbench.reports.flight_recorder import Verdict
-    from fsdpbench.reports.trace import TraceLimits
+    from fsdpbench.reports.analysis.flight_recorder import Verdict
+    from fsdpbench.reports.analysis.peaks import Chip, Links
+    from fsdpbench.reports.readers import TraceLimits
 
     Roofs = tuple[dict[str, Links], dict[str, Chip]]
 
@@ -61,9 +60,9 @@ def command(
     PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*) it shows which rank did not join
     which collective.
     """
-    from fsdpbench.reports.analysis.words.text import describe
-    from fsdpbench.reports.flight_recorder import describe as describe_dumps
-    from fsdpbench.reports.hta_check import HtaMissingError
+    from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
+    from fsdpbench.reports.analysis.text import describe
+    from fsdpbench.reports.readers.hta import HtaMissingError
 
     verdict = _dumps(paths)
     if verdict is not None:
@@ -101,7 +100,7 @@ def command(
 
 
 def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> None:
-    from fsdpbench.reports.trace_page import write_trace_page
+    from fsdpbench.reports.pages.trace_page import write_trace_page
 
     title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     try:
@@ -113,8 +112,9 @@ def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> No
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
     """The verdict on Flight Recorder dumps, where these are some."""
-    from fsdpbench.reports.flight_recorder import find_dumps, judge
-    from fsdpbench.reports.trace import TraceError
+    from fsdpbench.reports.analysis.flight_recorder import judge
+    from fsdpbench.reports.readers import TraceError
+    from fsdpbench.reports.readers.flight_recorder import find_dumps
 
     try:
         dumps = find_dumps(paths)
@@ -124,7 +124,7 @@ def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
 
 
 def _limits(texts: tuple[str, ...]) -> TraceLimits:
-    from fsdpbench.reports.trace import TraceLimits
+    from fsdpbench.reports.readers import TraceLimits
 
     try:
         return TraceLimits.from_environment().with_texts(texts)
@@ -136,10 +136,10 @@ def _analyzed(
     paths: tuple[Path, ...], jobs: int | None, roofs: Roofs, limits: TraceLimits, *, draws: bool = False
 ) -> Analysis:
     from fsdpbench.reports.analysis import analyze
-    from fsdpbench.reports.analysis.inputs import find_traces
-    from fsdpbench.reports.analysis.parallel import suitable_processes
-    from fsdpbench.reports.trace import TraceError
-    from fsdpbench.reports.trace_page import draw_rank
+    from fsdpbench.reports.analysis.analyze import find_traces
+    from fsdpbench.reports.analysis.processes import suitable_processes
+    from fsdpbench.reports.pages.trace_page import draw_rank
+    from fsdpbench.reports.readers import TraceError
 
     try:
         files = [file.path for file in find_traces(paths)]
@@ -153,9 +153,7 @@ def _analyzed(
 
 def _roofs(hardware: str | None) -> Roofs:
     """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
-    from fsdpbench.reports.analysis.device.roof import ANY_DEVICE, Links
-    from fsdpbench.reports.analysis.operators import Chip
-    from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
+    from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
     from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
     def links_of(profile: HardwareProfile) -> Links:
@@ -180,8 +178,7 @@ def _roofs(hardware: str | None) -> Roofs:
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
     """What changed, rank by rank, as JSON and in words."""
-    from fsdpbench.reports.analysis.words.diff_text import describe_diff
-    from fsdpbench.reports.analysis.words.trace_diff import diff_analyses
+    from fsdpbench.reports.analysis.trace_diff import describe_diff, diff_analyses
 
     diffs = diff_analyses(before, after)
     if not diffs:
@@ -192,7 +189,7 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[s
 
 def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
     """HTA's, on each trace, and its own diff of the first of both sides."""
-    from fsdpbench.reports.hta_text import describe_changes, describe_opinion, hta_changes, hta_opinion
+    from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]
     content: dict[str, Any] = {"ranks": opinions}

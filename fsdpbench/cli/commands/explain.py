@@ -92,7 +92,7 @@ def _source(options: dict[str, Any]) -> str | None:
 
 def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: list[str]) -> Config | None:
     """Explain what the file says; the configuration, where it names one. Raises `UsageError`."""
-    from fsdpbench.reports.analysis.measures.snapshot import SUFFIXES
+    from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
     path = Path(source)
     if source != _STDIN and not path.exists():
@@ -108,8 +108,8 @@ def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: 
 
 
 def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> None:
-    from fsdpbench.reports.out_of_memory import describe_snapshot, read_oom_snapshot
-    from fsdpbench.reports.trace import TraceError
+    from fsdpbench.reports.analysis.out_of_memory import describe_snapshot, read_oom_snapshot
+    from fsdpbench.reports.readers import TraceError
 
     try:
         found = read_oom_snapshot(path)
@@ -120,7 +120,8 @@ def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> Non
 
 
 def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
-    from fsdpbench.reports.out_of_memory import describe_report, read_log
+    from fsdpbench.reports.analysis.out_of_memory import describe_report
+    from fsdpbench.reports.readers.out_of_memory import read_log
     from fsdpbench.reports.reading import UnreadableError, read_bytes, read_standard_input
 
     try:
@@ -147,14 +148,14 @@ def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():
-        points = [p for p in Store.open(path).points() if p.result["status"] == "oom"]
+        points = [p for p in Store.open(path).points() if p.result.status == "oom"]
         if not points:
             raise UsageError(f"{path}: no configuration in it ran out of memory")
         if len(points) > 1:
             tell(f"{len(points)} configurations ran out of memory; the first is explained. For another one:")
             for point in points[1:4]:
                 tell(f"  fsdpbench explain {point.folder}")
-        return points[0].config, points[0].result
+        return points[0].config, points[0].result.to_dict()
     if path.is_dir() and not (path / RESULT_FILE).is_file():
         raise UsageError(
             f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "
@@ -178,7 +179,8 @@ def _measured_config(
     explained too. Raises `UsageError`."""
     from fsdpbench.configuration.config import Config
     from fsdpbench.devices.alike import profile_like
-    from fsdpbench.reports.out_of_memory import describe_report, read_log
+    from fsdpbench.reports.analysis.out_of_memory import describe_report
+    from fsdpbench.reports.readers.out_of_memory import read_log
 
     if record.get("device") == "cuda" and not options.get("hardware"):
         name, memory = (_field(result, "hardware", key) for key in ("name", "memory_bytes"))

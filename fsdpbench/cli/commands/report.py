@@ -31,8 +31,8 @@ def command(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
 
 
 def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
-    from fsdpbench.reports.page import RunFolderError
-    from fsdpbench.reports.runs_page import write_runs_page
+    from fsdpbench.reports.pages import RunFolderError
+    from fsdpbench.reports.pages.runs_page import write_runs_page
 
     if form != "html" or output is None:
         raise UsageError("several folders make one page: -o FILE.html (--format is for one folder)")
@@ -47,7 +47,7 @@ def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> 
 
 def _one(folder: Path, output: Path | None, form: str) -> None:
     from fsdpbench.files.whole_files import write_whole
-    from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
+    from fsdpbench.reports.pages import RunFolderError, write_csv, write_json, write_markdown, write_report
     from fsdpbench.results.index import refresh_index
     from fsdpbench.results.store import REPORT_FILE, Store
 

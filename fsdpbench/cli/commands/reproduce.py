@@ -88,7 +88,7 @@ def _names(only: str | None) -> list[str]:
 
 
 def _print(outcomes: list[Outcome]) -> None:
-    from fsdpbench.reports.page.display import percent
+    from fsdpbench.reports.pages.display import percent
     from fsdpbench.reproduce.outcome import Verdict, counted
 
     show("figure  points  mean error   worst  claims that hold  of")

@@ -33,10 +33,11 @@ from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
+    from fsdpbench.reports.result import Result
     from fsdpbench.results.store import Store
 
 _FOLDERS = Path("runs")
@@ -95,51 +96,51 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
-    network = (result.get("hardware") or {}).get("node_network")
+    network = result.machine.get("node_network")
     notes = [f"network: {network}"] if network else []
-    notes += [f"doubtful: {doubt}" for doubt in (result.get("environment") or {}).get("warnings") or ()]
+    notes += [f"doubtful: {doubt}" for doubt in result.warnings]
     for line in (*notes, *buffer_notes(result), *soak_notes(result)):
         tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     if as_json:
-        show_json(result | ({} if advice is None else advice[0]), indent=1)
+        show_json(result.to_dict() | ({} if advice is None else advice[0]), indent=1)
     else:
         show(
             "\n".join(
                 [describe_result(result), *describe_script(result), *([] if advice is None else [advice[1]])]
             )
         )
-    if options.get("output") is None and result.get("folder"):
-        tell(f"its page: fsdpbench report {Path(result['folder']).parent}")
-    if result["status"] == Status.OOM and advice is None:
-        tell(f"why, and what fits: fsdpbench explain {result['folder']}")
-    if not Status(result["status"]).is_answer:
+    if options.get("output") is None and result.folder:
+        tell(f"its page: fsdpbench report {Path(result.folder).parent}")
+    if result.status is Status.OOM and advice is None:
+        tell(f"why, and what fits: fsdpbench explain {result.folder}")
+    if not result.status.is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _advice(config: Config, result: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None:
     """For programs, and in words; None where the script did not run to its figures. Of one that ran out of
     memory, what fits."""
     from fsdpbench.advise import advise_script
     from fsdpbench.advise.text import as_dict, describe_advice
     from fsdpbench.sweep.runner import jobs_for
 
-    if result["status"] == "oom":
+    if result.status == "oom":
         from fsdpbench import explain
         from fsdpbench.explain import text
 
         measurement = replace(config.measurement, traced_steps=0)
         explained = explain.advise(replace(config, measurement=measurement), jobs_for("sim"), tell)
         return {"explanation": text.as_dict(explained)}, text.describe_advice(explained)
-    if not result.get("step_time_s"):
+    if not result.step_time_s:
         tell("no advice: the script has no figures that variants could be compared with")
         return None
-    found = advise_script(config, result, jobs_for("sim"), tell)
+    found = advise_script(config, result.to_dict(), jobs_for("sim"), tell)
     return {"advice": as_dict(found)}, describe_advice(found)
 
 
-def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     """The configuration that model and settings name."""
     from fsdpbench.cli.requests.request import target_of, told_assumed
     from fsdpbench.results.result import not_applicable_result
@@ -180,19 +181,18 @@ def _with_jitter(config: Config, text: str | None) -> Config:
         raise UsageError(f"--{error}") from None
 
 
-def _tell_notes(result: dict[str, Any]) -> None:
+def _tell_notes(result: Result) -> None:
     """What a reader should know of the measurement of a script, and where its output is."""
-    for note in (result.get("script") or {}).get("notes", ()):
+    for note in result.stored("script.notes") or ():
         tell(f"note: {one_line(note)}")
     for line in script_notes(result):
         tell(f"note: {one_line(line)}")
-    unknown = result.get("unknown_operators")
-    if unknown:
+    if unknown := result.unknown_operators:
         tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))
-    tell(f"the script's output: {Path(result['folder']) / 'stdout.log'}")
+    tell(f"the script's output: {Path(str(result.folder)) / 'stdout.log'}")
 
 
-def _run(config: Config, output: Path | None) -> dict[str, Any]:
+def _run(config: Config, output: Path | None) -> Result:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
     from fsdpbench.cli.terminal.progress import WaitingProgress
@@ -204,7 +204,7 @@ def _run(config: Config, output: Path | None) -> dict[str, Any]:
         summary = run_sweep(
             store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
         )
-    return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
+    return summary.ran[0][1].replaced(folder=str(store.folder / point_folder_name(config)))
 
 
 def own_name(config: Config) -> str:

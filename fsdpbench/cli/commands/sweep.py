@@ -156,8 +156,8 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
     from fsdpbench.files.shared_log import records
     from fsdpbench.launch import fork_server
-    from fsdpbench.reports.analysis.kept import kept
-    from fsdpbench.reports.page import write_report
+    from fsdpbench.reports.analysis.processes import kept
+    from fsdpbench.reports.pages import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommendation.recommended import write_recommended
 
@@ -188,10 +188,10 @@ def _tell_end(
     from fsdpbench.results.records import Status
 
     folder, stored = store.folder, _stored(store, plan)
-    failed = [p for p in stored if not Status(p.result["status"]).is_answer]
-    by_count = _by_count([point.config | point.result for point in stored], budget)
+    failed = [p for p in stored if not p.result.status.is_answer]
+    by_count = _by_count(stored, budget)
     if as_json:
-        results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
+        results = [{"name": p.config["name"], "folder": str(p.folder), **p.result.to_dict()} for p in stored]
         show_json(
             {"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}
             | {"by_gpus": [row.to_dict() for row in by_count], "code": [str(path) for path in pasted]}
@@ -200,7 +200,7 @@ def _tell_end(
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
         for path in pasted:
             show(f"as code to paste: {path}")
-        if any(Status(point.result["status"]) is Status.OOM for point in stored):
+        if any(point.result.status is Status.OOM for point in stored):
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):
             print_rows(by_count, budget)
@@ -219,13 +219,14 @@ def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, 
     return config
 
 
-def _by_count(records: list[dict[str, Any]], budget: Budget) -> list[Row]:
-    """The best of each number of GPUs; `records`: configurations with their results."""
+def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
+    """Return the best of each number of GPUs."""
     from fsdpbench.results.records import Status
 
-    running = [record for record in records if record["status"] == Status.OK and record.get("step_time_s")]
-    unit = "tokens" if all(record.get("tokens_per_s_per_gpu") for record in running) else "samples"
-    rates = ((each["gpus"], each["name"], each.get(f"{unit}_per_s_per_gpu") or 0.0) for each in running)
+    running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]
+    unit = "tokens" if all(each.result.tokens_per_s_per_gpu for each in running) else "samples"
+    figure = f"{unit}_per_s_per_gpu"
+    rates = ((each.config["gpus"], each.config["name"], each.result.at(figure) or 0.0) for each in running)
     return rows_by_count(rates, unit, budget) if running else []
 
 

@@ -81,7 +81,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     """
     fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
     from fsdpbench.cli.terminal.progress import SilentProgress, make_progress
-    from fsdpbench.reports.page import write_report
+    from fsdpbench.reports.pages import write_report
     from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of
     from fsdpbench.tune.run import Effort, Goal, tune

@@ -16,7 +16,7 @@ from fsdpbench.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.cli.terminal.watch_view import View
-    from fsdpbench.reports.page import LivePage
+    from fsdpbench.reports.pages import LivePage
     from fsdpbench.sweep.sweep_state import SweepFolder, SweepState
 
 _LOOK_S = 0.5
@@ -55,7 +55,7 @@ def command(
     was reached, 2 no sweep began within --wait.
     """
     from fsdpbench.cli.terminal.watch_view import best_words, headline, make_view
-    from fsdpbench.reports.page import LivePage
+    from fsdpbench.reports.pages import LivePage
     from fsdpbench.sweep.sweep_state import SweepFolder
 
     page = None if no_page else LivePage(folder, output or folder / "report.html")
@@ -167,7 +167,7 @@ def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[
         "schema": 1,
         "folder": str(folder),
         "configurations": len(state.points),
-        "ended": [{"name": each.name, "status": each.result["status"]} for each in state.ended],
+        "ended": [{"name": each.name, "status": each.result.status.value} for each in state.ended],
         "failed": state.failed,
         "over": state.is_done and not state.is_held,
         "problem": str(ending) if ending is not None else None,

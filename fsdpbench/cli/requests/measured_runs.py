@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate.from_results import Factor, Fit, MeasuredRun
@@ -97,7 +98,7 @@ class _Simulator:
     runs: Sequence[MeasuredRun]
     folder: Path
 
-    def __call__(self, hardware: Path) -> list[dict[str, Any]]:
+    def __call__(self, hardware: Path) -> list[Result]:
         from fsdpbench.cli.terminal.progress import SilentProgress
         from fsdpbench.results.provenance import content_key
         from fsdpbench.sweep.simulated import UNTRACED, simulate

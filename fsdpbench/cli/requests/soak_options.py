@@ -13,6 +13,7 @@ from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
+    from fsdpbench.reports.result import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,26 +84,26 @@ def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     return replace(config, soak=soak, measurement=measurement)
 
 
-def soak_notes(result: Mapping[str, Any]) -> Iterator[str]:
+def soak_notes(result: Result) -> Iterator[str]:
     """What a soak found, in a few lines."""
-    soak = result.get("soak")
+    soak = result.soak
     if soak is None:
         return
-    done, over = soak["steps_done"], soak["over_steps"]
+    done, over = soak.steps_done, soak.over_steps
     yield (
-        f"soak: {done} of {soak['steps']} steps, {soak['distinct_shapes']} different shapes; "
-        f"{soak['executed']} steps executed, {soak['replayed']} replayed"
+        f"soak: {done} of {soak.steps} steps, {soak.distinct_shapes} different shapes; "
+        f"{soak.executed} steps executed, {soak.replayed} replayed"
     )
-    for why, count in soak["executed_because"].items():
+    for why, count in soak.executed_because.items():
         yield f"soak: {count} not replayed: {why}"
-    if soak["out_of_memory_step"] is not None:
-        yield f"soak: out of memory in step {soak['out_of_memory_step']}"
-    if soak["retries"]:
-        yield f"soak: {soak['retries']} allocator retries, the first in step {soak['first_retry_step']}"
-    reserved = [value for value in over["reserved"] if value is not None]
+    if soak.out_of_memory_step is not None:
+        yield f"soak: out of memory in step {soak.out_of_memory_step}"
+    if soak.retries:
+        yield f"soak: {soak.retries} allocator retries, the first in step {soak.first_retry_step}"
+    reserved = [value for value in over.reserved if value is not None]
     if reserved:
-        fragments = max(value for value in over["inactive_split"])
+        fragments = max(value or 0 for value in over.inactive_split)
         yield (
-            f"soak: the last cudaMalloc in step {soak['last_device_alloc_step']}; reserved at most "
+            f"soak: the last cudaMalloc in step {soak.last_device_alloc_step}; reserved at most "
             f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB was free in fragments"
         )

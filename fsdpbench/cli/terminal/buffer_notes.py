@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from fsdpbench.reports.result import Result
 
 
-def buffer_notes(result: Mapping[str, Any]) -> list[str]:
+def buffer_notes(result: Result) -> list[str]:
     """A line about dropped rows and empty places of `result`; none without a capacity."""
-    rows = result.get("buffer_rows")
+    rows = result.buffer_rows
     if not rows:
         return []
     sent, dropped, empty = rows["sent"], rows["dropped"], rows["empty"]

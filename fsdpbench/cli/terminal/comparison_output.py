@@ -9,7 +9,7 @@ import click
 
 from fsdpbench.cli.output import show
 from fsdpbench.errors import CannotJudgeError, ExitCode, SomeFailedError
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.check.compare import Comparison

@@ -10,12 +10,12 @@ from fsdpbench.errors import BenchError
 
 if TYPE_CHECKING:
     from fsdpbench.check.history import History
-    from fsdpbench.reports.history_page.page import StepGroup
+    from fsdpbench.reports.pages.history_page import StepGroup
 
 
 def show_history(history: History, form: str, output: Path | None) -> None:
     """Text, `json` or `md` on stdout, the page at `output`. Raises `BenchError` if it cannot be written."""
-    from fsdpbench.reports.history_page import step_groups, write_history_page
+    from fsdpbench.reports.pages.history_page import step_groups, write_history_page
 
     content = history.to_dict()
     groups = step_groups(content)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,9 +14,11 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.runner import Progress
 
+_FAILED = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH)
 _LAST_SHOWN = 8
 _PATIENCE_S = 10.0
 _GAP = 2
@@ -32,37 +33,38 @@ def make_progress(quiet: bool = False) -> Progress:
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 
 
-def describe_result(result: dict[str, Any]) -> str:
+def describe_result(result: Result) -> str:
     """One line of what came of a configuration."""
-    if result["status"] != "ok":
-        cause = (result.get("cause") or {}).get("message") or ""
-        if result["status"] == "oom":
+    if result.status is not Status.OK:
+        cause = result.message or ""
+        if result.status is Status.OOM:
             # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
             cause = ". ".join(cause.split(". ")[:2])
-        told = f"{result['status']}: {one_line(cause)}" if cause else str(result["status"])
-        return f"{told}; measured before: {_figures(result)}" if result.get("step_time_s") else told
+        told = f"{result.status}: {one_line(cause)}" if cause else str(result.status)
+        return f"{told}; measured before: {_figures(result)}" if result.step_time_s else told
     return _figures(result)
 
 
-def _figures(result: dict[str, Any]) -> str:
-    parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step{plus_minus(result.get('interval'))}"]
-    if result.get("tokens_per_s_per_gpu"):
-        parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
-    if result.get("overlap_fraction") is not None:
-        parts.append(f"{result['overlap_fraction']:.0%} of communication hidden")
-    if result.get("compiled") is not None:
-        parts.append(compiled_words([result["compiled"]]))
-    if retries := result.get("alloc_retries_per_step"):
+def _figures(result: Result) -> str:
+    step = result.step_time_s or 0.0
+    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.stored('interval'))}"]
+    if result.tokens_per_s_per_gpu:
+        parts.append(f"{result.tokens_per_s_per_gpu:,.0f} tokens/s/{each(result.device)}")
+    if result.overlap_fraction is not None:
+        parts.append(f"{result.overlap_fraction:.0%} of communication hidden")
+    if result.compiled is not None:
+        parts.append(compiled_words([result.compiled]))
+    if retries := result.alloc_retries_per_step:
         parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
         parts += _sampled(result)
-    if unread := result.get("unread_settings"):
+    if unread := result.unread_settings:
         parts.append(f"no effect: the system never read {', '.join(unread)}")
     return ", ".join(parts)
 
 
-def _sampled(result: dict[str, Any]) -> list[str]:
+def _sampled(result: Result) -> list[str]:
     """What the step time is the median of: where the allocator retries, no step is like the next."""
-    times = (result.get("measured") or {}).get("step_times_s") or []
+    times = result.step_times_s
     if len(times) < 2:
         return []
     return [
@@ -75,7 +77,7 @@ class SilentProgress:
 
     def begin(self, total: int, already_done: int) -> None: ...
     def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
+    def finished(self, config: Config, result: Result) -> None: ...
     def tick(self) -> None: ...
     def end(self) -> None: ...
 
@@ -109,7 +111,7 @@ class PlainProgress(SilentProgress):
         if already_done:
             _line(f"{already_done} of {total} configurations are done already")
 
-    def finished(self, config: Config, result: dict[str, Any]) -> None:
+    def finished(self, config: Config, result: Result) -> None:
         self._done += 1
         _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
 
@@ -121,7 +123,7 @@ class LiveProgress:
         self._console = console
         self._live: Live | None = None
         self._running: dict[str, float] = {}
-        self._ended: list[tuple[str, dict[str, Any]]] = []
+        self._ended: list[tuple[str, Result]] = []
         self._total = 0
         self._before = 0
         self._began = time.monotonic()
@@ -135,7 +137,7 @@ class LiveProgress:
         self._running[config.name] = time.monotonic()
         self.tick()
 
-    def finished(self, config: Config, result: dict[str, Any]) -> None:
+    def finished(self, config: Config, result: Result) -> None:
         self._running.pop(config.name, None)
         self._ended.append((config.name, result))
         self.tick()
@@ -165,12 +167,10 @@ class LiveProgress:
     def _headline(self) -> Text:
         done = self._before + len(self._ended)
         text = f"{_of(done, self._total)} configurations"
-        failed = sum(
-            result["status"] in ("error", "crash", "timeout", "rank_mismatch") for _, result in self._ended
-        )
+        failed = sum(result.status in _FAILED for _, result in self._ended)
         if failed:
             text += f", {failed} failed"
-        racing = sum(result["status"] == "race" for _, result in self._ended)
+        racing = sum(result.status is Status.RACE for _, result in self._ended)
         if racing:
             text += f", {racing} with data races"
         if self._ended and done < self._total:
@@ -179,17 +179,16 @@ class LiveProgress:
         return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
 
     def _best(self) -> list[Text]:
-        finished = [pair for pair in self._ended if pair[1].get("tokens_per_s_per_gpu")]
-        if not finished:
+        rates = [(rate, name, best) for name, best in self._ended if (rate := best.tokens_per_s_per_gpu)]
+        if not rates:
             return []
-        name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
-        unit = f"tokens/s/{each(str(best.get('device')))}"
-        told = f"best so far: {best['tokens_per_s_per_gpu']:,.0f} {unit}, "
+        rate, name, best = max(rates, key=lambda found: found[0])
+        told = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
         return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
 
 
-def _described(result: dict[str, Any]) -> Text:
-    return Text(describe_result(result), style="" if result["status"] == "ok" else "yellow")
+def _described(result: Result) -> Text:
+    return Text(describe_result(result), style="" if result.status is Status.OK else "yellow")
 
 
 def shortened(name: str, width: int) -> str:

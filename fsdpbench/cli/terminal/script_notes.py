@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from fsdpbench.reports.result import PlaceholderDecision, RankComparison, Result
 
 _TOLD = 5
 _GIB = 2**30
@@ -18,26 +18,25 @@ _COSTS = {
 }
 
 
-def describe_script(result: Mapping[str, Any]) -> list[str]:
+def describe_script(result: Result) -> list[str]:
     """Of a script that was measured, the lines behind its speed: memory, MFU, what costs most."""
-    if not result.get("script") or not result.get("step_time_s"):
+    if not result.script or not result.step_time_s:
         return []
     told = []
-    memory = result.get("peak_memory_bytes") or {}
-    if memory.get("reserved"):
-        capacity = (result.get("hardware") or {}).get("memory_bytes")
+    if result.reserved:
+        capacity = result.machine.get("memory_bytes")
         of = f" of {capacity / _GIB:.1f}" if capacity else ""
-        told.append(f"{memory['reserved'] / _GIB:.1f}{of} GiB reserved at the peak")
-    if result.get("mfu"):
-        told.append(f"MFU {result['mfu']:.1%}")
+        told.append(f"{result.reserved / _GIB:.1f}{of} GiB reserved at the peak")
+    if result.mfu:
+        told.append(f"MFU {result.mfu:.1%}")
     lines = [", ".join(told)] if told else []
     largest = _largest_cost(result)
     return [*lines, largest] if largest else lines
 
 
-def _largest_cost(result: Mapping[str, Any]) -> str | None:
+def _largest_cost(result: Result) -> str | None:
     """What the step's time goes to beside computing, as its trace says."""
-    times = result.get("time_s") or {}
+    times: dict[str, float] = result.stored("time_s") or {}
     total = sum(times.values())
     if not total:
         return None
@@ -47,69 +46,68 @@ def _largest_cost(result: Mapping[str, Any]) -> str | None:
     computing = (times.get("compute_only", 0.0) + times.get("overlapped", 0.0)) / total
     cost = f"{_COSTS[name]}, {seconds / total:.1%}"
     told = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
-    verdict = (result.get("verdict") or {}).get("sentence")
+    verdict = result.stored("verdict.sentence")
     # Without the settings of the bench that it names: a script has none of them.
     return f"{told}. {_SETTINGS.sub('', verdict)}" if verdict else told
 
 
-def script_notes(result: Mapping[str, Any]) -> list[str]:
+def script_notes(result: Result) -> list[str]:
     """Lines for a reader of `result`."""
     return [
         *_ranks(
-            result.get("rank_check"),
-            str((result.get("cause") or {}).get("message")),
-            int(result["config"]["gpus"]),
+            result.rank_check,
+            str(result.message),
+            int(result.stored("config.gpus")),
         ),
-        *_decisions(result.get("placeholder_decisions") or []),
+        *_decisions(result.placeholder_decisions or []),
         *_files(result),
     ]
 
 
-def _ranks(check: Mapping[str, Any] | None, cause: str, gpus: int) -> list[str]:
+def _ranks(check: RankComparison | None, cause: str, gpus: int) -> list[str]:
     """What the comparison of ranks came to: both stacks of a difference, the script's own lines first."""
     if check is None:
         return []
-    difference = check["difference"]
+    difference = check.difference
     if difference is None:
-        calls = check["collectives"]["calls"]
+        calls = check.collectives.calls
         counts = sorted(set(calls.values()))
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        alike = ", and fail in the same way" if "ok" not in check["collectives"]["ended"].values() else ""
+        alike = ", and fail in the same way" if "ok" not in check.collectives.ended.values() else ""
         told = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
         rest = gpus - len(calls)
         left = "" if rest <= 0 else f"; the other {rest} were not run (--check-ranks {gpus} runs all)"
         return [told + left]
-    lines = [] if difference["message"] in cause else [difference["message"]]  # the cause is shown as well
-    for rank, stack in (("rank", "stack"), ("other_rank", "other_stack")):
-        if difference[stack]:
-            lines.append(f"  rank {difference[rank]}, your lines first, innermost first:")
-            lines += [
-                f"    {each['file']}:{each['line']} in {each['function']}" for each in difference[stack]
-            ]
+    lines = [] if difference.message in cause else [difference.message]  # the cause is shown as well
+    sides = ((difference.rank, difference.stack), (difference.other_rank, difference.other_stack))
+    for rank, stack in sides:
+        if stack:
+            lines.append(f"  rank {rank}, your lines first, innermost first:")
+            lines += [f"    {each.file}:{each.line} in {each.function}" for each in stack]
     return lines
 
 
-def _decisions(decisions: list[dict[str, Any]]) -> list[str]:
+def _decisions(decisions: list[PlaceholderDecision]) -> list[str]:
     if not decisions:
         return []
-    most = sorted(decisions, key=lambda each: -each["count"])
+    most = sorted(decisions, key=lambda each: -each.count)
     lines = [
-        f"  {Path(each['file']).name}:{each['line']}: {each['operation']} -> {json.dumps(each['answer'])}, "
-        f"{each['count']} {'time' if each['count'] == 1 else 'times'}"
+        f"  {Path(each.file).name}:{each.line}: {each.operation} -> {json.dumps(each.answer)}, "
+        f"{each.count} {'time' if each.count == 1 else 'times'}"
         for each in most[:_TOLD]
     ]
     rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _TOLD else ""
     return [f"the script decided by values that simulated tensors do not have{rest}:", *lines]
 
 
-def _files(result: Mapping[str, Any]) -> list[str]:
-    files = result.get("redirected_files")
-    if not files:
+def _files(result: Result) -> list[str]:
+    files = result.redirected_files
+    if not isinstance(files, dict) or not files:
         return []
     lines = []
     if files["count"]:
         shown = ", ".join(files["files"][:_TOLD]) + (", ..." if files["count"] > _TOLD else "")
-        where = Path(str(result.get("folder", ""))) / files["folder"]
+        where = Path(result.folder or "") / files["folder"]
         what = "1 file" if files["count"] == 1 else f"{files['count']} files"
         lines.append(f"{what} of simulated tensors ({files['bytes'] / 1e6:,.1f} MB) went to {where}: {shown}")
     if files["left_in_place"]:

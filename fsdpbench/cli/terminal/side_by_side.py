@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdpbench.reports.page.side_by_side import Ratio, differences, ratios
-from fsdpbench.reports.page.view import RunView
+from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
+from fsdpbench.reports.pages.view import RunView
 
 
 def print_side_by_side(console: Console, view: RunView) -> None:

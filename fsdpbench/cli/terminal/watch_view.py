@@ -8,6 +8,7 @@ from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.progress import describe_result, shortened, told_apart
 from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.terminal.units import each as each_device
+from fsdpbench.reports.result import Status
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -50,15 +51,14 @@ def best_words(state: SweepState, width: int | None = None) -> str:
     rates = [
         (rate, each)
         for each in state.ended
-        if each.result["status"] == "ok"
-        and isinstance(rate := each.result.get("tokens_per_s_per_gpu"), float)
+        if each.result.status is Status.OK and (rate := each.result.tokens_per_s_per_gpu) is not None
     ]
     if not rates:
         return ""
     rate, best = max(rates, key=lambda pair: pair[0])
-    told = f"best so far: {rate:,.0f} tokens/s/{each_device(str(best.result.get('device')))}, "
-    if best.result.get("compiled") is not None:
-        told += f"{compiled_words([best.result['compiled']])}, "
+    told = f"best so far: {rate:,.0f} tokens/s/{each_device(best.result.device)}, "
+    if best.result.compiled is not None:
+        told += f"{compiled_words([best.result.compiled])}, "
     return told + (best.name if width is None else shortened(best.name, max(24, width - len(told))))
 
 
@@ -91,7 +91,7 @@ class PlainView(SilentView):
             self._began = True
         new = [each for each in state.ended if self._told.get(each.name) != each.changed_ns]
         for number, each in enumerate(new, start=len(state.ended) - len(new) + 1):
-            tell(f"[{number}/{len(state.points)}] {each.name}: {describe_result(dict(each.result))}")
+            tell(f"[{number}/{len(state.points)}] {each.name}: {describe_result(each.result)}")
             self._told[each.name] = each.changed_ns
         if slurm and slurm != self._slurm:
             tell(f"Slurm: {slurm}")
@@ -128,8 +128,8 @@ def table_of(state: SweepState, slurm: str, width: int) -> Group:
 
     rows: list[tuple[str, Any]] = []
     for each in state.ended[-_LAST_SHOWN:]:
-        style = "" if each.result["status"] == "ok" else "yellow"
-        rows.append((each.name, Text(describe_result(dict(each.result)), style=style)))
+        style = "" if each.result.status is Status.OK else "yellow"
+        rows.append((each.name, Text(describe_result(each.result), style=style)))
     shown = state.under_way[:_MOST_UNDER_WAY]
     rows += [(name, Text("under way", style="dim")) for name in shown]
     longest = max((len(name) for name, _ in rows), default=0)

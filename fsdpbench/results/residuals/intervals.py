@@ -12,25 +12,18 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS
+from fsdpbench.reports.figures import FIGURES
+from fsdpbench.reports.result import JsonObject, PeakMemory, Result
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
-_SPEEDS = (
-    "samples_per_s_per_gpu",
-    "tokens_per_s_per_gpu",
-    "tflops_per_gpu",
-    "hardware_tflops_per_gpu",
-    "mfu",
-    "hfu",
-)
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _UNLIKE = ("expert", "window", "sinks", "score_cap")
 """Parts of names of fields that no model of a published run has set."""
@@ -40,15 +33,14 @@ _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY
 """What the bytes of a run do not depend on, or what no published run says."""
 
 
-def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `interval` of a simulated result that has a step time; None of any other."""
-    step = result.get("step_time_s")
+def interval_of(config: Config, result: Result) -> JsonObject | None:
+    """Return the `interval` of a simulated result that has a step time; None of any other."""
+    step = result.step_time_s
     if config.device != "sim" or not step:
         return None
     unknown = unknowns(config)
-    peaks = result.get("peak_memory_bytes") or {}
-    memory, risky = _memory(config, peaks, unknown)
-    retries = bool(result.get("alloc_retries_per_step"))
+    memory, risky = _memory(config, result.peak_memory_bytes, unknown)
+    retries = bool(result.alloc_retries_per_step)
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
     time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile)).with_gpus(config.gpus)
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
@@ -57,7 +49,9 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
         "level": LEVEL,
         "step_time_s": [low, high],
         **{
-            name: [value * step / high, value * step / low] for name in _SPEEDS if (value := result.get(name))
+            figure.path: [value * step / high, value * step / low]
+            for figure in FIGURES
+            if figure.rate and (value := figure.of(result))
         },
         "peak_memory_bytes": memory,
         "risky": risky or retries,
@@ -146,7 +140,7 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 
 
 def _memory(
-    config: Config, peaks: Mapping[str, float], unknown: Sequence[Unknown]
+    config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
 ) -> tuple[dict[str, list[int]], bool]:
     """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
     # Published runs of other kinds left the model itself open, which a user states: the error that is left is
@@ -157,7 +151,7 @@ def _memory(
     found: dict[str, list[int]] = {}
     risky = False
     for kind in _PEAKS:
-        value = peaks.get(kind.value)
+        value = getattr(peaks, kind.value, None)
         if not value:
             continue
         low, high = width_of(kind, of_memory).around(value)

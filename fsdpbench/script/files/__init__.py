@@ -4,7 +4,7 @@
     torch.load("best.pt")         ──>  the same file; /home/me/best.pt of a real training stays as it is
 
 `layer.py` is the layer of files as it is looked at, `overlay.py` how it is changed (both past a script's
-own view, by `real_files.py`), `writing.py` decides what belongs there. `looking.py` and `operations.py` let
+own view), `writing.py` decides what belongs there. `looking.py` and `operations.py` let
 `os`, `shutil` and `open` go through it, `checkpoints.py` torch's and safetensors' own readers and writers;
 `programs.py` refuses other programs that would go past it.
 

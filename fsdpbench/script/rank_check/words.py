@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, Stack
 from fsdpbench.script.rank_check.comparison import Difference
 

@@ -3,8 +3,7 @@ interposed.
 
     variation=checkpoint ──> every fully_shard(block, ...) of the script also wraps block.forward
 
-`kinds.py` names the variations, `varied.py` puts one in place; each family has a file of its
-own: `sharding.py`, `units.py`, `recomputing.py`, `batches.py`, `host.py`, `programs.py`.
+`varied.py` applies one; each family of variations has a file of its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fsdpbench.files.lock_owner import UnreadableFileError, is_there, parse_toml, read_toml
-from fsdpbench.reports.hta_text import printable
+from fsdpbench.reports.reading import printable
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.sections import (
     AttentionTable,

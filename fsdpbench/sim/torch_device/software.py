@@ -65,7 +65,7 @@ class _OnePass(torch.autograd.Function):
 #   prefetched gathers.
 # * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
 #   `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
-# * There was no RMSNorm in torch: models composed it (`workloads/composed_norms.py`).
+# * There was no RMSNorm in torch: models composed it (`workloads/layers.py`).
 
 
 def copied_gradients() -> AbstractContextManager[None]:
@@ -103,9 +103,9 @@ def reentrant_checkpoints() -> AbstractContextManager[None]:
 
 def composed_rms_norm() -> AbstractContextManager[None]:
     """`F.rms_norm`, and with it `nn.RMSNorm`, runs operators."""
-    from fsdpbench.workloads import composed_norms
+    from fsdpbench.workloads import layers
 
-    return replaced(torch.nn.functional, rms_norm=composed_norms.rms_norm)
+    return replaced(torch.nn.functional, rms_norm=layers.composed_rms_norm)
 
 
 def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

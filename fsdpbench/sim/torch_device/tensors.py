@@ -148,7 +148,7 @@ def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor
 # `StorageRecord`: a weak reference to the storage's Python object, which torch keeps alive as long as the C++
 # storage lives. It is called back when the storage really dies (tensors that autograd has saved, and views,
 # included), and frees the simulated block then.
-# FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that and the storage's sizes
+# FSDP frees and takes its buffers by `storage.resize_`; a patch routes that and the storage's sizes
 # here.
 
 _RECORD = "_sim_record"

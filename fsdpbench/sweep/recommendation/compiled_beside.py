@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Status
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import Store
 from fsdpbench.systems import get_system
@@ -20,8 +21,7 @@ def compiled_beside_best(store: Store, points: Sequence[Config]) -> tuple[Config
         return None, "compile is among the settings of this sweep"
     rates: dict[str, float] = {}
     for point in store.points():
-        rate = point.result.get("tokens_per_s_per_gpu") or point.result.get("samples_per_s_per_gpu")
-        if point.result["status"] == "ok" and rate:
+        if point.result.status is Status.OK and (rate := point.result.throughput):
             rates[point.key] = rate
     known = [config for config in points if content_key(config) in rates]
     if not known:

@@ -1,7 +1,7 @@
 """The calls of ``FullyShardedDataParallel`` that concern state dicts, with torch's names and arguments.
 
 A base class of the wrapper, so that ``FullyShardedDataParallel.optim_state_dict(...)`` reads as in torch.
-Each call is a few lines here; the work is in ``state_dict.py`` and in the ``optim_*.py`` files.
+The work is in ``recursion.py``, ``state_values.py`` and the ``optim_*.py`` files.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from fsdpbench.check.records.baseline import torch_minor
-from fsdpbench.results.result import spread
+from fsdpbench.reports.result_figures import spread
 from fsdpbench.sweep.repeats import first_run, merged
 
 from .gate_edits import FIGURES, Files, put, read, write

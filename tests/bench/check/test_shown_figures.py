@@ -7,10 +7,11 @@ import math
 import pytest
 
 from fsdpbench.check.compare import Verdict, compare
-from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.check.words.text import as_text, shown_pair, shown_percent
+from fsdpbench.reports.figures import Worse
 from fsdpbench.results.records import Status
 
 RUN = {

@@ -99,7 +99,7 @@ def test_hta_s_opinion_stands_beside_ours(tmp_path: Path, analyze: Call) -> None
 def test_without_the_extra_hta_is_refused_with_the_way_out(
     tmp_path: Path, analyze: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fsdpbench.reports.hta_check.hta_available", lambda: False)
+    monkeypatch.setattr("fsdpbench.reports.readers.hta.hta_available", lambda: False)
     code, _, err = analyze(trace(tmp_path / "rank0_trace.json", 500), "--hta")
     assert code == 2
     assert "pip install 'fsdpbench[hta]'" in err

@@ -9,7 +9,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
-from fsdpbench.results.result import measured, spread
+from fsdpbench.reports.analysis.model import Analysis
+from fsdpbench.reports.result_figures import Ran, measured, spread
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,12 @@ def test_fewer_steps_than_the_window_are_not_stable() -> None:
 def test_raw_samples_and_overhead_are_those_of_the_slowest_rank() -> None:
     fast = {"step_times_s": [1.0, 1.0, 1.0], "profiler_step_times_s": [9.0]}
     slow = {"step_times_s": [2.0, 1.0, 2.0], "profiler_step_times_s": [2.5, 2.5], "warmup_stable": True}
-    found = measured([fast, slow])
+    found = measured(Ran([fast, slow], Analysis(ranks=(), configurations={})))
     assert found is not None
     assert found["step_times_s"] == [2.0, 1.0, 2.0]
     assert found["profiler_overhead"] == 0.25
     assert found["warmup_stable"] is True
-    assert measured([{"step_times_s": []}]) is None
+    assert measured(Ran([{"step_times_s": []}], Analysis(ranks=(), configurations={}))) is None
 
 
 def test_spread_is_the_distance_of_the_quartiles() -> None:

@@ -12,6 +12,7 @@ import pytest
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.residuals.intervals import interval_of, unknowns
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, width_of
@@ -35,6 +36,7 @@ def a_config(
 
 
 RESULT = {
+    "status": "ok",
     "step_time_s": 2.0,
     "tokens_per_s_per_gpu": 1000.0,
     "mfu": 0.4,
@@ -83,7 +85,7 @@ def test_of_a_script_no_run_is_published() -> None:
     script = ScriptSource("/nowhere/train.py", (), "0" * 16)
     config = dataclasses.replace(a_config(), model="train.py", system="train.py", script=script)
     assert unknowns(config) == (Unknown.SOFTWARE,)
-    assert interval_of(config, RESULT) is not None
+    assert interval_of(config, Result.of(RESULT)) is not None
 
 
 def test_a_profile_of_ones_own_states_its_network_and_keeps_its_chip(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_profile_of_ones_own_states_its_network_and_keeps_its_chip(tmp_path: P
 
 
 def test_the_interval_is_around_each_figure() -> None:
-    found = interval_of(a_config(), RESULT)
+    found = interval_of(a_config(), Result.of(RESULT))
     assert found is not None
     width = width_of(Quantity.TIME, ()).log
     assert found["level"] == LEVEL
@@ -110,7 +112,8 @@ def test_the_interval_is_around_each_figure() -> None:
 
 def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
     known, more = (
-        interval_of(a_config(hardware="h100-80gb+nic-400", gpus=gpus), RESULT) for gpus in (512, 2048)
+        interval_of(a_config(hardware="h100-80gb+nic-400", gpus=gpus), Result.of(RESULT))
+        for gpus in (512, 2048)
     )
     assert known is not None
     assert more is not None
@@ -123,7 +126,7 @@ def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
 
 def test_memory_that_fits_only_inside_its_error_is_risky() -> None:
     peaks = {"allocated": 60 << 30, "active": 65 << 30, "reserved": 75 << 30}
-    found = interval_of(a_config(), RESULT | {"peak_memory_bytes": peaks})
+    found = interval_of(a_config(), Result.of(RESULT | {"peak_memory_bytes": peaks}))
     assert found is not None
     assert found["risky"]
     assert found["because"] == [Unknown.NEARLY_FULL.value]
@@ -132,7 +135,8 @@ def test_memory_that_fits_only_inside_its_error_is_risky() -> None:
 
 def test_retries_make_a_time_uncertain() -> None:
     ordinary, full = (
-        interval_of(a_config(), RESULT | {"alloc_retries_per_step": retries}) for retries in (0.0, 2.0)
+        interval_of(a_config(), Result.of(RESULT | {"alloc_retries_per_step": retries}))
+        for retries in (0.0, 2.0)
     )
     assert ordinary is not None
     assert full is not None
@@ -141,6 +145,6 @@ def test_retries_make_a_time_uncertain() -> None:
 
 
 def test_what_was_not_simulated_has_none() -> None:
-    assert interval_of(a_config(), {"step_time_s": None}) is None
+    assert interval_of(a_config(), Result(status=Status.OOM)) is None
     config = Config.from_dict({**a_config().to_dict(), "device": "cpu", "hardware": None})
-    assert interval_of(config, RESULT) is None
+    assert interval_of(config, Result.of(RESULT)) is None

@@ -15,6 +15,7 @@ from fsdpbench.check.records.sides import stored_side
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.reports.result import Cause, Result, Status
 from fsdpbench.results.index import build_index, refresh_index
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
@@ -46,7 +47,7 @@ def test_a_finished_configuration_is_found_by_its_key(tmp_path: Path) -> None:
     folder = finish(store, config, step_time_s=1.5)
     found = store.finished()[content_key(config)]
     assert found.folder == folder
-    assert found.result["step_time_s"] == 1.5
+    assert found.result.step_time_s == 1.5
     assert folder.name == point_folder_name(config)
 
 
@@ -150,7 +151,8 @@ def test_only_points_of_the_current_space_are_current(tmp_path: Path) -> None:
 
 def test_an_index_takes_what_a_database_cannot(tmp_path: Path) -> None:
     odd = {"status": "ok", "ooms": 2**70, "cause": {"message": "\udcff"}, "time_s": [1], "hfu": {"a": 1}}
-    build_index(tmp_path / INDEX_FILE, [StoredPoint(tmp_path, "key", {"settings": {"seed": 2**64}}, odd)])
+    result = Result(status=Status.OK, cause=Cause("\udcff"), content=odd)
+    build_index(tmp_path / INDEX_FILE, [StoredPoint(tmp_path, "key", {"settings": {"seed": 2**64}}, result)])
     with sqlite3.connect(tmp_path / INDEX_FILE) as connection:
         found = connection.execute("SELECT seed, ooms, cause, time_idle_s, hfu FROM results").fetchall()
     assert found == [(str(2**64), str(2**70), "\\udcff", None, '{"a": 1}')]

@@ -12,6 +12,7 @@ import pytest
 from fsdpbench.cli.requests.options import asks_to_compile
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.provenance import content_key
 from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
 
@@ -25,7 +26,9 @@ def config(system: str = "torch-fsdp2", **settings: Any) -> Config:
 
 def store(rates: dict[str, float | None]) -> Any:
     """A store of results: tokens a second by key; None ran out of memory."""
-    results = ({"status": "ok" if rate else "oom", "tokens_per_s_per_gpu": rate} for rate in rates.values())
+    results = (
+        Result(status=Status.OK if rate else Status.OOM, tokens_per_s_per_gpu=rate) for rate in rates.values()
+    )
     points = [SimpleNamespace(key=key, result=result) for key, result in zip(rates, results, strict=True)]
     return SimpleNamespace(points=lambda: points)
 

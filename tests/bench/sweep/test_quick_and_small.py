@@ -12,6 +12,7 @@ from fsdpbench.cli.requests.request import SweepRequest, make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep import prediction
 from fsdpbench.sweep.planning import make_config, without_absent
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes
@@ -93,19 +94,21 @@ def test_points_are_simulated_once_and_not_in_vain(monkeypatch: pytest.MonkeyPat
     assert "by arithmetic" in (found.predictions[-1].reason or "")
 
 
-def _result(config: Config) -> dict[str, Any]:
+def _result(config: Config) -> Result:
     batch = config.settings.batch
-    return {
-        "status": "ok",
-        "cause": None,
-        "bench": {"duration_s": 0.1},
-        "peak_memory_bytes": {"reserved": batch << 20, "allocated": batch << 20},
-        "tokens_per_s_per_gpu": 10.0 * batch,
-        "samples_per_s_per_gpu": 1.0 * batch,
-        "tflops_per_gpu": 1.0,
-        "step_time_s": 0.1,
-        "alloc_retries_per_step": 0.0,
-    }
+    return Result.of(
+        {
+            "status": "ok",
+            "cause": None,
+            "bench": {"duration_s": 0.1},
+            "peak_memory_bytes": {"reserved": batch << 20, "allocated": batch << 20},
+            "tokens_per_s_per_gpu": 10.0 * batch,
+            "samples_per_s_per_gpu": 1.0 * batch,
+            "tflops_per_gpu": 1.0,
+            "step_time_s": 0.1,
+            "alloc_retries_per_step": 0.0,
+        }
+    )
 
 
 DRAWN = {

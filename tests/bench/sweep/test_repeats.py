@@ -11,6 +11,7 @@ import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.repeats import interleaved, merged
 
 
@@ -21,9 +22,12 @@ def config(batch: int) -> Config:
     )  # fmt: skip
 
 
-def result(step: float, samples: list[float]) -> dict[str, Any]:
+def result(step: float, samples: list[float]) -> Result:
     measured = {"step_times_s": samples}
-    return {"status": "ok", "step_time_s": step, "tokens_per_s_per_gpu": 100.0 / step, "measured": measured}
+    speed = 100.0 / step
+    return Result.of(
+        {"status": "ok", "step_time_s": step, "tokens_per_s_per_gpu": speed, "measured": measured}
+    )
 
 
 def test_rounds_alternate_their_direction_so_that_a_drift_meets_all_alike() -> None:
@@ -33,15 +37,16 @@ def test_rounds_alternate_their_direction_so_that_a_drift_meets_all_alike() -> N
 
 
 def test_the_run_is_the_replicate() -> None:
-    runs = [result(2.0, [1.9, 2.1]), result(4.0, [4.0]), result(3.0, [3.0]), {"status": "timeout"}]
+    runs = [result(2.0, [1.9, 2.1]), result(4.0, [4.0]), result(3.0, [3.0]), Result(status=Status.TIMEOUT)]
     together = merged(runs[0], runs[1:])
-    assert together["step_time_s"] == 3.0
-    assert together["tokens_per_s_per_gpu"] == pytest.approx(100.0 / 3.0)
-    repeats = together["repeats"]
-    assert repeats["step_time_s"] == [2.0, 4.0, 3.0]
-    assert repeats["samples_s"] == [[1.9, 2.1], [4.0], [3.0]]
-    assert (repeats["runs"], repeats["failed"]) == (4, 1)
-    assert repeats["spread"] == pytest.approx(1.0 / 3.0)
+    assert together.step_time_s == 3.0
+    assert together.tokens_per_s_per_gpu == pytest.approx(100.0 / 3.0)
+    repeats = together.repeats
+    assert repeats is not None
+    assert repeats.step_time_s == [2.0, 4.0, 3.0]
+    assert repeats.samples_s == [[1.9, 2.1], [4.0], [3.0]]
+    assert (repeats.runs, repeats.failed) == (4, 1)
+    assert repeats.spread == pytest.approx(1.0 / 3.0)
 
 
 def test_merging_again_starts_from_the_first_run() -> None:
@@ -49,8 +54,8 @@ def test_merging_again_starts_from_the_first_run() -> None:
     once = merged(first, [second])
     assert merged(once, [second]) == once
     grown = merged(once, [second, third])
-    assert grown["step_time_s"] == 4.0
-    assert grown["tokens_per_s_per_gpu"] == pytest.approx(25.0)
+    assert grown.step_time_s == 4.0
+    assert grown.tokens_per_s_per_gpu == pytest.approx(25.0)
 
 
 @pytest.mark.campaign
@@ -73,4 +78,4 @@ def test_a_repeated_sweep_keeps_every_run_and_can_be_grown(fsdpbench: Any, tmp_p
         again = json.loads((path.parent.with_name(path.parent.name + ".run2") / "result.json").read_text())
         steps = [alone["step_time_s"], again["step_time_s"]]
         assert together["repeats"]["step_time_s"] == steps
-        assert together["step_time_s"] == median(steps)
+        assert together.step_time_s == median(steps)

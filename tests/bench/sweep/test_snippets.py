@@ -14,6 +14,7 @@ import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.sweep.recommendation.recommended import write_recommended
 from fsdpbench.sweep.recommendation.snippets import snippets
@@ -184,13 +185,15 @@ def test_code_is_written_for_the_systems_that_ran_alone() -> None:
 def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -> None:
     (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
     results = [
-        {
-            "config": config(system, batch=batch).to_dict(),
-            "status": status,
-            "step_time_s": 1.0,
-            "tokens_per_s_per_gpu": speed,
-            "interval": {"risky": batch == 2},
-        }
+        Result.of(
+            {
+                "config": config(system, batch=batch).to_dict(),
+                "status": status,
+                "step_time_s": 1.0,
+                "tokens_per_s_per_gpu": speed,
+                "interval": {"level": 0.9, "step_time_s": [0.9, 1.1], "risky": batch == 2},
+            }
+        )
         for system, batch, status, speed in (
             ("torch-fsdp1", 1, "ok", 90.0),
             ("torch-fsdp2", 1, "ok", 100.0),

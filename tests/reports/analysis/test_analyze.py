@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.words.text import describe
-from fsdpbench.reports.trace import TraceError
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.readers import TraceError
 
 
 def test_the_contract(tmp_path: Path, fsdp_trace: Any) -> None:

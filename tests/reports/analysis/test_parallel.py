@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reports.analysis.parallel import free_memory, suitable_processes
+from fsdpbench.reports.analysis.processes import free_memory, suitable_processes
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import Analysis, analyze
-from fsdpbench.reports.result_figures import result_figures
+from fsdpbench.reports.figures import computed
 
 
 def record(rank: int = 0, **changes: Any) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def analysis(tmp_path: Path, fsdp_trace: Any) -> Analysis:
 
 
 def test_rates_and_utilisation(analysis: Analysis) -> None:
-    figures = result_figures([record()], analysis)
+    figures = computed([record()], analysis)
     assert figures["step_time_s"] == 0.2
     assert figures["samples_per_s_per_gpu"] == 20
     assert figures["tokens_per_s_per_gpu"] == 20480
@@ -48,9 +48,7 @@ def test_rates_and_utilisation(analysis: Analysis) -> None:
 
 def test_the_slowest_rank_and_the_greatest_peak_count(analysis: Analysis) -> None:
     memory = {"allocated": 90, "active": 130, "reserved": 250, "alloc_retries": 1, "ooms": 1}
-    figures = result_figures(
-        [record(), record(1, step_times_s=[0.3, 0.4], memory_per_step=[memory])], analysis
-    )
+    figures = computed([record(), record(1, step_times_s=[0.3, 0.4], memory_per_step=[memory])], analysis)
     assert figures["step_time_s"] == 0.35
     assert figures["peak_memory_bytes"] == {"allocated": 150, "active": 130, "reserved": 250}
     assert figures["alloc_retries_per_step"] == 1.5
@@ -58,7 +56,7 @@ def test_the_slowest_rank_and_the_greatest_peak_count(analysis: Analysis) -> Non
 
 
 def test_times_come_from_the_trace_and_sum(analysis: Analysis) -> None:
-    figures = result_figures([record()], analysis)
+    figures = computed([record()], analysis)
     assert figures["traced_step_time_s"] == 0.001
     assert figures["time_s"] == {
         "compute_only": 0.00044,
@@ -73,11 +71,11 @@ def test_times_come_from_the_trace_and_sum(analysis: Analysis) -> None:
 
 
 def test_the_traces_verdict_comes_along(analysis: Analysis) -> None:
-    figures = result_figures([record()], analysis)
+    figures = computed([record()], analysis)
     assert figures["trace_trusted"] is True
     assert figures["trace_warnings"] == []
     assert figures["verdict"]["outcome"] == "found"
-    bare = result_figures([record()], Analysis(ranks=(), configurations={}))
+    bare = computed([record()], Analysis(ranks=(), configurations={}))
     assert bare.keys() == figures.keys()
     assert bare["traced_step_time_s"] is bare["verdict"] is None
     assert bare["step_time_s"] == 0.2
@@ -85,13 +83,13 @@ def test_the_traces_verdict_comes_along(analysis: Analysis) -> None:
 
 def test_what_cannot_be_known_is_none(analysis: Analysis) -> None:
     bare = record(tokens_per_step=None, memory_per_step=None, peak_flops=None)
-    figures = result_figures([bare], analysis)
+    figures = computed([bare], analysis)
     for name in ("tokens_per_s_per_gpu", "mfu", "hfu", "peak_memory_bytes", "alloc_retries_per_step", "ooms"):
         assert figures[name] is None
     assert figures["tflops_per_gpu"] == pytest.approx(10)
 
 
 def test_loss_is_the_mean_over_ranks(analysis: Analysis) -> None:
-    figures = result_figures([record(losses=[2.0, 1.0]), record(1, losses=[4.0, 2.0])], analysis)
+    figures = computed([record(losses=[2.0, 1.0]), record(1, losses=[4.0, 2.0])], analysis)
     assert figures["loss"] == [3.0, 1.5]
-    assert result_figures([record(losses=[2.0]), record(1)], analysis)["loss"] is None
+    assert computed([record(losses=[2.0]), record(1)], analysis)["loss"] is None

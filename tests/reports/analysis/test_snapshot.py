@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.measures.snapshot import BEFORE_HISTORY, read_snapshot
-from fsdpbench.reports.analysis.words.text import describe
-from fsdpbench.reports.trace import TraceError, TraceLimits
+from fsdpbench.reports.analysis.snapshots import BEFORE_HISTORY, read_snapshot
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.readers import TraceError, TraceLimits
 
 MIB = 2**20
 

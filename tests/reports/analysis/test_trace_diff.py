@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.words.diff_text import describe_diff
-from fsdpbench.reports.analysis.words.trace_diff import TraceDiff, diff_analyses
-from fsdpbench.reports.hta_check import hta_trace_diff
+from fsdpbench.reports.analysis.trace_diff import TraceDiff, describe_diff, diff_analyses
+from fsdpbench.reports.readers.hta import hta_trace_diff
 
 US = 1000
 

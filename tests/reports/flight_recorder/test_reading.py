@@ -13,8 +13,9 @@ from dump_writing import dump, entry
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.reports.flight_recorder import describe, find_dumps, judge, read_dump
-from fsdpbench.reports.trace import TraceError
+from fsdpbench.reports.analysis.flight_recorder import describe, judge
+from fsdpbench.reports.readers import TraceError
+from fsdpbench.reports.readers.flight_recorder import find_dumps, read_dump
 
 if TYPE_CHECKING:
     from conftest import WriteDumps

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reports.flight_recorder import find_dumps, judge
+from fsdpbench.reports.analysis.flight_recorder import judge
+from fsdpbench.reports.readers.flight_recorder import find_dumps
 
 pytestmark = pytest.mark.campaign
 JOB = """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dump_writing import dump, entry
 
-from fsdpbench.reports.flight_recorder import Verdict, describe, judge
+from fsdpbench.reports.analysis.flight_recorder import Verdict, describe, judge
 
 if TYPE_CHECKING:
     from conftest import WriteDumps

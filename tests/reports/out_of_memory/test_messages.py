@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.out_of_memory import describe_report, find_messages, read_log, read_oom_snapshot
-from fsdpbench.reports.trace import TraceError
+from fsdpbench.reports.analysis.out_of_memory import describe_report, read_oom_snapshot
+from fsdpbench.reports.readers import TraceError
+from fsdpbench.reports.readers.out_of_memory import find_messages, read_log
 
 GIB, MIB = 1 << 30, 1 << 20
 

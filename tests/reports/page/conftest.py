@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fsdpbench.reports.page import write_report
+from fsdpbench.reports.pages import write_report
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page import write_report
+from fsdpbench.reports.pages import write_report
 
 pytestmark = pytest.mark.browser
 

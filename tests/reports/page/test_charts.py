@@ -11,13 +11,13 @@ import msgspec
 import plotly.graph_objects as go
 import pytest
 
-from fsdpbench.reports.page import load_run
-from fsdpbench.reports.page.charts import whole_run as charts
-from fsdpbench.reports.page.charts.effects import effects
-from fsdpbench.reports.page.charts.whole_run import Chart, chart_text
-from fsdpbench.reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
-from fsdpbench.reports.page.view import RunView
-from fsdpbench.reports.run_files import StepParts
+from fsdpbench.reports.pages import load_run
+from fsdpbench.reports.pages import whole_run as charts
+from fsdpbench.reports.pages.effects import effects
+from fsdpbench.reports.pages.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
+from fsdpbench.reports.pages.view import RunView
+from fsdpbench.reports.pages.whole_run import Chart, chart_text
+from fsdpbench.reports.result import StepParts
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_figures_are_valid_plotly(view: RunView, ranked: list[Ranked]) -> None:
 
 
 def test_every_colour_is_one_of_the_pages(view: RunView, ranked: list[Ranked]) -> None:
-    css = (Path(charts.__file__).parents[1] / "assets" / "report.css").read_text()
+    css = (Path(charts.__file__).parent / "assets" / "report.css").read_text()
     text = json.dumps([chart.figure() for chart in all_charts(view, ranked)])
     used = set(re.findall(r"var\((--[a-z-]+)\)", text))
     assert used

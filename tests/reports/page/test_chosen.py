@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.page import best_sentence, load_run
-from fsdpbench.reports.page.chosen import OURS_RAN_ON_GPUS, chosen, doubt
-from fsdpbench.reports.page.ranking import rank
+from fsdpbench.reports.pages import best_sentence, load_run
+from fsdpbench.reports.pages.chosen import OURS_RAN_ON_GPUS, chosen, doubt
+from fsdpbench.reports.pages.ranking import rank
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured"
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from fsdpbench.reports.page.charts.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
-from fsdpbench.reports.page.charts.whole_run import Chart
-from fsdpbench.reports.page.ranking import TOKENS, Ranked, rank, varying_settings
-from fsdpbench.reports.page.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, ResultFile
+from fsdpbench.reports.pages.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
+from fsdpbench.reports.pages.ranking import TOKENS, Ranked, rank, varying_settings
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.whole_run import Chart
+from fsdpbench.reports.result import Result
+from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(
@@ -25,7 +26,7 @@ def row(
     return Configuration(
         Path("-".join(map(str, settings.values()))),
         ConfigFile(settings={}, system=system, gpus=gpus, device=device),
-        ResultFile(status=status.value, tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
+        Result(status=status, tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
         status,
         settings=settings,
     )

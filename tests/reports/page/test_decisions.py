@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fsdpbench.reports.page import write_report
+from fsdpbench.reports.pages import write_report
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -17,19 +17,18 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.analysis.kept import kept, pack, part_of, unpack
-from fsdpbench.reports.analysis.measures.findings import Finding, Outcome, Suggestion, Verdict
-from fsdpbench.reports.analysis.measures.lateness import LateCause
-from fsdpbench.reports.page import load_run
-from fsdpbench.reports.page.charts.effects import effects
-from fsdpbench.reports.page.charts.memory_chart import memory_chart
-from fsdpbench.reports.page.charts.units_chart import CAUSES, units_chart
-from fsdpbench.reports.page.details import Detail, build_details
-from fsdpbench.reports.page.ranking import rank, varying_settings
-from fsdpbench.reports.page.recommendation import advice
-from fsdpbench.reports.page.tables.held_table import held_by_unit, held_table
-from fsdpbench.reports.page.tables.ranks_table import ranks_table
-from fsdpbench.reports.trace import Trace, read_trace
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.lateness import LateCause
+from fsdpbench.reports.analysis.processes import kept, pack, part_of, unpack
+from fsdpbench.reports.pages import load_run
+from fsdpbench.reports.pages.details import Detail, build_details
+from fsdpbench.reports.pages.effects import effects
+from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.ranking import rank, varying_settings
+from fsdpbench.reports.pages.recommendation import advice
+from fsdpbench.reports.pages.trace_parts import held_by_unit, held_table, ranks_table
+from fsdpbench.reports.pages.units_chart import CAUSES, units_chart
+from fsdpbench.reports.readers import Trace, read_trace
 
 
 def traced(sweep: Path, name: str) -> tuple[Trace, RankAnalysis]:
@@ -178,7 +177,7 @@ def test_other_workers_draw_the_same(
             yield pool
         raise BrokenProcessPool
 
-    monkeypatch.setattr("fsdpbench.reports.page.details.suitable_processes", lambda files: 2)
+    monkeypatch.setattr("fsdpbench.reports.pages.details.suitable_processes", lambda files: 2)
     ranked = rank(load_run(sweep))
     varying = varying_settings([entry.row for entry in ranked])
     assert build_details(ranked, varying, lambda row: [], workers=workers) == details
@@ -200,7 +199,7 @@ def test_traces_that_were_analysed_are_not_read_again(
     def refuse(path: Path) -> Trace:
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr("fsdpbench.reports.page.details.read_trace", refuse)
+    monkeypatch.setattr("fsdpbench.reports.pages.details.read_trace", refuse)
     assert build_details(ranked, varying, lambda row: [], kept=packed) == details
 
 

@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from fsdpbench.reports.page.charts.effects import Effect, effects
-from fsdpbench.reports.page.ranking import rank
-from fsdpbench.reports.page.recommendation import best_sentence
-from fsdpbench.reports.page.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, PeakMemory, ResultFile
+from fsdpbench.reports.pages.effects import Effect, effects
+from fsdpbench.reports.pages.ranking import rank
+from fsdpbench.reports.pages.recommendation import best_sentence
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.result import PeakMemory, Result
+from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(
     throughput: float | None, memory: float = 10.0, retries: float = 0, **settings: object
 ) -> Configuration:
     status = Status.OK if throughput else Status.OOM
-    result = ResultFile(
-        status=status.value,
+    result = Result(
+        status=status,
         tokens_per_s_per_gpu=throughput,
         peak_memory_bytes=PeakMemory(reserved=memory),
         alloc_retries_per_step=retries,

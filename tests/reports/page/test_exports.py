@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from fsdpbench.reports.page import RunFolderError, load_run, write_csv, write_json, write_markdown
-from fsdpbench.reports.page.ranking import rank
+from fsdpbench.reports.pages import RunFolderError, load_run, write_csv, write_json, write_markdown
+from fsdpbench.reports.pages.ranking import rank
 
 
 def test_json_has_every_row_in_order_with_raw_figures(sweep: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.page import write_report
+from fsdpbench.reports.pages import write_report
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page import display, load_run, write_report
-from fsdpbench.reports.page.overview import code_to_copy, overview_chart
-from fsdpbench.reports.page.ranking import metric_of, rank, varying_settings
+from fsdpbench.reports.pages import display, load_run, write_report
+from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
+from fsdpbench.reports.pages.ranking import metric_of, rank, varying_settings
 
 
 def test_four_tiles_one_chart_and_the_code_of_the_best(sweep: Path, tmp_path: Path) -> None:

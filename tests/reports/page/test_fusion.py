@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page import findings, load_run
-from fsdpbench.reports.page.ranking import rank, short_label, varying_settings
-from fsdpbench.reports.page.tables.fusion import fusion_table
+from fsdpbench.reports.pages import findings, load_run
+from fsdpbench.reports.pages.fusion import fusion_table
+from fsdpbench.reports.pages.ranking import rank, short_label, varying_settings
 
 
 def update(path: Path, **more: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from fsdpbench.reports import writing
-from fsdpbench.reports.page import RunFolderError, write_report
+from fsdpbench.reports.pages import RunFolderError, write_report
 
 HOSTILE = "<script>alert(1)</script>\"'&--><!--{{7*7}}]]></style>"
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fsdpbench.reports.page import RunFolderError, Status, load_run
+from fsdpbench.reports.pages import RunFolderError, Status, load_run
 
 
 @pytest.fixture
@@ -46,7 +46,10 @@ def test_every_configuration_is_a_row_with_its_settings_and_figures(sweep: Path)
             "result.json (23 bytes)",
         ),
         (lambda folder: (folder / "result.json").write_text('{"status": 3}'), "Expected `str`, got `int`"),
-        (lambda folder: (folder / "result.json").write_text('{"status": "great"}'), "unknown status 'great'"),
+        (
+            lambda folder: (folder / "result.json").write_text('{"status": "great"}'),
+            "enum value 'great' - at",
+        ),
         (lambda folder: (folder / "result.json").write_text('{"status": "ok"}'), "step_time_s is missing"),
         (
             lambda folder: (folder / "result.json").write_text('{"status": "ok", "step_time_s": 0}'),

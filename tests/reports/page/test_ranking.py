@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.reports.page.overview import interval_findings
-from fsdpbench.reports.page.ranking import (
+from fsdpbench.reports.pages.overview import interval_findings
+from fsdpbench.reports.pages.ranking import (
     SAMPLES,
     TOKENS,
     constant_settings,
@@ -23,8 +23,9 @@ from fsdpbench.reports.page.ranking import (
     values_of,
     varying_settings,
 )
-from fsdpbench.reports.page.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, Interval, PeakMemory, ResultFile
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.result import Interval, PeakMemory, Result
+from fsdpbench.reports.run_files import ConfigFile
 
 GIB = 2**30
 
@@ -36,8 +37,8 @@ def row(
     status: Status = Status.OK,
     **settings: object,
 ) -> Configuration:
-    result = ResultFile(
-        status=status.value,
+    result = Result(
+        status=status,
         step_time_s=1.0,
         tokens_per_s_per_gpu=tokens,
         samples_per_s_per_gpu=5.0,

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
-from fsdpbench.reports.page import best_sentence, findings, load_run
+from fsdpbench.reports.pages import best_sentence, findings, load_run
 
 
 def change(run: Path, name: str, **figures: object) -> None:

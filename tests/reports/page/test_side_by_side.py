@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page.side_by_side import differences, ratios
-from fsdpbench.reports.page.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, Repeats, ResultFile
+from fsdpbench.reports.pages.side_by_side import differences, ratios
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.result import Repeats, Result
+from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(
@@ -18,8 +19,8 @@ def row(
     runs = step_s if isinstance(step_s, list) else []
     step = sorted(runs)[len(runs) // 2] if isinstance(step_s, list) else step_s
     batch = settings.get("batch", 4)
-    result = ResultFile(
-        status="ok", device="cpu", step_time_s=step, loss=loss,
+    result = Result(
+        status=Status.OK, device="cpu", step_time_s=step, loss=loss,
         samples_per_s_per_gpu=batch / step / settings.get("tp", 1) / settings.get("cp", 1),
         repeats=Repeats(runs=len(runs), step_time_s=runs) if runs else None,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fsdpbench.reports.page.charts.soak_chart import soak_chart
-from fsdpbench.reports.run_files import OverSteps, SoakReport
+from fsdpbench.reports.pages.soak_chart import soak_chart
+from fsdpbench.reports.result import OverSteps, SoakReport
 
 GIB = 2**30
 

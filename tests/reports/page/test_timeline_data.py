@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.page.charts.timeline_data import KINDS, pack_timeline
-from fsdpbench.reports.timeline import stream_rows
-from fsdpbench.reports.trace import Trace, read_trace
+from fsdpbench.reports.pages.timeline import KINDS, pack_timeline, stream_rows
+from fsdpbench.reports.readers import Trace, read_trace
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted(
     traced: tuple[Trace, RankAnalysis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, analysis = traced
-    monkeypatch.setattr("fsdpbench.reports.page.charts.timeline_data.MOST_ROWS", 1)
+    monkeypatch.setattr("fsdpbench.reports.pages.timeline.MOST_ROWS", 1)
     packed = pack_timeline(trace, analysis.steps[-1], 6000)
     assert packed is not None
     assert packed["rows"][0]["label"] == "compute · stream 7"

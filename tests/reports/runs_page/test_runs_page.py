@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.page import RunFolderError
-from fsdpbench.reports.page.ranking import rank
-from fsdpbench.reports.page.view import load_run
-from fsdpbench.reports.runs_page import write_runs_page
-from fsdpbench.reports.runs_page.page import mean_ratio, shared_configurations
+from fsdpbench.reports.pages import RunFolderError
+from fsdpbench.reports.pages.ranking import rank
+from fsdpbench.reports.pages.runs_page import mean_ratio, shared_configurations, write_runs_page
+from fsdpbench.reports.pages.view import load_run
 
 
 def write_run(folder: Path, speeds: dict[str, float | None], hardware: str) -> Path:

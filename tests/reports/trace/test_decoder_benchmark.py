@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.readers import read_trace
 
 KERNELS = 4000
 

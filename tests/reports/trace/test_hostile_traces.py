@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.words.text import describe
-from fsdpbench.reports.memory_curve import memory_curve
-from fsdpbench.reports.timeline import stream_rows
-from fsdpbench.reports.trace import TraceError, read_trace
+from fsdpbench.reports.analysis.memory import memory_curve
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.analysis.timeline import stream_rows
+from fsdpbench.reports.readers import TraceError, read_trace
 
 relaxed = settings(
     max_examples=60,

@@ -26,7 +26,7 @@ HTAS = """
 import json, sys, time, logging
 logging.disable(logging.CRITICAL)
 start = time.perf_counter()
-from fsdpbench.reports.hta_check import hta_overlap
+from fsdpbench.reports.readers.hta import hta_overlap
 print(json.dumps({"overlap": hta_overlap({0: sys.argv[1]})[0], "s": time.perf_counter() - start}))
 """
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reports.trace import TraceError, TraceLimits, read_trace
-from fsdpbench.reports.trace.limits import VARIABLE, told_bytes
-from fsdpbench.reports.trace.text.structure import BracketFinder, nesting
+from fsdpbench.reports.readers import TraceError, TraceLimits, read_trace
+from fsdpbench.reports.readers.trace import VARIABLE, told_bytes
+from fsdpbench.reports.readers.trace_chunks import BracketFinder, nesting
 
 EVENT = b'{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1}'
 BEGIN = b'{"traceEvents": ['

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.trace.model import MemoryEvents
-from fsdpbench.reports.trace.same_instant import in_order
+from fsdpbench.reports.readers.trace import MemoryEvents
+from fsdpbench.reports.readers.trace_columns import in_order
 
 # Time, bytes, total after it, address: a block is freed and the same allocated again, then another is freed.
 GIVEN = ((5, 512, 512, 1), (7, 1024, 1536, 2), (7, -1024, 512, 2), (7, 1024, 1536, 2), (7, -512, 1024, 1))

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from trace_writing import TraceBuilder
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.analysis.operators import Chip
-from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
-from fsdpbench.reports.trace import TraceError, read_trace
-from fsdpbench.reports.trace.shaped import SHAPED
-from fsdpbench.reports.trace_page import draw_rank
+from fsdpbench.reports.analysis.peaks import ANY_CHIP, Chip
+from fsdpbench.reports.pages.trace_page import draw_rank
+from fsdpbench.reports.readers import TraceError, read_trace
+from fsdpbench.reports.readers.trace_events import SHAPED
 
 NUMBER = st.integers(-2, 2**50) | st.floats(allow_nan=False) | st.sampled_from([0, 1, 2**63, 10**400])
 PLAIN = st.none() | st.booleans() | NUMBER | st.text(max_size=6)

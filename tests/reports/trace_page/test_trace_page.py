@@ -14,7 +14,7 @@ from real_shapes import write_all
 from trace_writing import TraceBuilder, build_fsdp_trace
 
 from fsdpbench.cli import main
-from fsdpbench.reports.page import display
+from fsdpbench.reports.pages import display
 
 
 def analyze(

@@ -170,4 +170,5 @@ def test_the_page_shows_the_table() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(module.PAGE.read_text()), "run python ci/docs/keys_page.py"
+    rows = module.keys_table().strip().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [key.name for key in KEYS.values()]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.page.tables.work_tables import work_tables
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.pages.trace_parts import work_tables
+from fsdpbench.reports.readers import read_trace
 
 
 @pytest.mark.simulated

@@ -8,8 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.decoder import DecoderShape
-from fsdpbench.workloads.decoder.capacity import BufferRows, buffer_rows_of, capacity_of
-from fsdpbench.workloads.decoder.experts import Mixture, expert_loads, given_assignment
+from fsdpbench.workloads.decoder.experts import (
+    BufferRows,
+    Mixture,
+    buffer_rows_of,
+    capacity_of,
+    expert_loads,
+    given_assignment,
+)
 
 
 def shape(experts=4, chosen=2, **fields):
@@ -161,7 +167,7 @@ def test_parameters_and_flops_of_capacity_and_shared_experts(load, fused):
     computed = sum(blocks) + forward.rest
     assert counter.get_total_flops() == computed
     rows = workload.buffer_rows(24)
-    assert rows == buffer_rows_of(expert_loads(workload._shape, 24, 1), 10)
+    assert rows == buffer_rows_of(expert_loads(workload.spec, 24, 1), 10)
     assert (rows.sent, rows.dropped > 0, rows.empty > 0) == (48, True, load == "skewed")
     flops = workload.flops_per_step(3, 8)
     assert flops.hardware == 3 * computed

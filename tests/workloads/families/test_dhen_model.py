@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.families.sparse import SparseTables
+from fsdpbench.workloads.families.dhen import SparseTables
 
 FEATURES, ROWS, WIDTH, BATCH, STEPS = 5, 7, 3, 4, 3
 

@@ -63,7 +63,7 @@ def test_norms_and_repeated_keys_change_no_result(tokens):
 
 
 def test_unknown_words_are_refused():
-    with pytest.raises(ShapeError, match="rotary is 'sines': one of halves, complex, matrices"):
+    with pytest.raises(ShapeError, match="rotary is 'sines': it must be one of halves, complex, matrices"):
         build(rotary="sines")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fsdpbench.workloads import DataError, get_workload
-from fsdpbench.workloads.inputs.images import read_image
+from fsdpbench.workloads.inputs import read_image
 
 
 def take(count, *args, name="regnet-tiny", **kwargs):

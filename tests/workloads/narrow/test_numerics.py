@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.narrow import block_scales
+from fsdpbench.workloads.narrow import blocks
 from fsdpbench.workloads.narrow.projection import NarrowProjection
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -56,7 +56,7 @@ def test_nvfp4_rotates_what_is_summed_over_tokens(monkeypatch: pytest.MonkeyPatc
     """With noise of a half, the stochastic rounding is that to the nearest."""
     monkeypatch.setattr(torch, "rand", lambda shape: torch.full(tuple(shape), 0.5))
     (x, w, g), (y, of_x, of_w) = computed("nvfp4")
-    cast, signs = reference.nvfp4, block_scales._SIGNS
+    cast, signs = reference.nvfp4, blocks._SIGNS
     w4 = cast(w, square=True)
     assert_near(y, cast(x) @ w4.t())
     assert_near(of_x, cast(g) @ w4)
@@ -66,8 +66,8 @@ def test_nvfp4_rotates_what_is_summed_over_tokens(monkeypatch: pytest.MonkeyPatc
 
 def test_a_rotation_leaves_products_as_they_are() -> None:
     a, b = torch.randn(8, 64), torch.randn(12, 64)
-    assert not torch.allclose(block_scales.rotated(a), a)
-    torch.testing.assert_close(block_scales.rotated(a) @ block_scales.rotated(b).t(), a @ b.t())
+    assert not torch.allclose(blocks.rotated(a), a)
+    torch.testing.assert_close(blocks.rotated(a) @ blocks.rotated(b).t(), a @ b.t())
 
 
 def test_drawn_rounding_is_right_on_average() -> None:
@@ -76,9 +76,9 @@ def test_drawn_rounding_is_right_on_average() -> None:
     amax = x.abs().max()
     sums = torch.zeros_like(x)
     for _ in range(400):
-        drawn = block_scales.nvfp4(x, amax, noise=torch.rand(x.shape))
-        sums += block_scales.dequantised(*drawn) * block_scales.nvfp4_factor(amax)
-    nearest = block_scales.dequantised(*block_scales.nvfp4(x, amax)) * block_scales.nvfp4_factor(amax)
+        drawn = blocks.nvfp4(x, amax, noise=torch.rand(x.shape))
+        sums += blocks.dequantised(*drawn) * blocks.nvfp4_factor(amax)
+    nearest = blocks.dequantised(*blocks.nvfp4(x, amax)) * blocks.nvfp4_factor(amax)
     # The scale itself is rounded: what exceeds its block's largest number is cut off.
     inside = nearest.abs() < 0.9 * nearest.unflatten(1, (-1, 16)).abs().amax(-1).repeat_interleave(16, 1)
     assert ((sums / 400 - x).abs()[inside]).mean() < 0.15 * (nearest - x).abs()[inside].mean()

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.reports.analysis.device.activity import find_activity
-from fsdpbench.reports.analysis.device.units import fsdp_spans
-from fsdpbench.reports.analysis.device_time import device_clock
-from fsdpbench.reports.memory_curve import memory_curve
-from fsdpbench.reports.trace import read_trace
+from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.memory import device_clock, memory_curve
+from fsdpbench.reports.analysis.units import fsdp_spans
+from fsdpbench.reports.readers import read_trace
 
 US = 1000
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.hta_check import hta_critical_path, hta_overlap, hta_queue_length
+from fsdpbench.reports.readers.hta import hta_critical_path, hta_overlap, hta_queue_length
 
 
 def ours(path: Path) -> float:

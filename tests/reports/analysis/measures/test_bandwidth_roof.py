@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.device.groups import group_ranks
-from fsdpbench.reports.analysis.device.roof import Links
-from fsdpbench.reports.analysis.words.text import describe
-from fsdpbench.reports.trace import CollectiveInfo
+from fsdpbench.reports.analysis.activity import group_ranks
+from fsdpbench.reports.analysis.peaks import Links
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.readers import CollectiveInfo
 
 LINKS = Links("test-gpu", gpus_per_node=8, inside_node=240e9, between_nodes=200e9)
 

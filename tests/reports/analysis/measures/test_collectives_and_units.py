@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.device.naming import collective_type
-from fsdpbench.reports.analysis.device.units import parse_annotation
 from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.units import parse_annotation
 
 
 def analyzed(built: Any, tmp_path: Path) -> RankAnalysis:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.words.text import describe
-from fsdpbench.reports.trace import TraceError
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.readers import TraceError
 
 Change = Callable[[dict[str, Any]], object]
 KERNEL: dict[str, tuple[Change, str]] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.device.units import NUMBERED_UNITS
+from fsdpbench.reports.analysis.units import NUMBERED_UNITS
 
 US = 1000
 AUTOGRAD = (100, 101)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.words.text import describe
+from fsdpbench.reports.analysis.text import describe
 
 US = 1000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import Analysis, analyze
-from fsdpbench.reports.analysis.words.text import describe
+from fsdpbench.reports.analysis.text import describe
 
 
 def job(tmp_path: Path, builder: Any, joins: list[list[int]], transfer: int = 2_000) -> Analysis:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.measures.fused_kernels import NameTotal, fused_groups, moves_only
-from fsdpbench.reports.result_figures import result_figures
+from fsdpbench.reports.analysis.names import NameTotal, fused_groups, moves_only
+from fsdpbench.reports.figures import computed
 
 
 def test_counts_of_a_mean_step(tmp_path: Path, fsdp_trace: Any) -> None:
@@ -24,7 +24,7 @@ def test_counts_of_a_mean_step(tmp_path: Path, fsdp_trace: Any) -> None:
     analysis = analyze([fsdp_trace.write(tmp_path / "rank0_trace.json.gz")])
     (rank,) = analysis.ranks
     assert rank.work.to_dict() == {"kernels": 13, "copies": 2, "limiter_waits": 1}
-    figures = result_figures([], analysis)
+    figures = computed([], analysis)
     assert figures["work"] == {"kernels": 6.5, "copies": 1, "limiter_waits": 0.5}
 
 

@@ -11,8 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.operators.costs import cost_of
-from fsdpbench.reports.trace import OperatorCall, read_trace
+from fsdpbench.reports.analysis.operators import cost_of
+from fsdpbench.reports.readers import OperatorCall, read_trace
 
 
 def program() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.operators import Chip
-from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
+from fsdpbench.reports.analysis.peaks import ANY_CHIP, Chip
 
 US = 1000
 CHIP = Chip("a chip", {"bf16": 1e12, "fp32": 1e11}, 1e11)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.measures.findings import Outcome
-from fsdpbench.reports.analysis.measures.lateness import GatherTiming, LateCause
-from fsdpbench.reports.analysis.words.text import describe
+from fsdpbench.reports.analysis.findings import Outcome
+from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.text import describe
 
 BASE = 1_000_000
 
@@ -207,6 +207,24 @@ def test_blocking_on_a_cpu_trace(tmp_path: Path, trace_builder: Any) -> None:
     assert rank.gathers[1].late == 198_000
     assert rank.verdict is not None
     assert "block the program" in rank.verdict.sentence
+
+
+def test_an_all_gather_of_broadcasts_counts_once(tmp_path: Path, trace_builder: Any) -> None:
+    """On gloo `impl` gathers by a broadcast a rank: the gather lasts from the first to the last of them."""
+    built = trace_builder(distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    built.step(0, at(0), at(1000))
+    for number, start in enumerate((1, 400)):
+        built.annotation(f"FSDP::all_gather (blocks.{number})", at(start), at(start + 10))
+        for part, (begin, end) in enumerate(((12, 60), (14, 90))):
+            built.op("c10d::broadcast_", at(start + 2 + part), at(start + 3 + part))
+            built.annotation("gloo:broadcast", at(start + begin), at(start + end), lane=(100, 7 + part))
+        built.annotation(f"FSDP::wait_all_gather (blocks.{number})", at(start + 20), at(start + 91))
+        built.op("aten::mm", at(start + 95), at(start + 250))
+    rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
+    assert rank.communication["all_gather"].count == len(rank.gathers) == 2
+    first, second = rank.gathers
+    assert (first.issued, first.started, first.ended) == (at(3), at(13), at(91))
+    assert (second.late, second.unit) == (70_000, "blocks.1")
 
 
 def test_figures_by_unit_are_in_the_contract(tmp_path: Path, backward: Step) -> None:

@@ -1,0 +1,410 @@
+"""Activity of the device, or of a rank's threads on a CPU trace: computation, communication, copies.
+
+Both kinds of trace end in the same table, so that everything after this file is written once:
+
+    GPU   computation = kernels, communication = NCCL/RCCL kernels, copies = memcpy and memset on streams
+          (synchronisation records are waiting, not work, and count as nothing)
+    CPU   computation = operators outside the process group's own threads, communication = the spans of gloo,
+          mpi or ucc, from their start to their completion"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.intervals import Intervals
+from fsdpbench.reports.analysis.naming import (
+    COLLECTIVE_TYPES,
+    CollectiveType,
+    collective_type,
+    is_communication_kernel,
+    is_cpu_collective,
+    is_cpu_computation,
+    is_issue,
+)
+from fsdpbench.reports.analysis.peaks import Links
+from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans
+from fsdpbench.reports.readers import MISSING, Category, CollectiveInfo, Trace, dtype_bytes
+from fsdpbench.reports.readers.trace import Bool, Float64, Int8, Int32, Int64
+
+UNKNOWN_TIME = np.iinfo(np.int64).min
+"""Stands for "no launch recorded"."""
+
+
+_MEANT = ("all_gather", "reduce_scatter", "all_reduce")
+_STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveType.OTHER)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Events of the device in order of their start: kernels and copies (GPU), operators and spans (CPU).
+
+    row: row in the trace.  launch, launch_lane: when and on which thread the CPU asked for it (`UNKNOWN_TIME`
+    and `MISSING` where the trace does not tell).  stream: MISSING on a CPU trace.
+    """
+
+    row: Int64
+    start: Int64
+    end: Int64
+    launch: Int64
+    launch_lane: Int32
+    stream: Int32
+    is_communication: Bool
+    is_copy: Bool
+
+    def select(self, mask: Bool | Int64) -> Work:
+        return Work(
+            self.row[mask],
+            self.start[mask],
+            self.end[mask],
+            self.launch[mask],
+            self.launch_lane[mask],
+            self.stream[mask],
+            self.is_communication[mask],
+            self.is_copy[mask],
+        )
+
+    def mainline(self) -> Work:
+        """Return the computation of the stream that computes most, in order of its launch.
+
+        What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
+        """
+        computing = self.select(~self.is_communication & ~self.is_copy & (self.launch != UNKNOWN_TIME))
+        streams, place = np.unique(computing.stream, return_inverse=True)
+        if not len(streams):
+            return computing
+        busy = np.bincount(place, weights=computing.end - computing.start)
+        main = computing.select(computing.stream == streams[int(np.argmax(busy))])
+        return main.select(np.argsort(main.launch, kind="stable"))
+
+    def asked(self) -> Int64:
+        """Return the time (ns) that places an event in a step or phase: its launch, else its own start."""
+        return np.where(self.launch == UNKNOWN_TIME, self.start, self.launch)
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """The collectives among the work, one row each. kind: index into `COLLECTIVE_TYPES`; message and wire:
+    bytes, MISSING where unknown; peak: bytes per second that their links could carry, 0 where unknown; leads:
+    false for the second and later of several that are one (an all-gather of a broadcast a rank)."""
+
+    work: Work
+    kind: Int8
+    message: Int64
+    wire: Int64
+    roof: Float64
+    leads: Bool
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Activity:
+    """Disjoint interval sets and the tables they came from. `kind`: "gpu" or "cpu"."""
+
+    kind: str
+    work: Work
+    collectives: Collectives
+    computation: Intervals
+    communication: Intervals
+    overlapped: Intervals
+    exposed: Intervals
+    compute_only: Intervals
+    copies: Intervals
+
+
+def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) -> Activity:
+    """Return the activity of device events where the trace has any, of operators otherwise. `spans`: its FSDP
+    annotations; `links`: the links of its collectives, where they are known."""
+    device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+    if len(device_rows):
+        work = _device_work(trace, device_rows)
+        kind = "gpu"
+    else:
+        work = _cpu_work(trace)
+        kind = "cpu"
+    computing = ~work.is_communication & ~work.is_copy
+    computation = intervals.of(work.start[computing], work.end[computing])
+    communication = intervals.of(work.start[work.is_communication], work.end[work.is_communication])
+    copies = intervals.of(work.start[work.is_copy], work.end[work.is_copy])
+    exposed = intervals.subtract(communication, computation)
+    alone = intervals.subtract(intervals.subtract(copies, computation), communication)
+    return Activity(
+        kind=kind,
+        work=work,
+        collectives=_collectives(trace, work.select(work.is_communication), spans, links),
+        computation=computation,
+        communication=communication,
+        overlapped=intervals.intersect(communication, computation),
+        exposed=exposed,
+        compute_only=intervals.union(intervals.subtract(computation, communication), alone),
+        copies=alone,
+    )
+
+
+def _device_work(trace: Trace, rows: Int64) -> Work:
+    events = trace.events
+    rows = trace.by_start(rows)
+    launch, lane = _launches(trace, rows)
+    is_kernel = events.category[rows] == Category.KERNEL
+    named = trace.names_that(is_communication_kernel)[events.name[rows]]
+    described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
+    communication = is_kernel & (named | described)
+    return Work(
+        rows,
+        events.start[rows],
+        events.end[rows],
+        launch,
+        lane,
+        events.stream[rows],
+        communication,
+        ~is_kernel,
+    )
+
+
+def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
+    """Return when (ns), and on which thread, the runtime call with the same correlation number began."""
+    events = trace.events
+    calls = trace.rows(Category.RUNTIME)
+    calls = calls[events.correlation[calls] > 0]
+    launch = np.full(len(rows), UNKNOWN_TIME, np.int64)
+    lane = np.full(len(rows), MISSING, np.int32)
+    if len(calls) == 0:
+        return launch, lane
+    calls = calls[np.argsort(events.correlation[calls], kind="stable")]
+    numbers = events.correlation[calls]
+    wanted = events.correlation[rows]
+    place = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    known = (numbers[place] == wanted) & (wanted > 0)
+    launch[known] = events.start[calls[place[known]]]
+    lane[known] = events.lane[calls[place[known]]]
+    return launch, lane
+
+
+def _cpu_work(trace: Trace) -> Work:
+    events = trace.events
+    spans = trace.rows_named(is_cpu_collective, Category.USER_ANNOTATION, Category.CPU_OP)
+    operators = trace.rows_named(is_cpu_computation, Category.CPU_OP)
+    operators = operators[~np.isin(events.lane[operators], _process_group_lanes(trace, spans))]
+    rows = np.concatenate([spans, operators])
+    is_span = np.arange(len(rows)) < len(spans)
+    launch = events.start[rows].copy()
+    lane = events.lane[rows].copy()
+    launch[: len(spans)], lane[: len(spans)] = _issues(trace, spans)
+    order = np.argsort(events.start[rows], kind="stable")
+    rows, is_span = rows[order], is_span[order]
+    return Work(
+        rows,
+        events.start[rows],
+        events.end[rows],
+        launch[order],
+        lane[order],
+        np.full(len(rows), MISSING, np.int32),
+        is_span,
+        np.zeros(len(rows), np.bool_),
+    )
+
+
+def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
+    """Return threads that only carry collectives: their copies belong to the transfer."""
+    events = trace.events
+    steps = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
+    main = np.unique(events.lane[steps])
+    return np.setdiff1d(np.unique(events.lane[spans]), main).astype(np.int32)
+
+
+def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
+    """Return when (ns) and where each span was handed to its process group: by type, first come, first
+    served.
+
+    By type, because a process group has several threads, and a span may begin before one that was issued
+    earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
+    begin before its issue keeps its own start.
+    """
+    events = trace.events
+    issues = trace.by_start(trace.rows_named(is_issue, Category.CPU_OP))
+    launch, lane = events.start[spans].copy(), events.lane[spans].copy()
+    # Gloo carries out a reduce-scatter as an all-reduce: they are one type here.
+    types = [collective_type(name) for name in trace.names]
+    types = [CollectiveType.ALL_REDUCE if each is CollectiveType.REDUCE_SCATTER else each for each in types]
+    numbers = np.array([COLLECTIVE_TYPES.index(each) for each in types], np.int64)
+    of_span, of_issue = numbers[events.name[spans]], numbers[events.name[issues]]
+    for number in np.unique(of_span).tolist():
+        asked = np.flatnonzero(of_span == number)
+        asked = asked[np.argsort(launch[asked], kind="stable")]
+        given = issues[of_issue == number]
+        surplus = max(len(asked) - len(given), 0)
+        asked, given = asked[surplus:], given[: len(asked) - surplus]
+        fits = events.start[given] <= launch[asked]
+        launch[asked[fits]] = events.start[given[fits]]
+        lane[asked[fits]] = events.lane[given[fits]]
+    return launch, lane
+
+
+def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None) -> Collectives:
+    """Return the collectives with types and sizes.
+
+    The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
+    FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
+    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves a rank's own part out of
+    the former.
+    """
+    number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
+    by_name = [number[collective_type(name)] for name in trace.names]
+    issued = _issued_types(trace, work)
+    kind = np.zeros(len(work.row), np.int8)
+    message = np.full(len(work.row), MISSING, np.int64)
+    wire = np.full(len(work.row), MISSING, np.int64)
+    roof = np.zeros(len(work.row), np.float64)
+    leads = np.ones(len(work.row), np.bool_)
+    gathering: set[int] = set()
+    on_cpu = not len(trace.rows(Category.KERNEL))
+    other = number[CollectiveType.OTHER]
+    stand_ins = {number[each] for each in _STAND_INS}
+    roofs: dict[tuple[str | None, int | None], float] = {}
+    annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
+    for i, row in enumerate(work.row.tolist()):
+        info = trace.collectives.get(row)
+        found = by_name[int(trace.events.name[row])]
+        if issued[i] >= 0 and by_name[issued[i]] != other:
+            found = by_name[issued[i]]
+        if info is not None:
+            described = number[collective_type(info.name)]
+            if described != other and issued[i] < 0:
+                found = described
+        asked = found
+        meant = spans.events[spans.event[annotated[i]]] if annotated[i] != NOTHING else ""
+        if found in stand_ins and meant in _MEANT:
+            found = number[CollectiveType(meant)]
+        elif found == number[CollectiveType.BROADCAST] and meant == CollectiveType.ALL_GATHER:
+            found = number[CollectiveType.ALL_GATHER]
+            leads[i] = annotated[i] not in gathering
+            gathering.add(annotated[i])
+        if info is not None:
+            types = COLLECTIVE_TYPES[asked], COLLECTIVE_TYPES[found]
+            message[i], wire[i] = _sizes(info, *types, trace.world_size, on_cpu=on_cpu)
+            if links is not None:
+                group = (info.group_ranks, info.group_size)
+                if group not in roofs:
+                    roofs[group] = links.roof(group_ranks(info), info.group_size or trace.world_size) or 0.0
+                roof[i] = roofs[group]
+        kind[i] = found
+    return Collectives(work, kind, message, wire, roof, leads)
+
+
+def _sizes(
+    info: CollectiveInfo,
+    asked: CollectiveType,
+    found: CollectiveType,
+    world_size: int | None,
+    *,
+    on_cpu: bool,
+) -> tuple[int, int]:
+    """Return bytes of the message and on the wire. The backend was `asked` for one type to carry out the type
+    `found`."""
+    ranks = info.group_size or world_size
+    size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
+    if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
+        size = with_own_part(size, ranks)
+    if size is None:
+        return MISSING, MISSING
+    sent = wire_bytes(found, size, ranks)
+    return size, MISSING if sent is None else sent
+
+
+def _issued_types(trace: Trace, work: Work) -> list[int]:
+    """Return name numbers of the issuing `c10d::` operators, MISSING where unknown.
+
+    Gloo carries out a reduce-scatter as an all-reduce; only the operator says what was meant.
+    """
+    events = trace.events
+    if len(trace.rows(Category.KERNEL)):
+        return [MISSING] * len(work.row)
+    operators = trace.rows_named(is_issue, Category.CPU_OP)
+    by_place = {(int(events.start[row]), int(events.lane[row])): int(events.name[row]) for row in operators}
+    places = zip(work.launch.tolist(), work.launch_lane.tolist(), strict=True)
+    return [by_place.get(place, MISSING) for place in places]
+
+
+# Wire bytes follow nccl-tests' "bus bandwidth" (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): for n
+# ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all send S (n-1)/n, all-reduce
+# twice that, broadcast, reduce and send/recv S.
+
+_MOST_BYTES = 1 << 45
+"""No collective carries more; a trace that says so is not believed."""
+
+
+def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
+    """Return bytes of the full buffer (gathered, or before reduction); None when the trace does not say."""
+    size = _said_bytes(kind, info, world_size)
+    return size if size is not None and size <= _MOST_BYTES else None
+
+
+def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
+    size = dtype_bytes(info.dtype)
+    if size is None:
+        return None
+    ranks = info.group_size or world_size
+    if kind is CollectiveType.ALL_GATHER:
+        if info.out_elements:
+            return info.out_elements * size
+        return info.in_elements * ranks * size if info.in_elements and ranks else None
+    elements = max(info.in_elements or 0, info.out_elements or 0)
+    return elements * size if elements else None
+
+
+def with_own_part(sent: int | None, ranks: int | None) -> int | None:
+    """Return bytes of the full buffer of a reduction that sends `sent` bytes to the other ranks."""
+    return None if sent is None or not ranks or ranks < 2 else sent * ranks // (ranks - 1)
+
+
+def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:
+    """Return the bytes that each rank sends; None when the number of ranks is unknown."""
+    if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE, CollectiveType.SEND_RECV):
+        return message
+    if not ranks:
+        return None
+    times = 2 if kind is CollectiveType.ALL_REDUCE else 1
+    return times * message * (ranks - 1) // ranks
+
+
+# torch writes a group's ranks as text, `[0, 1, 2, 3]`; of large groups a part, `[0, 8, 16, ..., 504]`.
+
+MOST_RANKS = 1 << 16
+"""More ranks than this are not listed: a shortened list of few characters may stand for any number."""
+
+
+def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
+    """Return the ranks of the group; None where the trace does not list all of them.
+
+    A shortened list is completed if it is evenly spaced and then has as many ranks as the group.
+    """
+    return _listed(info.group_ranks or "", info.group_size)
+
+
+@lru_cache(maxsize=16)
+def _listed(text: str, size: int | None) -> tuple[int, ...] | None:
+    words = text.strip().strip("[]").replace(" ", "").split(",")
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
+    if "..." not in words:
+        return tuple(numbers) if len(numbers) == len(words) <= MOST_RANKS else None
+    if len(numbers) < 3 or len(numbers) != len(words) - 1 or numbers[1] <= numbers[0]:
+        return None
+    completed = range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0])
+    if len(completed) != size or size > MOST_RANKS or not all(number in completed for number in numbers):
+        return None
+    return tuple(completed)
+
+
+def group_key(info: CollectiveInfo | None) -> str:
+    """Return a text that is equal on all ranks of one group, as far as the trace says, else ""."""
+    if info is None:
+        return ""
+    ranks = group_ranks(info)
+    if ranks is not None:
+        return f"ranks {','.join(map(str, ranks))}"
+    return f"group {info.group_name}" if info.group_name else ""

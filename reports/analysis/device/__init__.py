@@ -1,1 +1,0 @@
-"""Events of a trace: device activity, FSDP units, steps and phases."""

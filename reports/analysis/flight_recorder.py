@@ -1,0 +1,430 @@
+"""The Flight Recorder's dumps of a job together, and the rank that caused the hang.
+
+Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
+others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump
+
+_Calls = tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of the job. `members` that are known; `said`: the dumps name all of them."""
+
+    name: GroupName
+    members: tuple[int, ...]
+    said: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The first collective of a group that its ranks do not agree on.
+
+    kind: `missing`, `kind`, `sizes`, `dtype`, or `unfinished` (all joined, and it is not done).
+    ranks: those that are missing, differ, or have not started.  others: those that wait for them.
+    absent: members of the group that left no dump.
+    calls: what each rank called, by rank.  last: what missing ranks called in this group before.
+    """
+
+    kind: str
+    group: Group
+    sequence: int
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    calls: Mapping[int, _Calls]
+    last: Mapping[int, Entry]
+    absent: tuple[int, ...] = ()
+
+    @property
+    def created_ns(self) -> int:
+        return min((entry.created_ns for calls in self.calls.values() for entry in calls), default=0)
+
+
+def groups_of(dumps: Sequence[Dump]) -> list[Group]:
+    """Return the groups that the dumps name. Where no dump says who is in a group, its callers are; all ranks
+    are in the default group."""
+    ranks: dict[tuple[GroupName, tuple[int, ...]], set[int]] = {}
+    for dump in dumps:
+        for name in dict.fromkeys(entry.group for entry in dump.entries):
+            ranks.setdefault((name, dump.members.get(name.name, ())), set()).add(dump.rank)
+    everyone = {dump.rank for dump in dumps}
+    return [
+        Group(name, tuple(sorted(members or (everyone if name.is_default else callers))), bool(members))
+        for (name, members), callers in ranks.items()
+    ]
+
+
+def first_problem(group: Group, dumps: Sequence[Dump]) -> Problem | None:
+    """Return the first collective that the ranks of `group` do not agree on, or that is not done; None if
+    there is none."""
+    inside = [dump for dump in dumps if dump.rank in group.members]
+    histories = {dump.rank: _History(dump, group) for dump in inside}
+    absent = tuple(rank for rank in group.members if rank not in histories)
+    sequences = sorted({number for each in histories.values() for number in each.calls})
+    found = (_at(group, sequence, histories) for sequence in sequences)
+    problem = next((each for each in found if each is not None), None) or _unfinished(group, histories)
+    return None if problem is None else replace(problem, absent=absent)
+
+
+class _History:
+    """The calls of one rank in a group, by sequence number."""
+
+    def __init__(self, dump: Dump, group: Group) -> None:
+        calls: dict[int, list[Entry]] = {}
+        for entry in dump.entries:
+            if entry.group == group.name and not entry.is_p2p:
+                calls.setdefault(entry.sequence, []).append(entry)
+        self.calls: dict[int, _Calls] = {number: tuple(each) for number, each in calls.items()}
+        self._is_cut = dump.is_cut
+        status = dump.status.get(group.name.name)
+        self.last = max(max(self.calls, default=0), status.enqueued if status else 0)
+
+    def never_called(self, sequence: int) -> bool:
+        """Return whether this rank certainly did not call it: its last call came before. A rank that keeps no
+        call of this group is certain only where nothing has left its buffer."""
+        return self.last < sequence and (bool(self.last) or not self._is_cut)
+
+
+def _at(group: Group, sequence: int, histories: Mapping[int, _History]) -> Problem | None:
+    calls = {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
+    differing = _differing(calls)
+    if differing is not None:
+        kind, ranks = differing
+        return Problem(kind, group, sequence, ranks, _without(calls, ranks), calls, {})
+    missing = tuple(rank for rank, each in histories.items() if each.never_called(sequence))
+    waiting = _waiting(calls)
+    if not missing or not waiting:
+        return None
+    before = {rank: _last_entry(histories[rank]) for rank in missing}
+    last = {rank: entry for rank, entry in before.items() if entry is not None}
+    return Problem("missing", group, sequence, missing, waiting, calls, last)
+
+
+def _last_entry(history: _History) -> Entry | None:
+    return history.calls[max(history.calls)][-1] if history.calls else None
+
+
+def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
+    """Return the ranks on which a collective is not done, as far as their backend says."""
+    return tuple(
+        rank
+        for rank, entries in calls.items()
+        if any(entry.state != "completed" or not entry.knows_states for entry in entries)
+    )
+
+
+def _differing(calls: Mapping[int, _Calls]) -> tuple[str, tuple[int, ...]] | None:
+    """Return which part of a call differs, and the ranks that differ from most of the others."""
+    for name, part in (("kind", _kinds), ("sizes", _numbers), ("dtype", _dtypes)):
+        said = {rank: value for rank, entries in calls.items() if (value := part(entries)) is not None}
+        counts = Counter(said.values())
+        if len(counts) > 1:
+            usual = max(said, key=lambda rank: (counts[said[rank]], -rank))
+            return name, tuple(sorted(rank for rank in said if said[rank] != said[usual]))
+    return None
+
+
+def _kinds(entries: _Calls) -> tuple[str, ...]:
+    return tuple(entry.kind for entry in entries)
+
+
+def _numbers(entries: _Calls) -> tuple[int, ...] | None:
+    """Return the numbers of elements that must be equal on all ranks; None where ranks may differ."""
+    numbers = [_number(entry) for entry in entries]
+    return tuple(each for each in numbers if each is not None) if None not in numbers else None
+
+
+def _number(entry: Entry) -> int | None:
+    kind = entry.kind.lower().replace("_", "")
+    if "alltoall" in kind:
+        return None
+    # Of the others one side is the same on all ranks: shards may be uneven, and one rank alone has the list
+    # that a scatter hands out or a gather collects.
+    whole_is_output = "allgather" in kind or kind == "scatter"
+    shapes = entry.output_sizes if whole_is_output else entry.input_sizes
+    return sum(math.prod(shape) for shape in shapes) if shapes else None
+
+
+def _dtypes(entries: _Calls) -> tuple[str, ...] | None:
+    """Return the calls' dtypes; None where a rank has none: the receivers of a scatter have no input."""
+    dtypes = {dtype for entry in entries for dtype in (*entry.input_dtypes, *entry.output_dtypes)}
+    return tuple(sorted(dtypes)) or None
+
+
+def _unfinished(group: Group, histories: Mapping[int, _History]) -> Problem | None:
+    """Return the first collective that all ranks joined and that is not done on some of them."""
+    for sequence in sorted({number for each in histories.values() for number in each.calls}):
+        calls = {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
+        entries = [entry for each in calls.values() for entry in each]
+        if not all(entry.knows_states for entry in entries):
+            continue
+        waiting = _waiting(calls)
+        if waiting:
+            late = tuple(r for r in waiting if any(each.state == "scheduled" for each in calls[r]))
+            ranks = late if 0 < len(late) < len(waiting) else waiting
+            return Problem("unfinished", group, sequence, ranks, _without(calls, ranks), calls, {})
+    return None
+
+
+def _without(calls: Mapping[int, _Calls], ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(rank for rank in calls if rank not in ranks)
+
+
+def problems_of(dumps: Sequence[Dump]) -> Iterator[Problem]:
+    """Yield the first problem of each group, the earliest first."""
+    found = [first_problem(group, dumps) for group in groups_of(dumps)]
+    yield from sorted((each for each in found if each is not None), key=lambda each: each.created_ns)
+
+
+_MOST_SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on a job's dumps. `missing_dumps`: ranks of the job that left none. `problems`: at most one
+    a group, the earliest first; `culprit`: the one to look at, in a sentence."""
+
+    dumps: tuple[Dump, ...]
+    missing_dumps: tuple[int, ...]
+    groups: tuple[Group, ...]
+    problems: tuple[Problem, ...]
+    culprit: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as `fsdpbench analyze --json` prints it."""
+        return {
+            "schema": 1,
+            "flight_recorder": {
+                "ranks": [_of_dump(dump) for dump in self.dumps],
+                "missing_dumps": list(self.missing_dumps),
+                "groups": [_of_group(group) for group in self.groups],
+                "problems": [_of_problem(problem) for problem in self.problems],
+                "culprit": self.culprit,
+            },
+        }
+
+
+def judge(paths: Mapping[int, Path]) -> Verdict:
+    """Read the dumps, by rank, and find what their ranks do not agree on. Raises `TraceError`."""
+    dumps = tuple(read_dump(path, rank) for rank, path in paths.items())
+    groups = tuple(groups_of(dumps))
+    problems = tuple(problems_of(dumps))
+    missing = _missing_dumps(dumps, groups)
+    return Verdict(dumps, missing, groups, problems, _culprit(problems, missing))
+
+
+def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int, ...]:
+    """Return ranks that a dump names, or that are between others, and that left no dump."""
+    there = {dump.rank for dump in dumps}
+    named = {rank for group in groups if group.said for rank in group.members}
+    named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}
+    if not named and len(there) <= max(there, default=0) < _MOST_SHOWN * len(there):
+        named = set(range(max(there)))
+    return tuple(sorted(named - there))
+
+
+def _culprit(problems: Sequence[Problem], missing_dumps: Sequence[int]) -> str:
+    if not problems:
+        if missing_dumps:
+            return f"unknown: the ranks that left dumps agree, and {ranks_text(missing_dumps)} left none"
+        return "none: every rank called the same collectives, and none is left waiting"
+    differing = [each for each in problems if each.kind in ("kind", "sizes", "dtype")]
+    if differing:
+        return sentence(differing[0])
+    waiting = {rank for each in problems if each.kind == "missing" for rank in each.others}
+    for problem in problems:
+        free = tuple(rank for rank in problem.ranks if rank not in waiting)
+        if problem.kind == "missing" and free:
+            return sentence(problem, free)
+    return sentence(problems[0])
+
+
+def sentence(problem: Problem, ranks: Sequence[int] | None = None) -> str:
+    """Return a problem in one sentence; of a missing call, about these of its ranks."""
+    blamed = tuple(ranks or problem.ranks)
+    first = next(iter(problem.others), next(iter(problem.calls)))
+    usual = calls_text(problem.calls[first])
+    what = f"collective {problem.sequence} of group {group_text(problem.group)}"
+    if problem.kind == "missing":
+        waiting = f"where {ranks_text(problem.others)} {'waits' if len(problem.others) == 1 else 'wait'}"
+        return f"{ranks_text(blamed)} never joined {usual}, {what}, {waiting}{_last_text(problem, blamed[0])}"
+    if problem.kind == "unfinished":
+        return _unfinished_text(problem, usual, what)
+    mine = calls_text(problem.calls[blamed[0]])
+    return f"{ranks_text(blamed)} called {mine} where {ranks_text((first,))} called {usual}, {what}"
+
+
+def _last_text(problem: Problem, rank: int) -> str:
+    last = problem.last.get(rank)
+    if last is None:
+        return ""
+    return f"; its last there was {calls_text((last,))} (collective {last.sequence})"
+
+
+def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
+    ranks = problem.ranks
+    if problem.absent:
+        waiting = tuple(sorted({*ranks, *problem.others}))
+        return (
+            f"{usual}, {what}, is not done on {ranks_text(waiting)}; "
+            f"whether {ranks_text(problem.absent)} joined it is not known: no dump"
+        )
+    if problem.others and problem.calls[ranks[0]][0].state == "scheduled":
+        have = "has" if len(ranks) == 1 else "have"
+        return (
+            f"{ranks_text(ranks)} {have} not started {usual}, {what}, as others have: "
+            "the stream is still busy with what came before, or the GPU hangs in it"
+        )
+    if problem.others:
+        return f"{usual}, {what}, is not done on {ranks_text(ranks)} alone: look at the GPU and its links"
+    return f"all ranks joined {usual}, {what}, and it is not done: look at the network and the GPUs"
+
+
+def calls_text(entries: Sequence[Entry]) -> str:
+    """Return `all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call one after the other."""
+    shown = [_call_text(entry) for entry in entries[:_MOST_SHOWN]]
+    place = next((frame for entry in entries for frame in entry.own_frames), None)
+    where = "" if place is None else f" at {Path(place.file).name}:{place.line}"
+    return " + ".join(shown) + (" + ..." if len(entries) > _MOST_SHOWN else "") + where
+
+
+def _call_text(entry: Entry) -> str:
+    shapes = entry.input_sizes or entry.output_sizes
+    told = [" x ".join(map(str, shape)) or "1" for shape in shapes[:_MOST_SHOWN]]
+    if len(shapes) > _MOST_SHOWN:
+        told.append(f"... {len(shapes):,} tensors")
+    dtypes = sorted({*(entry.input_dtypes or entry.output_dtypes)})
+    return f"{entry.kind}({' '.join(filter(None, (', '.join(told), ' and '.join(dtypes))))})"
+
+
+def group_text(group: Group) -> str:
+    """Return the group's description, or its name and ranks where it has none."""
+    name = group.name
+    if name.description and name.description != "undefined":
+        return name.description
+    return f"{name.name} (ranks {', '.join(map(str, group.members[:_MOST_SHOWN]))})"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0, 2, 5`."""
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    rest = f" and {len(ranks) - _MOST_SHOWN:,} more" if len(ranks) > _MOST_SHOWN else ""
+    return f"rank{'s' * (len(ranks) != 1)} {shown}{rest}"
+
+
+def _of_dump(dump: Dump) -> dict[str, Any]:
+    collectives = [entry for entry in dump.entries if not entry.is_p2p]
+    last = dump.entries[-1] if dump.entries else None
+    return {
+        "rank": dump.rank,
+        "path": str(dump.path),
+        "version": dump.version,
+        "entries": len(dump.entries),
+        "point_to_point": len(dump.entries) - len(collectives),
+        "states": dict(Counter(entry.state for entry in collectives)),
+        "status": {name: vars(status) for name, status in dump.status.items()},
+        "last": None if last is None else _of_entry(last),
+    }
+
+
+def _of_group(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name.name,
+        "description": group.name.description,
+        "ranks": list(group.members),
+        "all_known": group.said,
+    }
+
+
+def _of_problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "kind": problem.kind,
+        "message": sentence(problem),
+        "group": group_text(problem.group),
+        "sequence": problem.sequence,
+        "ranks": list(problem.ranks),
+        "others": list(problem.others),
+        "calls": {str(rank): [_of_entry(each) for each in calls] for rank, calls in problem.calls.items()},
+        "last": {str(rank): _of_entry(entry) for rank, entry in problem.last.items()},
+    }
+
+
+def _of_entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind,
+        "group": entry.group.description or entry.group.name,
+        "sequence": entry.sequence,
+        "input_sizes": [list(shape) for shape in entry.input_sizes],
+        "output_sizes": [list(shape) for shape in entry.output_sizes],
+        "input_dtypes": list(entry.input_dtypes),
+        "output_dtypes": list(entry.output_dtypes),
+        "state": entry.state if entry.knows_states else "not recorded",
+        "frames": [frame._asdict() for frame in entry.own_frames],
+    }
+
+
+_MOST_RANKS = 32
+_MOST_FRAMES = 8
+
+
+def describe(verdict: Verdict) -> str:
+    """Return the verdict for a terminal: the culprit, the problems, and each rank's last call."""
+    return "\n".join(_lines(verdict))
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    versions = ", ".join(dict.fromkeys(dump.version for dump in verdict.dumps))
+    there = ranks_text([dump.rank for dump in verdict.dumps])
+    yield f"Flight Recorder dumps of {there} (version {versions})"
+    if verdict.missing_dumps:
+        yield f"no dump of {ranks_text(verdict.missing_dumps)}"
+    yield f"culprit: {verdict.culprit}"
+    for problem in verdict.problems:
+        yield ""
+        yield from _problem(problem, told=verdict.culprit)
+    yield ""
+    yield "last calls:"
+    for dump in verdict.dumps[:_MOST_RANKS]:
+        yield f"  rank {dump.rank}: {_last(dump)}"
+    if len(verdict.dumps) > _MOST_RANKS:
+        yield f"  ... {len(verdict.dumps) - _MOST_RANKS:,} more ranks; --json has all"
+
+
+def _problem(problem: Problem, told: str) -> Iterator[str]:
+    message = sentence(problem)
+    yield message if message != told else f"collective {problem.sequence} of {group_text(problem.group)}:"
+    blamed = problem.ranks[0]
+    shown = [rank for rank in (blamed, *problem.others[:1]) if rank in problem.calls]
+    for rank in shown:
+        yield f"  rank {rank} called it from"
+        for frame in problem.calls[rank][0].own_frames[:_MOST_FRAMES]:
+            yield f"    {frame}"
+    if blamed in problem.last:
+        yield f"  rank {blamed} called its last one of this group from"
+        for frame in problem.last[blamed].own_frames[:_MOST_FRAMES]:
+            yield f"    {frame}"
+
+
+def _last(dump: Dump) -> str:
+    if not dump.entries:
+        return "no call recorded"
+    entry = dump.entries[-1]
+    collectives = [each for each in dump.entries if not each.is_p2p]
+    number = "" if entry.is_p2p else f", collective {entry.sequence} of group {entry.group.description}"
+    if not all(each.knows_states for each in collectives):
+        counts = f"{len(collectives):,} collectives; gloo records no states"
+    else:
+        states = Counter(each.state for each in collectives)
+        counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items()))
+    return f"{calls_text((entry,))}{number} ({counts})"

@@ -1,0 +1,88 @@
+"""Causes of the device's idle time: what kept the CPU from launching the next work, or it from starting.
+
+    device   [work]            idle               [next work]
+    CPU         cudaFree | limiter | cpu  launch ^
+             |- allocator|-------- | cpu -|- waits -|
+
+Up to the launch of the next work the CPU is late: the driver's allocation calls, the rate limiter, or a
+synchronisation held it, else it was busy with Python and operators. After the launch the work itself waits:
+for an event of another stream, or, if that is short, only for what a launch takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.naming import allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
+from fsdpbench.reports.readers import Trace
+from fsdpbench.reports.readers.trace import Int64
+
+LAUNCH_LATENCY_NS = 20_000
+"""What is between a launch and its start is called latency up to here, and waiting beyond."""
+
+
+@dataclass(frozen=True)
+class IdleCauses:
+    """Idle time of the device within the steps by cause, ns; the parts sum to it.
+
+    allocator: the CPU was in the driver's allocation calls.  rate_limiter: it waited for FSDP's limiter.
+    synchronization: it waited for the device in another way.  cpu: it had not launched the next work yet.
+    launch_latency: the work was launched and started soon.  event: it was launched and waited for something.
+    All are None on a CPU trace, or where launches are unknown.
+    """
+
+    allocator: int | None = None
+    rate_limiter: int | None = None
+    synchronization: int | None = None
+    cpu: int | None = None
+    launch_latency: int | None = None
+    event: int | None = None
+
+    def parts(self) -> dict[str, int]:
+        """Return the causes that are known, ns by name."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if value is not None}
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {
+            each.name: None if (value := getattr(self, each.name)) is None else seconds(value)
+            for each in fields(self)
+        }
+
+
+def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: int, end: int) -> IdleCauses:
+    """Return the causes within [start, end), in ns.
+
+    Args:
+        activity, spans: of `trace`: its device work and its FSDP annotations.
+    """
+    work = activity.work
+    if activity.kind != "gpu" or not len(work.row) or (work.launch == UNKNOWN_TIME).any():
+        return IdleCauses()
+    busy = intervals.union(
+        activity.communication, intervals.union(activity.compute_only, activity.overlapped)
+    )
+    idle = intervals.subtract(intervals.single(start, end), busy)
+    # Work is in order of its start: the first that starts at or after a gap's begin ends the gap.
+    following = np.searchsorted(work.start, idle.start, side="left")
+    there = following < len(work.row)
+    launch = np.where(there, work.launch[np.minimum(following, len(work.row) - 1)], idle.end)
+    launch = np.clip(launch, idle.start, idle.end)
+    late = intervals.of(idle.start, launch)
+    held: dict[str, int] = {}
+    for name, what in (
+        ("allocator", allocator_calls(trace)),
+        ("rate_limiter", spans.times(LIMITER_WAIT)),
+        ("synchronization", synchronizing_calls(trace)),
+    ):
+        held[name] = intervals.intersect(late, what).length()
+        late = intervals.subtract(late, what)
+    waiting: Int64 = idle.end - launch
+    latency = int(waiting[waiting <= LAUNCH_LATENCY_NS].sum())
+    return IdleCauses(**held, cpu=late.length(), launch_latency=latency, event=int(waiting.sum()) - latency)

@@ -1,1 +1,0 @@
-"""What is measured in a trace: idle time, memory, lateness, stragglers, counts."""

@@ -1,0 +1,378 @@
+"""Memory from a trace's events: peaks, what is alive at the peak, fragmentation, allocator retries.
+
+An allocation belongs to the phase and the FSDP annotation in which the CPU made it:
+
+    allocated   .-'``'-.        alive at the peak: allocations before it whose address was not freed since;
+           _.-'         '-.     what the trace did not see being allocated was there before it
+         start     ^ peak"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.naming import allocator_rows
+from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, running_index
+from fsdpbench.reports.analysis.windows import Mark, Window, containing
+from fsdpbench.reports.readers import MemoryEvents, Trace
+from fsdpbench.reports.readers.trace import Bool, Int64
+
+CPU_DEVICE = 0
+"""torch's DeviceType of the host."""
+
+COMPUTATION = "computation"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes alive at the peak that were allocated in one phase, by one unit, in one kind of FSDP event
+    (`computation` outside of these). phase and unit are None where the annotations do not tell."""
+
+    phase: str | None
+    unit: str | None
+    event: str
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"phase": self.phase, "unit": self.unit, "event": self.event, "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class Retry:
+    """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed.
+
+    cost: ns that computation stood still around it (the CPU waits for the device, frees and allocates, and
+    only then launches on); None on a CPU trace.  driver: ns that the CPU spent around it, from the first to
+    the last of the driver's allocation calls between two launches, `calls` of them.
+    """
+
+    time: int
+    step: int | None
+    phase: str | None
+    unit: str | None
+    bytes: int
+    freed: int
+    cost: int | None
+    calls: int = 0
+    driver: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "phase": self.phase,
+            "unit": self.unit,
+            "bytes": self.bytes,
+            "freed_bytes": self.freed,
+            "cost_s": None if self.cost is None else seconds(self.cost),
+            "driver_calls": self.calls,
+            "driver_s": seconds(self.driver),
+        }
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Peaks in bytes; None where the trace has no memory events, or (`peak_active`) does not tell it.
+
+    peak_phase: where the allocation peak was reached.  at_peak: what was alive then, largest first;
+    before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
+    allocated then (fragmentation and cache).  allocator_time: ns that the CPU spent in the driver's
+    allocation calls within the steps, `allocator_calls` of them.
+    """
+
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    peak_active: int | None = None
+    peak_phase: str | None = None
+    unused_at_peak: int | None = None
+    at_peak: tuple[Holding, ...] = ()
+    before_trace: int | None = None
+    retries: tuple[Retry, ...] = ()
+    retries_per_step: tuple[int, ...] = ()
+    allocator_calls: int = 0
+    allocator_time: int = 0
+
+    @property
+    def retry_cost(self) -> int:
+        """Return the ns that computation stood still because of retries."""
+        return sum(retry.cost or 0 for retry in self.retries)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "peak_bytes": {
+                "allocated": self.peak_allocated,
+                "active": self.peak_active,
+                "reserved": self.peak_reserved,
+            },
+            "peak_phase": self.peak_phase,
+            "unused_at_peak_bytes": self.unused_at_peak,
+            "at_peak": [holding.to_dict() for holding in self.at_peak],
+            "before_trace_bytes": self.before_trace,
+            "alloc_retries": len(self.retries),
+            "alloc_retries_per_step": list(self.retries_per_step),
+            "retries": [retry.to_dict() for retry in self.retries],
+            "allocator_calls": {"count": self.allocator_calls, "time_s": seconds(self.allocator_time)},
+        }
+
+
+def device_events(trace: Trace) -> Bool:
+    """Return a mask over the memory events: the accelerator's, where there are any, else the host's."""
+    on_device = trace.memory.device_type != CPU_DEVICE
+    return on_device if on_device.any() else ~on_device
+
+
+def analyze_memory(
+    trace: Trace, activity: Activity, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
+) -> MemoryAnalysis:
+    """Return peaks over the whole trace; retries and allocator calls by the step that the CPU was in.
+
+    Args:
+        activity, spans: of `trace`: its device work and its FSDP annotations.
+        steps, phases: windows of the steps, and marks of the phases, in order and disjoint.
+    """
+    places = _Places(steps, phases, spans)
+    retries = _retries(trace, activity, places)
+    per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
+    calls, time = _allocator_calls(trace, steps)
+    mask = device_events(trace)
+    if not mask.any():
+        return MemoryAnalysis(
+            retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
+        )
+    memory = trace.memory
+    rows = np.flatnonzero(mask)
+    peak = int(rows[np.argmax(memory.allocated[rows])])
+    allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
+    at_peak = _holdings(memory, rows[rows <= peak], places)
+    return MemoryAnalysis(
+        peak_allocated=allocated,
+        # The host's allocator reserves nothing and says 0.
+        peak_reserved=int(memory.reserved[rows].max()) or None,
+        peak_active=int(memory.active[rows].max()) if int(memory.active[rows].min()) >= 0 else None,
+        peak_phase=places.phase(memory.time[[peak]])[0],
+        unused_at_peak=max(reserved - allocated, 0) if reserved else None,
+        at_peak=at_peak,
+        before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
+        retries=retries,
+        retries_per_step=per_step,
+        allocator_calls=calls,
+        allocator_time=time,
+    )
+
+
+class _Places:
+    """Places of times in the program: step, phase, unit and FSDP event on the annotated thread."""
+
+    def __init__(self, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans) -> None:
+        self.steps, self.phases, self.spans = steps, phases, spans
+        self.lane = int(np.bincount(spans.lane).argmax()) if len(spans) else 0
+        self.running = running_index(spans)
+
+    def step(self, times: Int64) -> list[int | None]:
+        found = containing([step.mark for step in self.steps], times).tolist()
+        return [self.steps[place].index if place >= 0 else None for place in found]
+
+    def phase(self, times: Int64) -> list[str | None]:
+        found = containing(self.phases, times).tolist()
+        return [self.phases[place].name if place >= 0 else None for place in found]
+
+    def unit_and_event(self, times: Int64) -> list[tuple[str | None, str]]:
+        lane = np.full(len(times), self.lane)
+        annotated = self.spans.index.innermost(lane, times)
+        running, units = self.running
+        computing = running.innermost(lane, times)
+        found: list[tuple[str | None, str]] = []
+        for row, place in zip(annotated.tolist(), computing.tolist(), strict=True):
+            if row != NOTHING:
+                found.append(
+                    (self.spans.units[self.spans.unit[row]], self.spans.events[self.spans.event[row]])
+                )
+            elif place != NOTHING:
+                found.append((self.spans.units[units[place]], COMPUTATION))
+            else:
+                found.append((None, COMPUTATION))
+        return found
+
+
+def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holding, ...]:
+    """Return the live allocations among these events (in order of time), summed by place."""
+    # The last event of each address decides: an allocation is alive, a free is not.
+    _, last = np.unique(memory.address[rows][::-1], return_index=True)
+    alive = rows[len(rows) - 1 - last]
+    alive = alive[memory.bytes[alive] > 0]
+    times = memory.time[alive]
+    sums: dict[tuple[str | None, str | None, str], int] = {}
+    for phase, (unit, event), size in zip(
+        places.phase(times), places.unit_and_event(times), memory.bytes[alive].tolist(), strict=True
+    ):
+        sums[phase, unit, event] = sums.get((phase, unit, event), 0) + size
+    ordered = sorted(sums.items(), key=lambda item: (-item[1], str(item[0])))
+    return tuple(Holding(phase, unit, event, size) for (phase, unit, event), size in ordered)
+
+
+def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, ...]:
+    retries = trace.retries
+    columns = zip(
+        retries.time.tolist(),
+        places.step(retries.time),
+        places.phase(retries.time),
+        places.unit_and_event(retries.time),
+        retries.bytes.tolist(),
+        retries.freed.tolist(),
+        _costs(activity, retries.time),
+        _driver_calls(trace, activity, retries.time),
+        strict=True,
+    )
+    return tuple(
+        Retry(time, step, phase, unit, size, freed, cost, *driver)
+        for time, step, phase, (unit, _), size, freed, cost, driver in columns
+    )
+
+
+def _costs(activity: Activity, times: Int64) -> list[int | None]:
+    """Return the ns that computation stops around each retry: from the end of the work launched before
+    it to the start of the work that follows.
+
+    Retries in one gap: the first has it all.
+    """
+    main = activity.work.mainline()
+    if activity.kind == "cpu" or not len(main.row):
+        return [None] * len(times)
+    launch, start, reached = main.launch, main.start, np.maximum.accumulate(main.end)
+    after = np.searchsorted(launch, times, side="left")
+    there = (after > 0) & (after < len(launch))
+    after = np.minimum(np.maximum(after, 1), len(launch) - 1)
+    gap = np.maximum(start[after] - reached[after - 1], 0)
+    there[1:] &= after[1:] != after[:-1]
+    return [int(cost) for cost in np.where(there, gap, 0)]
+
+
+def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
+    """Return for each retry the driver's allocation calls between the launches around it, and ns from the
+    begin of the first to the end of the last. The first of retries between the same launches has all.
+    """
+    rows = allocator_rows(trace)
+    start, end = trace.events.start[rows], trace.events.end[rows]
+    launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for place, time in zip(np.searchsorted(launches, times).tolist(), times.tolist(), strict=True):
+        since = int(launches[place - 1]) if place else time
+        until = int(launches[place]) if place < len(launches) else time + 1
+        low, high = np.searchsorted(start, [since, until])
+        if low == high or place in seen:
+            found.append((0, 0))
+            continue
+        seen.add(place)
+        found.append((int(high - low), int(end[high - 1] - start[low])))
+    return found
+
+
+def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
+    """Return how often the CPU asked the driver for memory within the steps, and for how many ns."""
+    rows = allocator_rows(trace)
+    start = trace.events.start[rows]
+    inside = np.zeros(len(rows), np.bool_)
+    for step in steps:
+        inside |= (start >= step.mark.start) & (start < step.mark.end)
+    return int(inside.sum()), int(trace.events.duration[rows][inside].sum())
+
+
+MAX_POINTS = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurve:
+    """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
+    not tell it) and reserved (bytes); and the retries' times, the bytes asked for and the bytes that the
+    retry freed."""
+
+    time: Int64
+    allocated: Int64
+    reserved: Int64
+    retry_time: Int64
+    retry_bytes: Int64
+    retry_freed: Int64
+    active: Int64
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+def memory_curve(
+    trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None, clock: Clock | None = None
+) -> MemoryCurve:
+    """Return the accelerator's curve, or the host's where the trace has no accelerator's memory events.
+
+    Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
+    the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
+    default the start of the trace's first event. `clock`: by which times are told (`device_clock`), by
+    default the CPU's, which allocates.
+    """
+    memory = trace.memory
+    mask = device_events(trace)
+    told_by = clock or (lambda times: times)
+    time, allocated, reserved = told_by(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
+    kept = _keep(allocated, reserved, max_points)
+    active = memory.active[mask]
+    told = len(active) > 0 and int(active.min()) >= 0
+    start = int(trace.events.start.min()) if origin is None else origin
+    return MemoryCurve(
+        time[kept] - start,
+        allocated[kept],
+        reserved[kept],
+        told_by(trace.retries.time) - start,
+        trace.retries.bytes,
+        trace.retries.freed,
+        active[kept] if told else active[:0],
+    )
+
+
+def _keep(allocated: Int64, reserved: Int64, most: int) -> Int64:
+    count = len(allocated)
+    if count <= most:
+        return np.arange(count)
+    # Three points a stretch at most, and both ends of the curve.
+    edges = np.linspace(0, count, max(most // 3, 1) + 1).astype(np.int64)
+    kept = {0, count - 1}
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if high > low:
+            kept.add(low + int(np.argmax(allocated[low:high])))
+            kept.add(low + int(np.argmin(allocated[low:high])))
+            kept.add(low + int(np.argmax(reserved[low:high])))
+    return np.array(sorted(kept), np.int64)
+
+
+# The CPU allocates ahead; the work that uses the memory runs later.
+#
+# CPU      alloc A | launch a | alloc B | launch b          a CPU that is far ahead allocates early
+# device                          [   a   ][   b   ]
+# A, B by the device's clock      A         B
+
+Clock = Callable[[Int64], Int64]
+
+
+def device_clock(activity: Activity) -> Clock | None:
+    """Return a map from times of the CPU to when the device began the work launched next; None where that is
+    unknown (a CPU's trace, or one without launches).
+
+    The stream that computes most is the clock. Behind its last launch time continues as the CPU's, though not
+    before that work has ended. Order is kept: of two times the later one is never the earlier one there.
+    """
+    main = activity.work.mainline()
+    if activity.kind != "gpu" or not len(main.launch):
+        return None
+    starts = np.maximum.accumulate(main.start)
+    end = int(main.end.max())
+
+    def clock(times: Int64) -> Int64:
+        following = np.searchsorted(main.launch, times, side="left")
+        last = len(starts) - 1
+        reached: Int64 = np.where(following <= last, starts[np.minimum(following, last)], end)
+        return np.maximum(times, reached)
+
+    return clock

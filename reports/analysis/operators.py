@@ -1,0 +1,452 @@
+"""FLOPs and bytes of operators' calls from their shapes, and how near their kernels came to the peak.
+
+A product of m x k and k x n is 2 m n k FLOPs; bytes are the least that must cross the memory: each input
+read once, each output written once. What does not follow from the shapes is None. A kernel belongs to the
+innermost call of known shape around its launch. Of several kernels of one call (a product split over K and
+its sum) the longest takes the work in the kernels' own table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.reports.analysis.activity import Work
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.peaks import Chip, compute_type
+from fsdpbench.reports.analysis.units import NOTHING, index_spans
+from fsdpbench.reports.readers import OperatorCall, Trace, dtype_bytes
+from fsdpbench.reports.readers.trace_events import (
+    ATTENTION,
+    CONVOLUTIONS,
+    GROUPED,
+    PASSES,
+    PRODUCTS,
+    REDUCTIONS,
+    SCALED_PRODUCTS,
+)
+
+MOST_ROWS = 200
+"""Rows of each table in the JSON; the rest is summed up."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work of known size. time: ns that it took.  flops, bytes: in all, None where unknown.  least: ns that
+    it would take at the chip's peak, None where no peak is known."""
+
+    time: int = 0
+    flops: int | None = None
+    bytes: int | None = None
+    least: float | None = None
+
+    def __add__(self, other: Rate) -> Rate:
+        """Return the sum; a figure that one side alone knows is that side's."""
+        return Rate(
+            self.time + other.time,
+            _sum(self.flops, other.flops),
+            _sum(self.bytes, other.bytes),
+            _sum(self.least, other.least),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        known = self.time > 0
+        return {
+            "tflops": self.flops / self.time / 1e3 if known and self.flops else None,
+            "bytes_per_s": self.bytes / seconds(self.time) if known and self.bytes else None,
+            "roof_share": self.least / self.time if known and self.least else None,
+        }
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else one + other
+
+
+@dataclass(frozen=True)
+class KernelTotal:
+    """Kernels, copies and collectives of one name (operators on a CPU trace) within the steps.
+
+    time: summed durations; of operators without those inside them.  share: of all kernels' time together.
+    rate: of those whose work is known.
+    """
+
+    name: str
+    family: str
+    count: int
+    time: int
+    share: float
+    rate: Rate = field(default_factory=Rate)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "family": self.family,
+            "count": self.count,
+            "time_s": seconds(self.time),
+            "mean_s": seconds(self.time) / self.count,
+            "share": self.share,
+            **self.rate.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class OperatorTotal:
+    """Calls of one operator with the same shapes. time: of the kernels that they launched.  flops, bytes: of
+    one call, least bytes.  bound: what the peak is made of for it, `compute` or `memory`."""
+
+    name: str
+    shapes: str
+    dtype: str
+    count: int
+    time: int
+    share: float
+    flops: int | None
+    bytes: int | None
+    bound: str | None
+    rate: Rate
+
+    @property
+    def intensity(self) -> float | None:
+        """Return FLOPs a byte."""
+        return self.flops / self.bytes if self.flops and self.bytes else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shapes": self.shapes,
+            "dtype": self.dtype,
+            "count": self.count,
+            "time_s": seconds(self.time),
+            "share": self.share,
+            "flops": self.flops,
+            "bytes": self.bytes,
+            "flops_per_byte": self.intensity,
+            "bound": self.bound,
+            **self.rate.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class ModuleTotal:
+    """Modules of one class. calls: of their forward.  own: time of the kernels launched in them and in no
+    module inside; time: with those inside."""
+
+    name: str
+    instances: int
+    calls: int
+    own: int
+    time: int
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "module": self.name,
+            "instances": self.instances,
+            "calls": self.calls,
+            "own_s": seconds(self.own),
+            "time_s": seconds(self.time),
+            "share": self.share,
+        }
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """One device of a trace: how long it did anything, computed, communicated, within the steps."""
+
+    device: int
+    busy: int
+    computing: int
+    communicating: int
+    span: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "busy_s": seconds(self.busy),
+            "computation_s": seconds(self.computing),
+            "communication_s": seconds(self.communicating),
+            "idle_s": seconds(self.span - self.busy),
+        }
+
+
+@dataclass(frozen=True)
+class WorkTables:
+    """Work within the steps, each table by falling time. total: all kernels' durations together, ns.  The
+    chip of `roof` is the one whose peak rates are held against; None where none is known."""
+
+    total: int = 0
+    kernels: tuple[KernelTotal, ...] = ()
+    families: tuple[KernelTotal, ...] = ()
+    operators: tuple[OperatorTotal, ...] = ()
+    modules: tuple[ModuleTotal, ...] = ()
+    devices: tuple[DeviceUse, ...] = ()
+    roof: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kernel_time_s": seconds(self.total),
+            "roof": self.roof,
+            "kernels": [each.to_dict() for each in self.kernels[:MOST_ROWS]],
+            "kernels_left_out": max(0, len(self.kernels) - MOST_ROWS),
+            "kernel_families": [each.to_dict() for each in self.families],
+            "operators": [each.to_dict() for each in self.operators[:MOST_ROWS]],
+            "operators_left_out": max(0, len(self.operators) - MOST_ROWS),
+            "modules": [each.to_dict() for each in self.modules[:MOST_ROWS]],
+            "devices": [each.to_dict() for each in self.devices],
+        }
+
+
+_IS_CAUSAL = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+}
+"""Where "causal" stands among the inputs (native_functions.yaml)."""
+
+_OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
+_BYTES_OF = {"4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2, "23": 1, "24": 1, "44": 1}
+"""By type as torch numbers them: int64, float16, float32, float64, bool, bfloat16, and three of 8 bits."""
+
+_MOST_FLOPS = 1 << 80
+_MOST_ELEMENTS = 1 << 50
+"""No call has more; shapes that say so are not believed."""
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """FLOPs and least bytes of a call; `dtype`: the profiler's name of the type of what is computed with."""
+
+    flops: int | None
+    bytes: int | None
+    dtype: str
+
+
+@lru_cache(maxsize=4096)
+def cost_of(name: str, call: OperatorCall) -> CallCost:
+    """Return the cost of a call of an operator by its name (`aten::mm`)."""
+    short = name.removeprefix("aten::")
+    first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
+    if call.moved is not None:
+        return CallCost(None, call.moved, first)
+    try:
+        if short in _BY_TYPE:
+            return CallCost(None, _one_pass(short, call), first)
+        flops, elements = _RULES[short](short, call)
+    except (IndexError, KeyError, ValueError):  # an operator, or shapes for it, that are not known
+        flops, elements = None, None
+    if (flops or 0) > _MOST_FLOPS or (elements or 0) > _MOST_ELEMENTS:
+        flops, elements = None, None
+    each = dtype_bytes(first or None)
+    return CallCost(flops, None if elements is None or each is None else elements * each, first)
+
+
+def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Return FLOPs and elements of [b x] m x k times [b x] k x n, behind the matrix that is added to it."""
+    left, right = call.sizes[1:3] if name in ("addmm", "baddbmm") else call.sizes[:2]
+    (*batch, m, k), (*_, inner, n) = left, right
+    if len(left) != len(right) or k != inner or len(left) not in (2, 3):
+        return None, None
+    many = prod(batch)
+    return 2 * many * m * n * k, many * (m * k + k * n + m * n)
+
+
+def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Return FLOPs and elements of m x k times k x n of a byte each; a byte holds two numbers of 4 bits."""
+    flops, elements = _product(name, call)
+    if flops is None or elements is None:
+        return None, None
+    (m, _), (_, n) = call.sizes[:2]
+    each_of_out = _BYTES_OF.get(call.values[_OUT_DTYPE[name]], 1)
+    packed = 2 if "float4" in call.types[0].lower() else 1
+    return packed * flops, elements + (each_of_out - 1) * m * n
+
+
+def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Return FLOPs and elements: groups divide rows of the left matrix or columns of the right, or each has a
+    product."""
+    left, right = call.sizes[:2]
+    (*groups, m, k), (*others, inner, n) = left, right
+    if k != inner or len(groups) > 1 or len(others) > 1:
+        return None, None
+    many = groups[0] if groups and others else 1
+    # Where the inner dimension is divided, each group has a result.
+    results = many if groups or others else (call.sizes[2] or (1,))[0]
+    return 2 * many * m * n * k, prod(left) + prod(right) + results * m * n
+
+
+def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    if name == "convolution_backward":
+        result, image, weight = call.sizes[:3]
+        wanted = call.values[-1].count("True") if call.values[-1] else 0
+        if len(result) < 3 or len(result) != len(weight) or not wanted:
+            return None, None
+        # The gradient of the bias is no product.
+        ways = min(wanted, 2)
+        products = ways * 2 * prod(result) * prod(weight[1:])
+        return products, prod(result) + 2 * (prod(image) + prod(weight))
+    image, weight = call.sizes[:2]
+    stride, padding, dilation = (_numbers(call.values[place]) for place in (3, 4, 5))
+    if call.values[6] != "False" or len(image) < 3 or len(image) != len(weight):
+        return None, None
+    spatial = len(image) - 2
+    if not (len(stride) == len(padding) == len(dilation) == spatial) or min(stride) < 1:
+        return None, None
+    moves = zip(image[2:], padding, dilation, weight[2:], stride, strict=True)
+    spans = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, pad, gap, kernel, step in moves]
+    out = [image[0], weight[0], *spans]
+    if min(out) < 1:
+        return None, None
+    return 2 * prod(out) * prod(weight[1:]), prod(image) + prod(weight) + prod(out)
+
+
+def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Return FLOPs and elements: two products forward, five backward; half of each with a causal mask."""
+    backward = name.endswith("_backward")
+    query, key, value = call.sizes[1:4] if backward else call.sizes[:3]
+    if len(query) != 4 or len(key) != 4 or len(value) != 4:
+        return None, None
+    batch, heads, rows, width = query
+    columns, value_width = key[2], value[3]
+    causal = call.values[_IS_CAUSAL[name]] if _IS_CAUSAL[name] < len(call.values) else ""
+    if causal not in ("True", "False"):
+        return None, None
+    widths = 3 * width + 2 * value_width if backward else width + value_width
+    flops = 2 * batch * heads * rows * columns * widths
+    out = batch * heads * rows * value_width
+    moved = prod(query) + prod(key) + prod(value) + out
+    if backward:  # read with the gradient of the output, three gradients written
+        moved += out + prod(query) + prod(key) + prod(value)
+    return flops // 2 if causal == "True" else flops, moved
+
+
+def _one_pass(name: str, call: OperatorCall) -> int | None:
+    """Return bytes: each input read in its type, and as much written as the largest of them has. An expanded
+    input (stride 0) is read once."""
+    read, whole = [], []
+    for place, size in enumerate(call.sizes):
+        each = dtype_bytes(call.types[place] or None)
+        if size and each is None:
+            return None
+        if size and each is not None:
+            steps = call.strides[place] if place < len(call.strides) else size
+            whole.append(prod(size) * each)
+            read.append(prod(count for count, step in zip(size, steps, strict=False) if step) * each)
+    if not whole or sum(whole) > _MOST_ELEMENTS:
+        return None
+    if name in ("fill_", "zero_"):
+        return whole[0]
+    if name == "_to_copy" and call.values[1]:
+        return read[0] + prod(call.sizes[0]) * _BYTES_OF[call.values[1]]
+    return (read[-1] if name == "copy_" else sum(read)) + (0 if name in REDUCTIONS else max(whole))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.strip("[] ").split(",") if word.strip())
+
+
+_BY_TYPE = frozenset((*PASSES, *REDUCTIONS))
+_RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
+    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(SCALED_PRODUCTS, _scaled_product),
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    **dict.fromkeys(ATTENTION, _attention),
+    GROUPED: _grouped_product,
+}
+
+
+_FROM_OR_TO_HOST = re.compile(r"Memcpy (?!DtoD)|CopyHostToDevice|CopyDeviceToHost")
+
+
+@dataclass(frozen=True)
+class CallGroup:
+    """Calls of one operator with the same inputs, most of whose time is of kernels of one name.
+
+    count: of calls.  time: ns of all their kernels.  kernel: index of that name, None on a CPU;
+    kernel_time: ns of these kernels, one a call.  least: ns of a call at the peak, where one is known.
+    """
+
+    name: str
+    call: OperatorCall
+    cost: CallCost
+    count: int
+    time: int
+    kernel: int | None
+    kernel_time: int
+    least: float | None
+    bound: str | None
+
+    def rate(self, time: int) -> Rate:
+        """Return the calls' work over `time` ns; an empty rate where it is not known."""
+        if self.cost.flops is None and self.cost.bytes is None:
+            return Rate()
+        one = (self.cost.flops, self.cost.bytes, self.least)
+        whole: list[Any] = [None if each is None else each * self.count for each in one]
+        return Rate(time, *whole)
+
+
+def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) -> list[CallGroup]:
+    """Return the calls that launched some of `work` (on a CPU: all calls of the trace).
+
+    Args:
+        on_device: kernels did the work, not operators of a CPU.
+        chip: whose peak the calls are held against, where it is known.
+    """
+    rows = np.fromiter(trace.calls, np.int64, len(trace.calls))
+    events = trace.events
+    kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
+    if on_device and len(rows):
+        index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
+        place = index.innermost(work.launch_lane, work.launch)
+        place[work.is_communication] = NOTHING
+        mine = np.flatnonzero(place != NOTHING)
+        duration = (work.end - work.start)[mine]
+        time = np.zeros(len(rows), np.int64)
+        np.add.at(time, place[mine], duration)
+        order = np.argsort(duration, kind="stable")  # of one place the longest is written last
+        kernel[place[mine][order]] = events.name[work.row[mine[order]]]
+        kernel_time[place[mine][order]] = duration[order]
+    else:
+        time = np.where(np.isin(rows, work.row), events.duration[rows], 0)
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    numbers = zip(events.name[rows].tolist(), map(id, trace.calls.values()), kernel.tolist(), strict=True)
+    for number, key in enumerate(numbers):
+        if time[number] > 0:
+            groups.setdefault(key, []).append(number)
+    found = []
+    for (_, _, ran), each in groups.items():
+        row = int(rows[each[0]])
+        name, call = trace.name_of(row), trace.calls[row]
+        cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
+        # What crosses the host's link, or runs on the host, is not held against the device's memory.
+        least, bound = None, None
+        if chip is not None and on_device and not _FROM_OR_TO_HOST.search(word):
+            least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
+        times = int(time[each].sum()), None if ran == NOTHING else ran, int(kernel_time[each].sum())
+        found.append(CallGroup(name, call, cost, len(each), *times, least, bound))
+    return found
+
+
+def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:
+    """Return totals by name and shapes, the longest first; `total`: ns of all kernels."""
+    groups: dict[tuple[str, OperatorCall, str | None], list[CallGroup]] = {}
+    for each in calls:
+        groups.setdefault((each.name, each.call, each.bound), []).append(each)
+    found = [_total(name, bound, group, total) for (name, _, bound), group in groups.items()]
+    return tuple(sorted(found, key=lambda each: (-each.time, each.name, each.shapes)))
+
+
+def _total(name: str, bound: str | None, group: list[CallGroup], total: int) -> OperatorTotal:
+    cost, time = group[0].cost, sum(each.time for each in group)
+    rate = sum((each.rate(each.time) for each in group), Rate())
+    shapes = ", ".join("x".join(map(str, size)) for size in group[0].call.sizes if size)[:200]
+    share, count = time / total if total else 0.0, sum(each.count for each in group)
+    return OperatorTotal(name, shapes, cost.dtype, count, time, share, cost.flops, cost.bytes, bound, rate)

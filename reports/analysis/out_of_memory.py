@@ -1,0 +1,295 @@
+"""An out-of-memory error explained in words: by its message, and by a snapshot of the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.analysis.snapshots import load_snapshot, own_line, read_snapshot
+from fsdpbench.reports.readers import TraceError, TraceLimits
+from fsdpbench.reports.readers.out_of_memory import OomMessage, OomReport
+
+_GIB = 1 << 30
+_FRAGMENTED = 0.1
+"""Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
+_MUCH_OUTSIDE = 0.1
+UNKNOWN = "unknown"
+_OF_OTHERS = {
+    "driver": (
+        "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)",
+        "torch's allocator holds what it once took: leave it less (a smaller batch), or set "
+        "`torch.cuda.set_per_process_memory_fraction(0.9)`, so that others find memory",
+    ),
+    "killed": (
+        "The host ran out of memory, and its kernel ended a process; the GPU's memory is another question",
+        "fewer or leaner `DataLoader` workers, no whole checkpoint in every rank at the same time, "
+        "less offloaded; or more memory for the job (Slurm's --mem, the container's limit)",
+    ),
+    "shm": (
+        "Shared memory (/dev/shm) was full: `DataLoader` workers and NCCL's ranks of one machine use it",
+        "give the container more (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers",
+    ),
+}
+"""Headline and finding of what was not the GPU's allocator."""
+
+
+def describe_report(report: OomReport) -> str:
+    """Return several lines, for people."""
+    message = report.message
+    lines = [_headline(message), ""]
+    rows = [
+        ("asked for", message.asked),
+        ("free on the GPU", message.free),
+        ("missing", message.short),
+        ("the GPU has", message.total),
+        ("allowed to this process", message.allowed),
+        ("allocated by torch", message.allocated),
+        ("  of it in private pools (CUDA graphs)", message.private_pools),
+        ("reserved by torch, unallocated", message.unallocated),
+        ("this process, outside torch's allocator", message.outside),
+        ("other processes", message.others),
+    ]
+    optional = {"allowed to this process", "  of it in private pools (CUDA graphs)", "other processes"}
+    lines += [
+        f"  {what:<42}{told(size):>12}" for what, size in rows if size is not None or what not in optional
+    ]
+    lines += ["", *(f"- {finding}" for finding in findings(message)), ""]
+    ranks = ", ".join(map(str, report.ranks))
+    lines += [
+        f"  {'rank':<12}{ranks or UNKNOWN}",
+        f"  {'phase':<12}{report.phase or UNKNOWN}",
+        f"  {'line':<12}{report.where or UNKNOWN}",
+        f"  {'held by':<12}{UNKNOWN}: a message does not tell; name the model or the script "
+        "(--model, --script) and it is simulated",
+    ]
+    return "\n".join(lines)
+
+
+def _headline(message: OomMessage) -> str:
+    if message.source in _OF_OTHERS:
+        return _OF_OTHERS[message.source][0]
+    if message.source == "CPU":
+        return f"The host ran out of memory: {told(message.asked)} were asked for"
+    where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
+    asked, free = told(message.asked), told(message.free)
+    return f"{message.source} out of memory on {where}: {asked} asked for, {free} free"
+
+
+def findings(message: OomMessage) -> list[str]:
+    """Return the conclusions from the figures alone, the most telling first."""
+    if message.source in _OF_OTHERS:
+        return [_OF_OTHERS[message.source][1]]
+    found = [finding for part in (_others, _limit, _fragments, _outside) if (finding := part(message))]
+    return found or ["the message tells too little for more"]
+
+
+def _others(message: OomMessage) -> str | None:
+    if not message.others:
+        return None
+    what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
+    return f"{what} {told(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
+
+
+def _limit(message: OomMessage) -> str | None:
+    if message.allowed is None or message.free is None or message.asked is None:
+        return None
+    if message.free < message.asked:
+        return None
+    return "the GPU has room; `set_per_process_memory_fraction` is the limit"
+
+
+def _fragments(message: OomMessage) -> str | None:
+    unallocated, asked, free = message.unallocated, message.asked, message.free
+    if unallocated is None or asked is None or not message.reserved:
+        return None
+    if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
+        return (
+            f"fragmentation: {told(unallocated)} are reserved and unallocated, more than was asked for, "
+            "but not in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+    if free is None:
+        return None
+    if unallocated + free < asked:
+        return (
+            f"not fragmentation: free and unallocated memory together ({told(unallocated + free)}) are "
+            f"less than what was asked for ({told(asked)}); the program itself must hold less"
+        )
+    return (
+        f"{told(unallocated)} are reserved and unallocated; with expandable segments the request may fit, "
+        "with little to spare"
+    )
+
+
+def _outside(message: OomMessage) -> str | None:
+    outside, total = message.outside, message.total
+    if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
+        return None
+    return (
+        f"{told(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, libraries, "
+        "or another process"
+    )
+
+
+def told(size: int | None) -> str:
+    """Return bytes as text for people."""
+    if size is None:
+        return UNKNOWN
+    for unit, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size} B"
+
+
+# A snapshot at its out-of-memory error: held bytes, judged by the frames that allocated them.
+
+OPTIMIZER = "optimizer states and temporaries"
+GATHERED = "gathered parameters, all-gather buffers"
+REDUCED = "reduce-scatter buffers, reduced gradients"
+BACKWARD = "allocated in backward (gradients, recomputed activations)"
+FORWARD = "activations and others of forward"
+OTHER = "others (parameters, inputs)"
+BEFORE = "allocated before the history began"
+_FILES = {OPTIMIZER: "/torch/optim/", BACKWARD: "/torch/autograd/__init__", FORWARD: "/torch/nn/modules/"}
+_FUNCTIONS = (
+    (GATHERED, ("all_gather", "unshard", "allgather")),
+    (REDUCED, ("reduce_scatter", "post_backward", "reduce_grad")),
+)
+_PHASES = {OPTIMIZER: "optimizer", BACKWARD: "backward", FORWARD: "forward"}
+_MOST = 12
+
+
+@dataclass(frozen=True)
+class SnapshotOom:
+    """A snapshot's last out-of-memory error; bytes. None, empty: the history does not say.
+
+    held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that were
+    made in each tenth of the history, oldest first.
+    """
+
+    device: int
+    asked: int | None
+    free: int | None
+    phase: str | None
+    line: str | None
+    allocated: int
+    reserved: int
+    split: int
+    held: dict[str, int]
+    lines: tuple[tuple[str, int, int], ...]
+    growth: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "device": self.device,
+            "asked": self.asked,
+            "free": self.free,
+            "phase": self.phase,
+            "line": self.line,
+            "allocated_bytes": self.allocated,
+            "reserved_bytes": self.reserved,
+            "split_bytes": self.split,
+            "held_bytes": self.held,
+            "lines": [{"line": line, "bytes": size, "count": count} for line, size, count in self.lines],
+            "alive_by_age_bytes": list(self.growth),
+        }
+
+
+def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:
+    """Return one result for each device that has memory or history. Raises `TraceError` for
+    a file that is not a snapshot."""
+    totals = read_snapshot(path, limits)
+    histories = list(load_snapshot(path, limits).get("device_traces") or [])
+    found = []
+    for each in totals:
+        history = histories[each.device] if 0 <= each.device < len(histories) else []
+        try:
+            found.append(_at_oom(each, history))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise TraceError(
+                path, f"is a damaged memory snapshot ({type(error).__name__}: {error})"
+            ) from None
+    return found
+
+
+def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
+    ooms = [index for index, entry in enumerate(history) if entry["action"] == "oom"]
+    end = ooms[-1] if ooms else len(history)
+    failed = history[end] if ooms else None
+    alive: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    for index, entry in enumerate(history[:end]):
+        if entry["action"] == "alloc":
+            alive[int(entry["addr"])] = (index, entry)
+        elif entry["action"] == "free_requested":
+            alive.pop(int(entry["addr"]), None)
+    allocated = int(totals.allocated_curve[end]) if ooms else totals.peak_allocated
+    held: dict[str, int] = {}
+    lines: dict[str, list[int]] = {}
+    ages = [0] * 10
+    for index, entry in alive.values():
+        size, frames = int(entry["size"]), entry.get("frames") or ()
+        category = _category(frames)
+        held[category] = held.get(category, 0) + size
+        sums = lines.setdefault(own_line(frames), [0, 0])
+        sums[0] += size
+        sums[1] += 1
+        ages[index * 10 // max(end, 1)] += size
+    before = allocated - sum(held.values())
+    if before > 0:
+        held[BEFORE] = before
+    frames = () if failed is None else failed.get("frames") or ()
+    ordered = sorted(lines.items(), key=lambda item: (-item[1][0], item[0]))[:_MOST]
+    return SnapshotOom(
+        device=totals.device,
+        asked=None if failed is None else int(failed["size"]),
+        free=None if failed is None else _free(failed),
+        phase=_PHASES.get(_category(frames)) if frames else None,
+        line=own_line(frames) if frames else None,
+        allocated=allocated,
+        reserved=totals.reserved,
+        split=totals.split,
+        held=dict(sorted(held.items(), key=lambda item: -item[1])),
+        lines=tuple((line, size, count) for line, (size, count) in ordered),
+        growth=tuple(ages) if alive else (),
+    )
+
+
+def _free(entry: Mapping[str, Any]) -> int | None:
+    """Return the device's free bytes of an `oom`, which torch writes into `addr` (older) or `device_free`."""
+    free = entry.get("device_free", entry.get("addr"))
+    return None if free is None else int(free)
+
+
+def _category(frames: Sequence[Mapping[str, Any]]) -> str:
+    """Return the category by the frames, innermost first: a caller outweighs a frame of autograd's."""
+    names = [(str(frame.get("filename", "")), str(frame.get("name", ""))) for frame in frames]
+    for category, words in _FUNCTIONS:
+        if any(word in name for _, name in names for word in words):
+            return category
+    for category, part in _FILES.items():
+        if any(part in file for file, _ in names):
+            return category
+    return FORWARD if any(name == "forward" for _, name in names) else OTHER
+
+
+def describe_snapshot(found: SnapshotOom) -> str:
+    """Return several lines, for people."""
+    head = "the history holds no out-of-memory error; the figures are those of its peak"
+    if found.asked is not None:
+        head = f"{told(found.asked)} asked for"
+    lines = [f"GPU {found.device}: {head}", "", f"  {'phase':<12}{found.phase or 'unknown'}"]
+    lines += [f"  {'line':<12}{found.line or 'unknown'}", "", "held by"]
+    lines += [f"  {what:<58}{told(size):>12}" for what, size in found.held.items()]
+    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{told(found.split):>12}"]
+    lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
+    if found.lines:
+        lines += ["", "by line"]
+        lines += [f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines]
+    if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
+        lines += [
+            "",
+            "Memory of every part of the history is still alive: something grows from step to step.",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,193 @@
+"""The gate before the figures: can this trace be believed?
+
+Each finding is a line; some are only reported, others mean that times or counts are wrong, and then the
+rank is not `trusted`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.units import NOTHING, index_spans
+from fsdpbench.reports.analysis.windows import STEP, Window
+from fsdpbench.reports.readers import Category, Trace
+
+OVERLAP_TOLERANCE_NS = 1000
+"""Kernels of one stream may seem to overlap by this much: older profilers write whole microseconds."""
+OVERLAPPING_SHARE = 0.01
+"""Share of the kernels' time from which overlapping ones are a doubt."""
+LONGEST_NS = 24 * 3600 * 10**9
+"""No recording lasts for a day: one that seems to has damaged time stamps."""
+LOST_LAUNCH_SHARE = 0.01
+"""Share of the launches from which missing kernels are a doubt."""
+
+_LAUNCH_CALLS = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "hipLaunchKernel",
+    "hipExtLaunchKernel",
+    "hipModuleLaunchKernel",
+    "hipExtModuleLaunchKernel",
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Doubts, which take the trust away, and remarks, which do not; without `overlap_known` the overlap is
+    unknown."""
+
+    doubts: tuple[str, ...]
+    remarks: tuple[str, ...]
+    overlap_known: bool
+
+    @property
+    def trusted(self) -> bool:
+        """Return whether times and counts can be believed."""
+        return not self.doubts
+
+
+def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
+    """Return all findings about one trace."""
+    doubts = list(trace.problems)
+    remarks = list(trace.remarks)
+    overlap_known = True
+    doubts += _span(trace)
+    if trace.rank is None:
+        remarks.append("the file does not say its rank; 0 is assumed")
+    if activity.kind == "gpu":
+        overlapping = _overlapping_kernels(trace)
+        doubts += overlapping[0]
+        remarks += overlapping[1]
+        doubts += _lost_kernels(trace)
+        remarks += _no_launches(activity)
+        remarks += _several_devices(trace)
+    else:
+        doubts += _crossing_calls(trace)
+    if activity.kind != "gpu" and _collectives_without_device(trace):
+        overlap_known = False
+        doubts.append(
+            "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
+            "overlap is not visible from the CPU's side"
+        )
+    if len(activity.collectives) and (activity.collectives.wire < 0).any():
+        unsized = int((activity.collectives.wire < 0).sum())
+        remarks.append(
+            f"{unsized} of {len(activity.collectives)} collectives carry no sizes: "
+            "bytes and bandwidth are not known"
+        )
+    doubts += _overlapping_steps(steps)
+    remarks += _steps(steps)
+    return Gate(tuple(doubts), tuple(remarks), overlap_known)
+
+
+def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
+    """Return doubts and remarks about kernels that run at the same time on one stream.
+
+    A stream runs one kernel after the other; the next may begin while the last one drains (programmatic
+    dependent launch), for a small part of its time.
+    """
+    rows = trace.rows(Category.KERNEL)
+    events = trace.events
+    order = np.lexsort((events.start[rows], events.stream[rows], events.device[rows]))
+    rows = rows[order]
+    stream, device = events.stream[rows], events.device[rows]
+    same = (stream[1:] == stream[:-1]) & (device[1:] == device[:-1])
+    over = np.minimum(events.end[rows][:-1], events.end[rows][1:]) - events.start[rows][1:]
+    over = np.where(same & (over > OVERLAP_TOLERANCE_NS), over, 0)
+    count = int((over > 0).sum())
+    if not count:
+        return [], []
+    told = f"{count} of {len(rows)} kernels overlap their predecessor on the same stream"
+    if int(over.sum()) > OVERLAPPING_SHARE * int(events.duration[rows].sum()):
+        return [f"{told}: times are wrong"], []
+    return [], [f"{told}, by little"]
+
+
+def _lost_kernels(trace: Trace) -> list[str]:
+    """Return a line if launches lack their kernels: the profiler's buffers overflowed, or the trace was
+    thinned."""
+    events = trace.events
+    calls = trace.rows_named(_LAUNCH_CALLS.__contains__, Category.RUNTIME)
+    calls = calls[events.correlation[calls] > 0]
+    if not len(calls):
+        return []
+    kernels = events.correlation[trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)]
+    lost = int((~np.isin(events.correlation[calls], kernels)).sum())
+    if lost <= LOST_LAUNCH_SHARE * len(calls):
+        return []
+    return [f"{lost} of {len(calls)} kernel launches have no kernel: device records were dropped"]
+
+
+def _no_launches(activity: Activity) -> list[str]:
+    unknown = int((activity.work.launch == UNKNOWN_TIME).sum())
+    if not unknown:
+        return []
+    return [
+        f"{unknown} of {len(activity.work.row)} device events have no launch: "
+        "they are placed by their own time"
+    ]
+
+
+def _several_devices(trace: Trace) -> list[str]:
+    devices = np.unique(trace.events.device[trace.rows(Category.KERNEL)])
+    known = devices[devices >= 0].tolist()
+    if len(known) < 2:
+        return []
+    return [f"kernels ran on devices {', '.join(map(str, known))}: overlap is over all of them together"]
+
+
+def _collectives_without_device(trace: Trace) -> bool:
+    categories = Category.USER_ANNOTATION, Category.CPU_OP
+    return len(trace.rows_named(lambda name: name.startswith("nccl:"), *categories)) > 0
+
+
+def _span(trace: Trace) -> list[str]:
+    span = int(trace.events.end.max()) - int(trace.events.start.min())
+    if span <= LONGEST_NS:
+        return []
+    return [f"the events are {span / LONGEST_NS:.1f} days apart: some of their times are wrong"]
+
+
+def _crossing_calls(trace: Trace) -> list[str]:
+    """Return a line if calls of one thread cross: they are inside of one another or apart unless times are
+    wrong."""
+    events = trace.events
+    steps = trace.rows_named(STEP.match, Category.USER_ANNOTATION)
+    rows = np.concatenate([trace.rows(Category.CPU_OP), steps])
+    start, end = events.start[rows], events.end[rows]
+    parent = index_spans(events.lane[rows], start, end).parents_by_row()
+    inside = parent != NOTHING
+    beyond = np.where(inside, end - end[parent], 0)
+    # What begins at its parent's end follows it.
+    beyond = np.where(end[parent] - start > OVERLAP_TOLERANCE_NS, beyond, 0)
+    count = int((beyond > OVERLAP_TOLERANCE_NS).sum())
+    if not count:
+        return []
+    return [f"{count} of {len(rows)} operators end after the call around them: times are wrong"]
+
+
+def _overlapping_steps(steps: list[Window]) -> list[str]:
+    marks = [step.mark for step in steps]
+    count = sum(later.start < mark.end - OVERLAP_TOLERANCE_NS for mark, later in pairwise(marks))
+    return [f"{count} of {len(marks)} steps begin before the one before them ends"] if count else []
+
+
+def _steps(steps: list[Window]) -> list[str]:
+    if len(steps) == 1 and not steps[0].mark.name:
+        return ["the trace has no step annotations (ProfilerStep#): it counts as one step"]
+    numbers = [step.index for step in steps]
+    found: list[str] = []
+    if len(set(numbers)) != len(numbers):
+        found.append("step numbers repeat: the trace holds more than one recording")
+    missing = sorted(set(range(min(numbers), max(numbers) + 1)) - set(numbers))
+    if missing:
+        found.append(
+            f"steps {', '.join(map(str, missing[:10]))} are missing between {min(numbers)} and {max(numbers)}"
+        )
+    return found

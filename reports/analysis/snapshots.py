@@ -1,0 +1,242 @@
+"""Memory snapshots of CUDA's caching allocator: what `torch.cuda.memory._dump_snapshot(file)` writes.
+
+A snapshot is a pickle of plain lists, dictionaries, strings and numbers (torch/cuda/memory.py documents
+them): the segments as they are at the end, and, if history was recorded, every action of the allocator
+before.  The totals at the end are known, so the curves follow backwards from there:
+
+    actions   alloc 5   alloc 3   free 5   | end: segments hold 9
+    totals         11       14        9    |      (6 were there before the history began)
+
+Unpickling is kept from creating anything but plain values, so that a file from elsewhere can run no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.reports.readers import TraceError, TraceLimits
+from fsdpbench.reports.readers.trace import Int64, told_bytes
+from fsdpbench.reports.readers.trace_blocks import open_file
+from fsdpbench.reports.reading import load_plain
+
+SUFFIXES = (".pickle", ".pkl")
+
+_ALLOCATED = {"alloc": 1, "free_requested": -1}
+_ACTIVE = {"alloc": 1, "free_completed": -1}
+_RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_MOST_HOLDERS = 20
+_MOST_BYTES = 1 << 50
+BEFORE_HISTORY = "allocated before the history began"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Bytes alive at the peak that one line of the program allocated ("file:line function")."""
+
+    where: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class SnapshotAnalysis:
+    """One device's memory; bytes, and ns since the epoch.
+
+    allocated, active, reserved: at the end; the peaks are those of the history, or the end's without one.
+    rounding: allocated beyond what was asked for.  split: free bytes in segments that are partly in use,
+    which cannot be given back to the device (fragmentation).  largest_free: the largest free block.
+    holders: what was alive at the peak of `allocated`, by the line that allocated it, largest first.
+    ooms: bytes asked for, of every failure.  time, allocated_curve, reserved_curve: the history, int64.
+    """
+
+    path: Path
+    device: int
+    allocated: int
+    active: int
+    reserved: int
+    peak_allocated: int
+    peak_active: int
+    peak_reserved: int
+    rounding: int
+    split: int
+    largest_free: int
+    holders: tuple[Holder, ...]
+    ooms: tuple[int, ...]
+    time: Int64
+    allocated_curve: Int64
+    reserved_curve: Int64
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without the curves."""
+        return {
+            "file": str(self.path),
+            "device": self.device,
+            "end_bytes": {"allocated": self.allocated, "active": self.active, "reserved": self.reserved},
+            "peak_bytes": {
+                "allocated": self.peak_allocated,
+                "active": self.peak_active,
+                "reserved": self.peak_reserved,
+            },
+            "rounding_bytes": self.rounding,
+            "split_bytes": self.split,
+            "largest_free_bytes": self.largest_free,
+            "at_peak": [{"where": h.where, "bytes": h.bytes, "count": h.count} for h in self.holders],
+            "ooms": list(self.ooms),
+        }
+
+
+def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[SnapshotAnalysis]:
+    """Read and analyse a snapshot file: one result for each device that has memory or history.
+
+    Args:
+        limits: how much the file may ask for, as for `read_trace`; of them `unpacked` is its size.
+
+    Raises:
+        TraceError: the file cannot be read, is not a pickle of plain values, no snapshot, or too large.
+    """
+    path = Path(path)
+    document = load_snapshot(path, limits)
+    try:
+        histories = list(document.get("device_traces") or [])
+        devices = {int(segment.get("device", 0)) for segment in document["segments"]}
+        devices |= {number for number, history in enumerate(histories) if history}
+        return [
+            _analyze(
+                path,
+                device,
+                [segment for segment in document["segments"] if int(segment.get("device", 0)) == device],
+                histories[device] if 0 <= device < len(histories) else [],
+            )
+            for device in sorted(devices)
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        told = f"{type(error).__name__}: {error}"[:200]
+        raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
+
+
+def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
+    """Return the plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
+
+    Raises:
+        TraceError: as `read_snapshot`.
+    """
+    document = _unpickle(path, limits)
+    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
+        raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
+    return document
+
+
+def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
+    try:
+        limits = limits or TraceLimits.from_environment()
+        size = path.stat().st_size
+        if size > limits.unpacked:
+            raise TraceError(path, limits.refusal("unpacked", f"has {told_bytes(size)}"))
+        with open_file(path) as file:
+            return load_plain(file, size)
+    except TraceError:
+        raise
+    except MemoryError:
+        raise TraceError(
+            path, "is not a memory snapshot (it asks for more memory than its size explains)"
+        ) from None
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror or error})") from None
+    except EOFError:
+        raise TraceError(path, "is truncated or empty: the pickle ends in the middle") from None
+    except Exception as error:  # damaged pickles raise nearly anything
+        raise TraceError(path, f"is not a memory snapshot ({str(error)[:200]})") from None
+
+
+def _analyze(
+    path: Path, device: int, segments: Sequence[Mapping[str, Any]], history: Sequence[Mapping[str, Any]]
+) -> SnapshotAnalysis:
+    blocks = [(segment, block) for segment in segments for block in segment["blocks"]]
+    used = [block for _, block in blocks if block["state"] == "active_allocated"]
+    free = [(segment, block) for segment, block in blocks if block["state"] == "inactive"]
+    allocated = sum(_size(segment["allocated_size"]) for segment in segments)
+    active = sum(_size(segment["active_size"]) for segment in segments)
+    reserved = sum(_size(segment["total_size"]) for segment in segments)
+    if max(allocated, active) > reserved:
+        raise ValueError(f"{max(allocated, active)} bytes are in use, and only {reserved} reserved")
+    allocated_curve = _curve(history, _ALLOCATED, allocated)
+    active_curve = _curve(history, _ACTIVE, active)
+    reserved_curve = _curve(history, _RESERVED, reserved)
+    peak_allocated = int(allocated_curve.max(initial=allocated))
+    return SnapshotAnalysis(
+        path=path,
+        device=device,
+        allocated=allocated,
+        active=active,
+        reserved=reserved,
+        peak_allocated=peak_allocated,
+        peak_active=int(active_curve.max(initial=active)),
+        peak_reserved=int(reserved_curve.max(initial=reserved)),
+        rounding=sum(
+            _size(block["size"]) - _size(block.get("requested_size") or block["size"]) for block in used
+        ),
+        split=sum(_size(block["size"]) for segment, block in free if _size(segment["active_size"]) > 0),
+        largest_free=max((_size(block["size"]) for _, block in free), default=0),
+        holders=_holders(history, allocated_curve, peak_allocated),
+        ooms=tuple(_size(entry["size"]) for entry in history if entry["action"] == "oom"),
+        time=np.array([int(entry.get("time_us") or 0) * 1000 for entry in history], np.int64),
+        allocated_curve=allocated_curve,
+        reserved_curve=reserved_curve,
+    )
+
+
+def _size(value: Any) -> int:
+    """Return bytes. Raises ValueError where the value cannot be a size."""
+    size = int(value)
+    if not 0 <= size <= _MOST_BYTES:
+        raise ValueError(f"{str(size)[:40]} bytes cannot be")
+    return size
+
+
+def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: int) -> Int64:
+    """Return the total (bytes) after each action, from the total at the `end`."""
+    changes = np.array(
+        [signs.get(entry["action"], 0) * _size(entry.get("size") or 0) for entry in history], np.int64
+    )
+    after: Int64 = end - (changes[::-1].cumsum()[::-1] - changes)
+    return after
+
+
+def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> tuple[Holder, ...]:
+    """Return the lines that allocated the bytes alive at the peak; the history may be without frames."""
+    if not len(curve):
+        return ()
+    alive: dict[int, Mapping[str, Any]] = {}
+    for entry in history[: int(np.argmax(curve)) + 1]:
+        if entry["action"] == "alloc":
+            alive[int(entry["addr"])] = entry
+        elif entry["action"] == "free_requested":
+            alive.pop(int(entry["addr"]), None)
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for entry in alive.values():
+        where = own_line(entry.get("frames") or ())
+        sizes[where] = sizes.get(where, 0) + _size(entry["size"])
+        counts[where] = counts.get(where, 0) + 1
+    before = peak - sum(sizes.values())
+    if before > 0:
+        sizes[BEFORE_HISTORY], counts[BEFORE_HISTORY] = before, 0
+    ordered = sorted(sizes, key=lambda where: (-sizes[where], where))
+    return tuple(Holder(where, sizes[where], counts[where]) for where in ordered[:_MOST_HOLDERS])
+
+
+def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
+    """Return the innermost Python frame that is not torch's own, else the innermost of all."""
+    first = None
+    for frame in frames:
+        name = str(frame.get("filename", "?"))
+        told = f"{name}:{frame.get('line', 0)} {frame.get('name', '?')}"
+        first = first or told
+        if name.endswith(".py") and "/torch/" not in name:
+            return told
+    return first or "no frames were recorded"

@@ -1,0 +1,247 @@
+"""All tables of what ran within the steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.activity import Activity, Work
+from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.operators import (
+    CallGroup,
+    DeviceUse,
+    KernelTotal,
+    ModuleTotal,
+    Rate,
+    WorkTables,
+    call_groups,
+    operator_totals,
+)
+from fsdpbench.reports.analysis.peaks import Chip
+from fsdpbench.reports.analysis.units import NOTHING, index_spans
+from fsdpbench.reports.analysis.windows import Window, containing
+from fsdpbench.reports.readers import Category, Trace
+from fsdpbench.reports.readers.trace import Int32, Int64
+
+
+def work_tables(
+    trace: Trace, activity: Activity, windows: Sequence[Window], chip: Chip | None = None
+) -> WorkTables:
+    """Return tables of the kernels, operators, modules and devices of `trace` within the steps' `windows`.
+
+    Args:
+        activity: of the trace: its work.
+        chip: whose peak the rates are held against, where it is known.
+    """
+    on_device = activity.kind == "gpu"
+    # Own times first: an operator that reaches out of a step takes what is in it along.
+    whole = activity.work
+    every = whole.end - whole.start if on_device else _own_times(trace, whole)
+    inside = containing([window.mark for window in windows], whole.asked()) >= 0
+    work, time = whole.select(inside), every[inside]
+    total = int(time.sum())
+    calls = call_groups(trace, work, on_device, chip)
+    kernels = _kernels(trace, work, time, total, calls, activity)
+    return WorkTables(
+        total=total,
+        kernels=kernels,
+        families=_families(kernels, total),
+        operators=operator_totals(calls, total),
+        modules=module_totals(trace, work, time, total),
+        devices=_devices(trace, work, windows) if on_device else (),
+        roof=chip.name if chip is not None else None,
+    )
+
+
+def _own_times(trace: Trace, work: Work) -> Int64:
+    """Return the ns of each operator on a CPU without the operators inside it."""
+    index = index_spans(trace.events.lane[work.row], work.start, work.end)
+    parents = index.parents_by_row()
+    duration = work.end - work.start
+    own = duration.copy()
+    nested = parents != NOTHING
+    np.subtract.at(own, parents[nested], duration[nested])
+    return np.maximum(own, 0)
+
+
+def _kernels(
+    trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[CallGroup], activity: Activity
+) -> tuple[KernelTotal, ...]:
+    names = trace.events.name[work.row]
+    found, where = np.unique(names, return_inverse=True)
+    counts = np.bincount(where, minlength=len(found))
+    times = np.zeros(len(found), np.int64)
+    np.add.at(times, where, time)
+    rates = _rates(work, found, where, calls, activity)
+    kinds: dict[int, tuple[bool, bool]] = {}
+    flags = zip(where.tolist(), work.is_communication.tolist(), work.is_copy.tolist(), strict=True)
+    for place, is_communication, is_copy in flags:
+        kinds.setdefault(place, (is_communication, is_copy))
+    order = np.lexsort((found, -times)).tolist()
+    return tuple(
+        KernelTotal(
+            trace.names[int(found[place])],
+            family_of(trace.names[int(found[place])], *kinds[place]),
+            int(counts[place]),
+            int(times[place]),
+            int(times[place]) / total if total else 0.0,
+            rates.get(place, Rate()),
+        )
+        for place in order
+    )
+
+
+def _rates(
+    work: Work, found: Int32, where: Int64, calls: Sequence[CallGroup], activity: Activity
+) -> dict[int, Rate]:
+    """Return rates by place of the name: known work of the operators whose longest kernel it is, and of
+    collectives by their wire bytes against the links' peak."""
+    rates: dict[int, Rate] = {}
+    duration = work.end - work.start
+    for call in calls:
+        if call.kernel is not None:
+            place = int(np.searchsorted(found, call.kernel))
+            rates[place] = rates.get(place, Rate()) + call.rate(call.kernel_time)
+    collectives = activity.collectives
+    sent = {
+        int(row): (int(wire), float(roof))
+        for row, wire, roof in zip(collectives.work.row, collectives.wire, collectives.roof, strict=True)
+        if wire > 0
+    }
+    for number in np.flatnonzero(work.is_communication).tolist():
+        wire, roof = sent.get(int(work.row[number]), (0, 0.0))
+        if wire:
+            least = wire / roof * 1e9 if roof else None
+            place = int(where[number])
+            rates[place] = rates.get(place, Rate()) + Rate(int(duration[number]), None, wire, least)
+    return rates
+
+
+def _families(kernels: Sequence[KernelTotal], total: int) -> tuple[KernelTotal, ...]:
+    groups: dict[str, list[KernelTotal]] = {}
+    for kernel in kernels:
+        groups.setdefault(kernel.family, []).append(kernel)
+    found = [
+        KernelTotal(
+            family,
+            family,
+            sum(each.count for each in group),
+            (time := sum(each.time for each in group)),
+            time / total if total else 0.0,
+            sum((each.rate for each in group), Rate()),
+        )
+        for family, group in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.time, each.name)))
+
+
+def _devices(trace: Trace, work: Work, windows: Sequence[Window]) -> tuple[DeviceUse, ...]:
+    device = trace.events.device[work.row]
+    start, end = windows[0].start, windows[-1].end
+    found = []
+    for each in np.unique(device).tolist():
+        mine = work.select(device == each)
+
+        def length(chosen: Work) -> int:
+            return intervals.clip(intervals.of(chosen.start, chosen.end), start, end).length()
+
+        found.append(
+            DeviceUse(
+                each,
+                length(mine),
+                length(mine.select(~mine.is_communication & ~mine.is_copy)),
+                length(mine.select(mine.is_communication)),
+                end - start,
+            )
+        )
+    return tuple(found)
+
+
+_FAMILIES = (
+    ("embedding and index", r"embedding"),
+    ("attention", r"flash|fmha|attention|\bsdpa|_fwd_kernel_sdpa|ck_fmha|aten::_scaled_dot_product"),
+    ("convolution", r"conv|implicit_gemm|winograd|fprop|MIOpen"),
+    (
+        "matrix product",
+        r"gemm|gemv|matmul|cutlass|xmma|s884|s1688|s16816|Cijk_|nvjet|cublas|aten::(add)?b?mm\b",
+    ),
+    ("optimizer", r"adam|sgd|multi_tensor_apply|\blamb_|adagrad|rmsprop|aten::_fused_|aten::_foreach_"),
+    ("normalization", r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|GammaBeta|LayerNorm"),
+    ("softmax and loss", r"softmax|nll_loss|cross_entropy|mse_loss"),
+    ("embedding and index", r"index|gather|scatter|sort|topk"),
+    ("copy", r"memcpy|memset|copy|CatArray|\bcat\b|fill|transpose"),
+    ("reduction", r"reduce|triton_(red|per)_|sum|mean|norm_"),
+    ("elementwise", r"elementwise|vectorized|triton_poi_|dropout|gelu|relu|silu"),
+    ("elementwise", r"(aten::|^)(add|mul|div|sub|clamp)(_|_kernel)?\b"),
+)
+_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
+
+
+def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
+    """Return `matrix product`, `attention`, ..., the type of a collective (`all_gather`), or `other`."""
+    if is_communication:
+        return str(collective_type(name))
+    if is_copy:
+        return "copy"
+    return next((family for family, pattern in _PATTERNS if pattern.search(name)), "other")
+
+
+# Time by module, where the profiler records them (`with_modules` or `with_stack`).
+# A kernel belongs to the innermost module whose forward was running on the thread that launched it. Backward
+# runs on autograd's thread, outside of every module's frame, so these are the times of forward (and of what
+# is recomputed there).
+
+_INSTANCE = re.compile(r"^nn\.Module: (.+?)(_\d+)?$")
+MOST_CLASSES = 500
+
+
+def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[ModuleTotal, ...]:
+    """Return totals by class of modules, the longest first.
+
+    Args:
+        work, time: the events within the steps, and ns of each of them.
+        total: ns of all of it.
+    """
+    rows = trace.rows(Category.MODULE)
+    if not len(rows):
+        return ()
+    events = trace.events
+    index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
+    place = index.innermost(work.launch_lane, work.launch)
+    inside = place != NOTHING
+    own = np.zeros(len(rows), np.int64)
+    np.add.at(own, place[inside], time[inside])
+    names = [trace.name_of(row) for row in rows.tolist()]
+    classes = [found[1][:120] if (found := _INSTANCE.match(name)) else name[:120] for name in names]
+    parents = index.parents_by_row().tolist()
+    calls: dict[str, int] = {}
+    instances: dict[str, set[str]] = {}
+    owned: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    for number, (name, kind) in enumerate(zip(names, classes, strict=True)):
+        calls[kind] = calls.get(kind, 0) + 1
+        instances.setdefault(kind, set()).add(name)
+        ns = int(own[number])
+        owned[kind] = owned.get(kind, 0) + ns
+        around, climbed = number, set()
+        while ns and around != NOTHING:
+            if classes[around] not in climbed:  # of a class inside itself the outer one counts
+                climbed.add(classes[around])
+                whole[classes[around]] = whole.get(classes[around], 0) + ns
+            around = parents[around]
+    totals = [
+        ModuleTotal(
+            kind,
+            len(instances[kind]),
+            calls[kind],
+            owned[kind],
+            whole.get(kind, 0),
+            whole.get(kind, 0) / total if total else 0.0,
+        )
+        for kind in calls
+    ]
+    totals.sort(key=lambda each: (-each.time, -each.own, each.name))
+    return tuple(totals[:MOST_CLASSES])

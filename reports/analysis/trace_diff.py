@@ -1,0 +1,293 @@
+"""Changes from one trace to another: the mean step's parts, collectives, units, and names that ran.
+
+    before  [compute 10 | exposed 2]         step +3 ms: exposed communication +2, compute only +1
+    after   [compute 11 | exposed 4  ]       all-gather +2 ms; `gemm_128` +1 ms; `copy` is new, 4 a step
+
+All figures are of a mean step, so that traces of different lengths can be compared.  Names that only one side
+has are compared with nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.reports.analysis.figures import CollectiveFigures
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
+from fsdpbench.reports.reading import printable
+
+_TIMES = ("time", "exposed")
+PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure of the mean step on both sides: a time in ns, a count, or bytes."""
+
+    name: str
+    before: float
+    after: float
+
+    @property
+    def by(self) -> float:
+        """Return after minus before."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class NameChange:
+    """Work under one name in a mean step: how often, and ns in all."""
+
+    name: str
+    count: Change
+    time: Change
+
+
+@dataclass(frozen=True)
+class TraceDiff:
+    """Two ranks' traces compared. All times in ns of a mean step.
+
+    collectives: by type, count, bytes (where both tell), time and exposed time.  names: all that ran more or
+    less often or long, by how much their time changed.
+    """
+
+    before: RankAnalysis
+    after: RankAnalysis
+    step: Change
+    parts: tuple[Change, ...]
+    phases: tuple[Change, ...]
+    idle: tuple[Change, ...]
+    collectives: dict[str, tuple[Change, ...]]
+    units: tuple[Change, ...]
+    memory: tuple[Change, ...]
+    names: tuple[NameChange, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, with times in seconds."""
+        return {
+            "before": {"trace": str(self.before.path), "rank": self.before.rank},
+            "after": {"trace": str(self.after.path), "rank": self.after.rank},
+            "trusted": self.before.trusted and self.after.trusted,
+            "step_time_s": _pair(self.step, 1e-9),
+            "time_s": _pairs(self.parts, 1e-9),
+            "phases_s": _pairs(self.phases, 1e-9),
+            "idle_causes_s": _pairs(self.idle, 1e-9),
+            "communication": {
+                kind: {
+                    f"{each.name}_s" if each.name in _TIMES else each.name: _pair(
+                        each, 1e-9 if each.name in _TIMES else 1
+                    )
+                    for each in changes
+                }
+                for kind, changes in self.collectives.items()
+            },
+            "units_exposed_s": _pairs(self.units, 1e-9),
+            "memory_bytes": _pairs(self.memory, 1),
+            "names": [
+                {"name": each.name, "count": _pair(each.count, 1), "time_s": _pair(each.time, 1e-9)}
+                for each in self.names
+            ],
+        }
+
+
+def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
+    """Return comparisons of the ranks that both have; of each one's first rank where they share none."""
+    old = {rank.rank: rank for rank in reversed(before.ranks)}
+    new = {rank.rank: rank for rank in reversed(after.ranks)}
+    common = sorted(old.keys() & new.keys())
+    if not common and old and new:
+        return [diff_ranks(before.ranks[0], after.ranks[0])]
+    return [diff_ranks(old[number], new[number]) for number in common]
+
+
+def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
+    """Return a comparison of two traces of any origin."""
+    old, new = before.mean_step, after.mean_step
+    return TraceDiff(
+        before,
+        after,
+        step=Change("step", old.total, new.total),
+        parts=tuple(Change(name, getattr(old, name), getattr(new, name)) for name in PARTS),
+        phases=_matched(_phases(before), _phases(after)),
+        idle=_matched(
+            _per_step(before, before.idle_causes.parts()), _per_step(after, after.idle_causes.parts())
+        ),
+        collectives=_collectives(before, after),
+        units=_units(before, after),
+        memory=_memory(before, after),
+        names=_names(before, after),
+    )
+
+
+def _per_step(rank: RankAnalysis, figures: Mapping[str, int]) -> dict[str, float]:
+    steps = max(len(rank.steps), 1)
+    return {name: value / steps for name, value in figures.items()}
+
+
+def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
+    """Return a change for every name of either side."""
+    return tuple(
+        Change(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys([*before, *after])
+    )
+
+
+def _phases(rank: RankAnalysis) -> dict[str, float]:
+    return _per_step(rank, {name: parts.total for name, parts in rank.phases.items()})
+
+
+def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
+    """Return exposed time by unit, the largest change first."""
+    old, new = ({unit.unit: unit.exposed for unit in rank.units} for rank in (before, after))
+    changes = _matched(_per_step(before, old), _per_step(after, new))
+    return tuple(sorted((each for each in changes if each.by), key=lambda each: -abs(each.by)))
+
+
+def _collectives(before: RankAnalysis, after: RankAnalysis) -> dict[str, tuple[Change, ...]]:
+    """Return changes by type of collective, of either side; bytes only where both sides know them."""
+    found: dict[str, tuple[Change, ...]] = {}
+    for kind in dict.fromkeys([*before.communication, *after.communication]):
+        old, new = (_of_kind(rank, kind) for rank in (before, after))
+        found[kind] = tuple(Change(name, old[name], new[name]) for name in old if name in new)
+    return found
+
+
+def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
+    """Return a mean step's figures; times in ns."""
+    figures = rank.communication.get(kind, CollectiveFigures(bytes=0))
+    known = {"count": figures.count, "time": figures.time, "exposed": figures.exposed}
+    if figures.bytes is not None:
+        known["bytes"] = figures.bytes
+    return _per_step(rank, known)
+
+
+def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
+    names = ("peak_allocated", "peak_reserved")
+    values = [(name, getattr(before.memory, name), getattr(after.memory, name)) for name in names]
+    return tuple(Change(name, old, new) for name, old, new in values if old is not None and new is not None)
+
+
+def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:
+    old, new = ({total.name: total for total in rank.names} for rank in (before, after))
+    changes = []
+    for name in dict.fromkeys([*old, *new]):
+        counts, times = (
+            [
+                getattr(side[name], field) / max(len(rank.steps), 1) if name in side else 0
+                for side, rank in ((old, before), (new, after))
+            ]
+            for field in ("count", "time")
+        )
+        if counts[0] != counts[1] or times[0] != times[1]:
+            changes.append(NameChange(name, Change("count", *counts), Change("time", *times)))
+    return tuple(sorted(changes, key=lambda each: (-abs(each.time.by), each.name)))
+
+
+def _pair(change: Change, scale: float) -> dict[str, float]:
+    if scale == 1:
+        return {"before": change.before, "after": change.after}
+    return {"before": seconds(round(change.before)), "after": seconds(round(change.after))}
+
+
+def _pairs(changes: Iterable[Change] | Sequence[Change], scale: float) -> dict[str, dict[str, float]]:
+    return {change.name: _pair(change, scale) for change in changes}
+
+
+_MS = 1e6
+_MIB = 2**20
+_MOST_NAMES = 12
+_MOST_UNITS = 6
+_WORTH_NS = 1000
+"""Changes of time below a microsecond a step are left out."""
+
+
+def describe_diff(diff: TraceDiff) -> str:
+    """Return lines on the changes: the step first, then its parts."""
+    lines = [
+        f"rank {diff.after.rank}: {diff.after.path}",
+        f"  against rank {diff.before.rank}: {diff.before.path}",
+    ]
+    for side, rank in (("before", diff.before), ("after", diff.after)):
+        if not rank.trusted:
+            lines.append(f"  NOT trusted ({side}): {rank.warnings[0]}")
+    lines.append(f"  {_sentence(diff)}")
+    lines += _section("where", [diff.step, *diff.parts], worth=0)
+    lines += _section("phase", diff.phases)
+    lines += _section("idle because of", diff.idle)
+    lines += _collective_lines(diff)
+    lines += _section("unit, exposed", diff.units[:_MOST_UNITS])
+    lines += [
+        f"  {each.name.replace('_', ' '):<24}{each.before / _MIB:12.1f} {each.after / _MIB:12.1f} MiB "
+        f"{_signed(each.by / _MIB, 1):>10}"
+        for each in diff.memory
+        if each.by
+    ]
+    lines += _name_lines(diff.names)
+    return "\n".join(printable(line) for line in lines)
+
+
+def _sentence(diff: TraceDiff) -> str:
+    step = diff.step
+    if abs(step.by) < _WORTH_NS:
+        return f"A step takes as long as before, {step.after / _MS:.3f} ms."
+    share = f" ({100 * step.by / step.before:+.2f} %)" if step.before else ""
+    longer = "longer" if step.by > 0 else "shorter"
+    mine = max(diff.parts, key=lambda part: part.by * (1 if step.by > 0 else -1))
+    told = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {longer}, "
+    told += f"most of it {mine.name.replace('_', ' ')} ({_signed(mine.by / _MS, 3)} ms)."
+    return told
+
+
+def _section(title: str, changes: Sequence[Change], worth: int = _WORTH_NS) -> list[str]:
+    shown = [each for each in changes if abs(each.by) >= worth]
+    if not shown:
+        return []
+    return [
+        f"  {title + ', ms':<24}{'before':>12} {'after':>12} {'change':>12}",
+        *(
+            f"    {each.name.replace('_', ' ')[:21]:<22}{each.before / _MS:12.3f} {each.after / _MS:12.3f} "
+            f"{_signed(each.by / _MS, 3):>12}"
+            for each in shown
+        ),
+    ]
+
+
+def _collective_lines(diff: TraceDiff) -> list[str]:
+    lines = []
+    for kind, changes in diff.collectives.items():
+        told = []
+        for each in changes:
+            if each.name == "count" and each.by:
+                told.append(f"{each.before:g} -> {each.after:g} a step")
+            elif each.name == "bytes" and each.by:
+                told.append(f"{each.before / 1e6:.1f} -> {each.after / 1e6:.1f} MB")
+            elif each.name in ("time", "exposed") and abs(each.by) >= _WORTH_NS:
+                told.append(f"{each.name} {_signed(each.by / _MS, 3)} ms")
+        if told:
+            lines.append(f"  {kind.replace('_', '-')}: {', '.join(told)}")
+    return lines
+
+
+def _name_lines(names: Sequence[NameChange]) -> list[str]:
+    shown = [each for each in names if abs(each.time.by) >= _WORTH_NS or each.count.by]
+    if not shown:
+        return ["  what ran is the same, by name, count and time"]
+    lines = ["  what ran, a step: change of time, count before and after"]
+    lines += [
+        f"    {_signed(each.time.by / _MS, 3):>12} ms  {each.count.before:g} -> {each.count.after:g}"
+        f"{_how(each)}  {each.name[:90]}"
+        for each in shown[:_MOST_NAMES]
+    ]
+    if len(shown) > _MOST_NAMES:
+        lines.append(f"    and {len(shown) - _MOST_NAMES} names more")
+    return lines
+
+
+def _how(each: NameChange) -> str:
+    if not each.count.before:
+        return " (new)"
+    return " (gone)" if not each.count.after else ""
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}"

@@ -1,0 +1,360 @@
+"""Verdicts on traces: what costs most, and which setting to try next.
+
+Each rule looks at one cause, returns a finding when it costs at least `WORTH` of the step, and names what it
+saw.  A predicted gain is an upper bound: the time that would be saved if the cause vanished altogether.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.units import ROOT_UNIT
+
+WORTH = 0.03
+"""Share of the step from which a cause is worth a sentence."""
+CPU_BOUND = 0.10
+"""Share of the step that the device must wait for the CPU to be called bound by it: steps have edges."""
+
+_REDUCTIONS = ("reduce_scatter", "all_reduce")
+
+_BY_CAUSE: dict[tuple[LateCause, str | None], tuple[str, tuple[Suggestion, ...]]] = {
+    (LateCause.NO_PREFETCH, "backward"): (
+        "are issued only when their unit's turn has come{behind}: enable backward prefetch",
+        (Suggestion("backward_prefetch", "pre"),),
+    ),
+    (LateCause.NO_PREFETCH, None): (
+        "are issued only when their unit's turn has come{behind}: prefetch in forward",
+        (Suggestion("forward_prefetch", "1"),),
+    ),
+    (LateCause.RATE_LIMITER, None): (
+        "are held back by the rate limiter: let more all-gathers be in flight",
+        (Suggestion("limit_all_gathers", "4"), Suggestion("memory_handover", "events")),
+    ),
+    (LateCause.CPU_LATE, None): (
+        "are issued too late by a CPU that is not ahead of the device: give each unit more work",
+        (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), Suggestion("forward_prefetch", "1")),
+    ),
+    (LateCause.QUEUED, None): (
+        "queue{behind}: more work for each byte, or prefetch earlier",
+        (Suggestion("batch", "more"), Suggestion("backward_prefetch_depth", "2")),
+    ),
+    (LateCause.EVENT, None): (
+        "wait for memory or another stream before they start: hand memory over by events",
+        (Suggestion("memory_handover", "events"), Suggestion("limit_all_gathers", "off")),
+    ),
+    (LateCause.TRANSFER, None): (
+        "take longer than the computation beside them: more computation for each byte sent",
+        (
+            Suggestion("batch", "more"),
+            Suggestion("reshard_after_forward", "false"),
+            Suggestion("param_dtype", "bf16"),
+        ),
+    ),
+    (LateCause.BLOCKING, None): (
+        "block the program until they are done, so that nothing can hide them: use a system that issues them "
+        "asynchronously on this device",
+        (Suggestion("system", "impl-fsdp2"),),
+    ),
+    (LateCause.FIRST, None): (
+        "are the first of their step, with nothing before them to hide behind: make the first unit small",
+        (Suggestion("wrap", "block"),),
+    ),
+}
+
+
+def judge_rank(rank: RankAnalysis) -> Verdict:
+    """Return the verdict on one rank's trace."""
+    if not rank.trusted:
+        return Verdict(Outcome.CANNOT_TELL, f"Cannot tell, because {rank.warnings[0]}.")
+    if not rank.time.total:
+        return Verdict(Outcome.CANNOT_TELL, "Cannot tell, because the trace's steps have no length.")
+    found = [finding for rule in _RULES for finding in rule(rank) if finding.share >= WORTH]
+    idle = largest_idle(rank, found)
+    found += [idle] if idle is not None else []
+    found.sort(key=lambda finding: finding.share, reverse=True)
+    exposed = rank.time.exposed_communication / rank.time.total
+    if found:
+        return Verdict(Outcome.FOUND, found[0].text, tuple(found))
+    return Verdict(Outcome.FINE, _fine(rank, exposed))
+
+
+def _fine(rank: RankAnalysis, exposed: float) -> str:
+    computing = (rank.time.compute_only + rank.time.overlapped) / rank.time.total
+    idle = rank.time.idle / rank.time.total
+    worker = "device" if rank.kind == "gpu" else "CPU"
+    what = f"The {worker} computes {_percent(computing)} of the step"
+    if idle >= CPU_BOUND:
+        what += f" and idles {_percent(idle)}{'' if rank.kind == 'gpu' else ', between operators'}"
+    if not rank.time.overlapped and not rank.time.exposed_communication:
+        return f"{what}; nothing is communicated, so no FSDP setting can make it faster."
+    return (
+        f"{what}; hiding communication better can gain no more than the {_percent(exposed)} that is exposed."
+    )
+
+
+def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield one finding for each cause and phase of late all-gathers."""
+    groups: dict[tuple[LateCause, str | None], list[GatherTiming]] = {}
+    for gather in rank.gathers:
+        # With one unit only, `_root_only` says more than "the first of its step".
+        if gather.cause is not None and not (_is_root_only(rank) and gather.cause is LateCause.FIRST):
+            groups.setdefault((gather.cause, gather.phase), []).append(gather)
+    for (cause, phase), gathers in groups.items():
+        late = sum(gather.late for gather in gathers)
+        share = late / rank.time.total
+        of_what, base = "the step", rank.time.total
+        if phase in rank.phases and rank.phases[phase].total:
+            of_what, base = phase, rank.phases[phase].total
+        text, suggestions = _BY_CAUSE.get((cause, phase)) or _BY_CAUSE[cause, None]
+        behind = _most_frequent(gather.behind for gather in gathers)
+        told = text.format(behind=f" behind {behind}" if behind else "")
+        yield Finding(
+            cause=str(cause) + (f"_{phase}" if phase else ""),
+            share=share,
+            gain=share,
+            text=f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that "
+            f"{told} ({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
+            suggestions=suggestions,
+        )
+
+
+def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
+    if _is_root_only(rank):
+        share = rank.time.exposed_communication / rank.time.total
+        suggestion = Suggestion("wrap", "block")
+        yield Finding(
+            "root_only",
+            share,
+            share,
+            f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
+            f"which nothing can hide: wrap every block ({_settings([suggestion])}); "
+            f"predicted gain at most {_percent(share)} of the step.",
+            (suggestion,),
+        )
+
+
+def _is_root_only(rank: RankAnalysis) -> bool:
+    return {unit.unit for unit in rank.units} == {ROOT_UNIT}
+
+
+def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield gradient reductions that nothing hides, unless another finding covers them."""
+    if _is_root_only(rank) or any(
+        gather.cause is LateCause.NO_PREFETCH and gather.phase == "backward" for gather in rank.gathers
+    ):
+        return
+    for kind in _REDUCTIONS:
+        exposed = _exposed(rank, kind) - _of_no_unit(rank, kind)
+        if not exposed:
+            continue
+        share = exposed / rank.time.total
+        suggestions = (Suggestion("reduce_dtype", "bf16"), Suggestion("batch", "more"))
+        yield Finding(
+            f"exposed_{kind}",
+            share,
+            share,
+            f"{_percent(share)} of the step waits for {kind.replace('_', '-')} of gradients: reduce fewer "
+            f"bytes or compute more beside it ({_settings(suggestions)}); "
+            f"predicted gain at most {_percent(share)} of the step.",
+            suggestions,
+        )
+
+
+def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield gathers and reductions of no FSDP unit: activations, where ranks share layers."""
+    by_kind = {kind: _of_no_unit(rank, kind) for kind in ("all_gather", *_REDUCTIONS)}
+    share = sum(by_kind.values()) / rank.time.total
+    suggestion = Suggestion("tp", "less")
+    named = " and ".join(kind.replace("_", "-") for kind, exposed in by_kind.items() if exposed)
+    yield Finding(
+        "exposed_between_layers",
+        share,
+        share,
+        f"{_percent(share)} of the step waits for {named} of no FSDP unit, between ranks that share layers: "
+        f"let fewer share them ({_settings([suggestion])}); predicted gain at most {_percent(share)} of it.",
+        (suggestion,),
+    )
+
+
+def _exposed(rank: RankAnalysis, kind: str) -> int:
+    figures = rank.communication.get(kind)
+    return 0 if figures is None else figures.exposed
+
+
+def _of_no_unit(rank: RankAnalysis, kind: str) -> int:
+    """Return the ns that computation waits for collectives outside of FSDP's units; 0 where none is named."""
+    of_units = [unit.communication[kind].exposed for unit in rank.units if kind in unit.communication]
+    return max(_exposed(rank, kind) - sum(of_units), 0) if of_units else 0
+
+
+def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield collectives that no rule above knows: other types, and all-gathers without FSDP annotations."""
+    for kind, figures in rank.communication.items():
+        if kind in _REDUCTIONS or (kind == "all_gather" and rank.units):
+            continue
+        share = figures.exposed / rank.time.total
+        why = (
+            "of an unknown unit, because the trace has no FSDP annotations"
+            if kind == "all_gather"
+            else "which no FSDP setting moves"
+        )
+        name = kind.replace("_", "-")
+        yield Finding(
+            f"exposed_{kind}", share, None, f"{_percent(share)} of the step waits for {name}, {why}."
+        )
+
+
+def _retries(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield allocator retries: they free all cached blocks and wait for the device, so a few cost much."""
+    memory = rank.memory
+    if not memory.retries:
+        return
+    share = max(memory.allocator_time, memory.retry_cost) / rank.time.total
+    per_step = len(memory.retries) / max(len(rank.steps), 1)
+    where = _most_frequent(retry.phase for retry in memory.retries)
+    suggestions = (
+        Suggestion("limit_all_gathers", "2"),
+        Suggestion("memory_handover", "events"),
+        Suggestion("activation_checkpointing", "full"),
+    )
+    yield Finding(
+        "alloc_retries",
+        max(share, WORTH),
+        share or None,
+        f"The allocator runs out of memory and retries {_times(per_step)} a step"
+        f"{f', mostly in {where}' if where else ''}; computation stops for {_percent(share)} of the "
+        f"step: need less memory at the same time ({_settings(suggestions)}).",
+        suggestions,
+    )
+
+
+def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
+    waiting = rank.idle_causes.cpu
+    if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
+        return
+    share = waiting / rank.time.total
+    to_compile = () if rank.fused else (Suggestion("compile", "true"),)
+    suggestions = (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), *to_compile)
+    yield Finding(
+        "cpu_bound",
+        share,
+        share,
+        f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
+        f"next kernel yet: more work a launch ({_settings(suggestions)}); "
+        f"predicted gain at most {_percent(share)} of the step.",
+        suggestions,
+    )
+
+
+def _copies(rank: RankAnalysis) -> Iterable[Finding]:
+    """Yield copies beside which nothing runs; only copies to the host and back may be offloaded shards."""
+    share = rank.time.memory_copy / rank.time.total
+    there, back = (
+        sum(each.time for each in rank.names if re.search(words, each.name))
+        for words in (r"DtoH|CopyDeviceToHost", r"HtoD|CopyHostToDevice")
+    )
+    both = 4 * min(there, back) > there + back
+    suggestions = (Suggestion("cpu_offload", "false"),) if both else ()
+    where, remedy = "on the device", "no FSDP setting moves them"
+    if both:
+        where, remedy = "to the host and back", f"keep it on the device ({_settings(suggestions)})"
+    elif there or back:
+        where, remedy = ("from the host", "copy from pinned memory, before the data are needed")
+        where, remedy = ("to the host", "copy less often") if there > back else (where, remedy)
+    yield Finding(
+        "memory_copies",
+        share,
+        share,
+        f"{_percent(share)} of the step the device does nothing but copy memory {where}: {remedy}; "
+        f"predicted gain at most {_percent(share)} of the step.",
+        suggestions,
+    )
+
+
+_RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
+    _retries,
+    _late_gathers,
+    _root_only,
+    _reductions,
+    _between_layers,
+    _unexplained,
+    _copies,
+    _cpu_bound,
+)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{number:.3g} times"
+
+
+def _settings(suggestions: Sequence[Suggestion]) -> str:
+    return ", ".join(f"{each.setting}={each.value}" for each in suggestions)
+
+
+def _pattern(gathers: Sequence[GatherTiming]) -> str:
+    """Return `blocks.*` for several of `blocks.0`, `blocks.1`, ...; at most three patterns."""
+    units = list(dict.fromkeys(gather.unit for gather in gathers))
+    stems: dict[str, list[str]] = {}
+    for unit in units:
+        stems.setdefault(re.sub(r"\d+", "*", unit), []).append(unit)
+    names = [f"`{stem if len(members) > 1 else members[0]}`" for stem, members in stems.items()]
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+
+
+def _most_frequent(values: Iterable[str | None]) -> str | None:
+    """Return the most frequent known value, collectives of numbered units taken together."""
+    counts: dict[str, int] = {}
+    for value in values:
+        if value is not None:
+            stem = re.sub(r"\d+", "*", value)
+            counts[stem] = counts.get(stem, 0) + 1
+    return max(counts, key=lambda stem: counts[stem]) if counts else None
+
+
+_EXPLAINED = 0.5
+"""A finding that costs this much of the idle time says what there is to say of it."""
+_WORTH_NAMING = 0.1
+_WORDS = {
+    "allocator": "the CPU is in the driver's allocation calls",
+    "rate_limiter": "the CPU waits for FSDP's rate limiter",
+    "synchronization": "the CPU waits for the device",
+    "cpu": "the CPU has not launched the next kernel yet",
+    "launch_latency": "launches are on their way",
+    "event": "launched work has not started yet",
+}
+
+
+def largest_idle(rank: RankAnalysis, found: Sequence[Finding]) -> Finding | None:
+    """Return a finding where the device idles more than it computes, and more than it waits for
+    communication."""
+    time = rank.time
+    if rank.kind != "gpu" or time.idle < max(time.compute_only + time.overlapped, time.exposed_communication):
+        return None
+    if any(finding.share >= _EXPLAINED * time.idle / time.total for finding in found):
+        return None
+    share = time.idle / time.total
+    text = f"{100 * share:.0f} % of the time the GPU is idle{_why(rank)}."
+    return Finding("idle", share, None, text)
+
+
+def _why(rank: RankAnalysis) -> str:
+    causes = rank.idle_causes.parts()
+    if not causes and not rank.cpu_seen:
+        return ", CPU not seen: the trace has no launches that would tell why (record ProfilerActivity.CPU)"
+    if not causes:
+        return ", and the reason is unknown: not all launches are in the trace"
+    told = [
+        f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
+        for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])
+        if ns >= _WORTH_NAMING * rank.time.idle
+    ]
+    return f": {', '.join(told)}" if told else ""

@@ -1,1 +1,0 @@
-"""From figures to words: verdict, text, comparison of two traces."""

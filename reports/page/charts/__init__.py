@@ -1,1 +1,0 @@
-"""The page's charts, as plotly figures and the data of its canvases."""

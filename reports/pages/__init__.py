@@ -1,0 +1,22 @@
+"""The report of a run: one offline HTML page, and the same table as Markdown, JSON and CSV."""
+
+from fsdpbench.reports.pages.exports import write_csv, write_json, write_markdown
+from fsdpbench.reports.pages.html import write_report
+from fsdpbench.reports.pages.live import LivePage
+from fsdpbench.reports.pages.recommendation import best_sentence, findings
+from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
+
+__all__ = [
+    "Configuration",
+    "LivePage",
+    "RunFolderError",
+    "RunView",
+    "Status",
+    "best_sentence",
+    "findings",
+    "load_run",
+    "write_csv",
+    "write_json",
+    "write_markdown",
+    "write_report",
+]

@@ -1,0 +1,218 @@
+"""Charts that compare groups: systems side by side, GPU counts, predicted beside measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fsdpbench.reports.pages.display import (
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    setting,
+    signed_percent,
+)
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, reserved, short_label
+from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
+
+_COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+
+# More lines than this cannot be distinguished.
+MOST_LINES = 6
+
+
+def peers(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
+    """Return a chart of each system's own best configuration; None unless two systems finished one."""
+    best: dict[str, Ranked] = {}
+    for entry in ranked:
+        system = entry.row.config.system
+        if entry.throughput and system:
+            best.setdefault(system, entry)
+    if len(best) < 2:
+        return None
+    shown = list(best.items())
+    names = [chart_text(system, 40) for system, _ in shown]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": list(range(len(shown))),
+            "x": [entry.throughput for _, entry in shown],
+            "marker": {"color": "var(--compute)"},
+            "width": 0.6,
+            "text": [number(entry.throughput, 4) for _, entry in shown],
+            "textposition": "auto",
+            "insidetextfont": {"color": "var(--on-dark)"},
+            "customdata": [
+                [entry.row.folder.name, chart_text(short_label(entry.row, varying), 80)] for _, entry in shown
+            ],
+            "hovertemplate": "%{customdata[1]}<br>%{x:.5~g} " + metric.words + "<extra></extra>",
+        }
+    ]
+    layout = {
+        "height": 90 + 38 * len(shown),
+        "showlegend": False,
+        "xaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
+        "yaxis": {
+            "tickvals": list(range(len(shown))),
+            "ticktext": names,
+            "range": [len(shown) - 0.5, -0.5],
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
+    table = Table(
+        ("system", "#", metric.words, "step, ms", "overlap", "reserved, GiB", "retries a step", "with"),
+        tuple(_peer_row(system, entry, varying) for system, entry in shown),
+    )
+    summary = f"Bars of the best {metric.words} of each system."
+    return Chart("peers", summary, data, layout, table)
+
+
+def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, ...]:
+    result = entry.row.result
+    settings = label(entry.row, [name for name in varying if name != "system"])
+    return (
+        system,
+        str(entry.place),
+        number(entry.throughput, 4),
+        milliseconds(result.step_time_s),
+        percent(result.overlap_fraction),
+        gib(reserved(entry.row)),
+        count(result.alloc_retries_per_step),
+        settings,
+    )
+
+
+def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
+    """Return a chart of throughput per GPU over GPU counts, a line for each set of otherwise equal
+    settings."""
+    others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
+    lines: dict[str, dict[int, Ranked]] = {}
+    for entry in ranked:
+        if entry.throughput and entry.row.config.gpus:
+            lines.setdefault(label(entry.row, others), {}).setdefault(entry.row.config.gpus, entry)
+    long_enough = [points for points in lines.values() if len(points) > 1]
+    if not long_enough:
+        return None
+    counts = sorted({gpus for points in long_enough for gpus in points})
+    data = [
+        _scaling_line(dict(sorted(points.items())), others, metric, place)
+        for place, points in enumerate(long_enough[:MOST_LINES])
+    ]
+    layout = {
+        "height": 400,
+        "xaxis": {
+            "title": {"text": "GPUs"},
+            "type": "log",
+            "tickvals": counts,
+            "ticktext": [str(gpus) for gpus in counts],
+            "zeroline": False,
+        },
+        "yaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
+    }
+    rows = [row for points in long_enough for row in _scaling_rows(dict(sorted(points.items())), others)]
+    table = Table(("configuration", "GPUs", metric.words, "of the fewest GPUs'"), tuple(rows))
+    cut = len(long_enough) - MOST_LINES
+    note = f"The best {MOST_LINES} lines; the table has {cut} more." if cut > 0 else ""
+    return Chart("scaling", "Lines of throughput per GPU over GPU counts.", data, layout, table, note=note)
+
+
+def _scaling_line(
+    points: dict[int, Ranked], others: Sequence[str], metric: Metric, place: int
+) -> dict[str, Any]:
+    first = next(iter(points.values()))
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": chart_text(short_label(first.row, others), 50),
+        "x": list(points),
+        "y": [entry.throughput for entry in points.values()],
+        "line": {"color": f"var({_COLOURS[place]})", "width": 2},
+        "marker": {"symbol": _SYMBOLS[place], "size": 8},
+        "customdata": [[entry.row.folder.name] for entry in points.values()],
+        "hovertemplate": "%{x} GPUs<br>%{y:.5~g} " + metric.words + "<extra>%{fullData.name}</extra>",
+    }
+
+
+def _scaling_rows(points: dict[int, Ranked], others: Sequence[str]) -> list[tuple[str, ...]]:
+    first = next(iter(points.values()))
+    return [
+        (
+            label(first.row, others),
+            str(gpus),
+            number(entry.throughput, 4),
+            percent((entry.throughput or 0.0) / (first.throughput or 1.0)),
+        )
+        for gpus, entry in points.items()
+    ]
+
+
+def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
+    """Return a chart of simulated step times over measured ones of the same settings; None without such."""
+    # The names of the same hardware differ between a profile and a driver.
+    others = [name for name in varying if name not in ("device", "hardware")]
+    pairs = _pairs(ranked, others)
+    if not pairs:
+        return None
+    predicted = [(one.row.result.step_time_s or 0.0) * 1e3 for one, _ in pairs]
+    measured = [(other.row.result.step_time_s or 0.0) * 1e3 for _, other in pairs]
+    top = 1.05 * max(*predicted, *measured)
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "equal",
+            "x": [0, top],
+            "y": [0, top],
+            "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
+            "hoverinfo": "skip",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "configurations",
+            "x": measured,
+            "y": predicted,
+            "marker": {"color": "var(--compute)", "size": 9},
+            "customdata": [
+                [other.row.folder.name, chart_text(short_label(other.row, others), 80)] for _, other in pairs
+            ],
+            "hovertemplate": "%{customdata[1]}<br>measured %{x:.4g} ms, predicted %{y:.4g} ms<extra></extra>",
+        },
+    ]
+    layout = {
+        "height": 400,
+        "xaxis": {"title": {"text": "measured step, ms"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "predicted step, ms"}, "rangemode": "tozero"},
+    }
+    rows = tuple(
+        (label(other.row, others), number(one), number(two), signed_percent(one / two - 1))
+        for (_, other), one, two in zip(pairs, predicted, measured, strict=True)
+    )
+    table = Table(("configuration", "predicted, ms", "measured, ms", "error"), rows)
+    worst = max(abs(one / two - 1) for one, two in zip(predicted, measured, strict=True))
+    mean = sum(abs(one / two - 1) for one, two in zip(predicted, measured, strict=True)) / len(pairs)
+    note = f"Mean error {percent(mean)}, worst {percent(worst)} over {len(pairs)}."
+    return Chart(
+        "predicted", "Scatter of predicted over measured step times.", data, layout, table, note=note
+    )
+
+
+def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked, Ranked]]:
+    """Return simulated and measured runs of the same settings."""
+    simulated = {_identity(e, names): e for e in reversed(ranked) if e.throughput and e.row.device == "sim"}
+    return [
+        (simulated[_identity(entry, names)], entry)
+        for entry in ranked
+        if entry.throughput and entry.row.device == "cuda" and _identity(entry, names) in simulated
+    ]
+
+
+def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:
+    settings = entry.row.settings
+    return tuple(setting(settings[name]) if name in settings else NOTHING for name in names)

@@ -1,0 +1,218 @@
+"""Details of one configuration: its timeline, memory, units, phases, settings, files.
+
+Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its
+message in the place of the charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.ranking import Ranked, short_label
+from fsdpbench.reports.pages.soak_chart import SOAK_WORDS, soak_chart
+from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
+from fsdpbench.reports.pages.view import Configuration
+from fsdpbench.reports.readers import Trace, TraceError, read_trace
+from fsdpbench.reports.result import Result
+
+Links = Callable[[Configuration], list[dict[str, str]]]
+
+Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, Any]]
+"""Of a trace: its verdict, bytes alive at the peak by phase, what is drawn."""
+
+Known = dict[tuple[str, int, int, int], Drawn]
+"""What was drawn of traces already, by path, time of change, number of traces and events allowed."""
+
+Workers = Callable[[int], AbstractContextManager[Executor]]
+"""So many processes that draw beside this one."""
+
+# What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
+_EVENTS_IN_ALL = 180_000
+_MOST_EVENTS = 6_000
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """One configuration's part of the page: `content` is what its script draws, in plain JSON values. `held`:
+    bytes alive at the peak of its trace, by the phase that took them."""
+
+    folder: str
+    place: int | None
+    words: str
+    content: dict[str, Any]
+    verdict: Verdict | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+
+
+def build_details(
+    ranked: Sequence[Ranked],
+    varying: Sequence[str],
+    links: Links,
+    known: Known | None = None,
+    workers: Workers | None = None,
+    kept: Kept | None = None,
+) -> list[Detail]:
+    """Return a detail for every configuration, in the order of the ranking. `known`: drawn for an earlier
+    page; `workers` draw many of them; `kept`: traces that were analysed already."""
+    traced = [entry.row for entry in ranked if entry.row.traces]
+    most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, len(traced)))
+    drawn = {} if known is None else known
+    if workers is not None:
+        _draw_beside(workers, traced, most, drawn, kept or {})
+    return [_detail(entry, varying, links, most, drawn, kept or {}) for entry in ranked]
+
+
+def _detail(
+    entry: Ranked, varying: Sequence[str], links: Links, most: int, known: Known, kept: Kept
+) -> Detail:
+    row = entry.row
+    words = (
+        f"{entry.place}. {short_label(row, varying)}"
+        if entry.place
+        else f"{short_label(row, varying)} ({row.status.words})"
+    )
+    content: dict[str, Any] = {
+        "problem": row.problem,
+        "warnings": [],
+        "verdict": [],
+        "retries": [],
+        **dict.fromkeys(("timeline", "memory", "memory_note", "held", "held_by_unit", "ranks")),
+        **dict.fromkeys(("units", "phases", "idle", "communication")),
+        **_soak(row),
+        "settings": [[name, display.setting(value)[:2000]] for name, value in row.settings.items()],
+        "results": _results(entry),
+        "links": links(row),
+    }
+    verdict: Verdict | None = None
+    held: Mapping[str, int] = {}
+    if row.traces:
+        try:
+            verdict, held, drawn = _drawn(row, most, known, kept)
+            content |= drawn
+        except TraceError as error:
+            content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
+    return Detail(row.folder.name, entry.place, words[:160], content, verdict, held)
+
+
+def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
+    """Return the trace's verdict, and the parts that need the trace. Raises `TraceError`."""
+    key = _key(row, most)
+    if key not in known:
+        found = unpack(row.traces[0], kept)
+        if found is None:
+            trace = read_trace(row.traces[0])
+            found = trace, analyze_trace(trace)
+        trace, analysis = found
+        content = _from_trace(row, trace, analysis, most)
+        known[key] = analysis.verdict, held_by_phase(analysis.memory), content
+    return known[key]
+
+
+def _key(row: Configuration, most: int) -> tuple[str, int, int, int]:
+    path = row.traces[0]
+    try:
+        return str(path), path.stat().st_mtime_ns, len(row.traces), most
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})") from None
+
+
+def _draw_beside(
+    workers: Workers, rows: Sequence[Configuration], most: int, known: Known, kept: Kept
+) -> None:
+    """Add to `known` what other processes draw. What they cannot is left to this one, which says why."""
+    processes = suitable_processes([row.traces[0] for row in rows])
+    if processes == 1:
+        return
+    try:
+        with workers(processes) as pool:
+            with interruptions_held():
+                parts = [part_of(row.traces[0], kept) for row in rows]
+                found = pool.map(partial(_drawn_there, most=most), rows, parts)
+            for drawn in found:
+                known.update(drawn)
+    except BrokenProcessPool:
+        return
+
+
+def _drawn_there(row: Configuration, kept: Kept, most: int) -> Known:
+    drawn: Known = {}
+    with suppress(TraceError, MemoryError):
+        _drawn(row, most, drawn, kept)
+    return drawn
+
+
+def _soak(row: Configuration) -> dict[str, Any]:
+    """Return memory over steps, which takes the place of memory in a trace: a soak has none."""
+    soak = row.result.soak
+    chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
+    if chart is None:
+        return {}
+    return {"memory": chart.figure, "memory_table": island_table(chart.table), "memory_words": SOAK_WORDS}
+
+
+def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
+    """Return the parts that need the trace, and the comparison with the other ranks' traces."""
+    ranks = ranks_table(analysis, row.traces[1:])
+    told = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
+    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": told}
+
+
+def _results(entry: Ranked) -> list[list[str]]:
+    """Return every figure of the result, in words."""
+    result = entry.row.result
+    peaks = result.peak_memory_bytes
+    each = "rank" if entry.row.device == "cpu" else "GPU"
+    pairs = [
+        ("status", entry.row.status.words),
+        (f"tokens/s/{each}", display.number(result.tokens_per_s_per_gpu, 5)),
+        (f"samples/s/{each}", display.number(result.samples_per_s_per_gpu, 4)),
+        ("step time", _with_unit(display.milliseconds(result.step_time_s), "ms")),
+        ("traced step time", _with_unit(display.milliseconds(result.traced_step_time_s), "ms")),
+        (f"model TFLOPS/{each}", display.number(result.tflops_per_gpu, 4)),
+        (f"hardware TFLOPS/{each}", display.number(result.hardware_tflops_per_gpu, 4)),
+        ("MFU / HFU", f"{display.percent(result.mfu)} / {display.percent(result.hfu)}"),
+        ("overlap", display.percent(result.overlap_fraction)),
+        ("peak allocated", display.size(peaks.allocated if peaks else None)),
+        ("peak active", display.size(peaks.active if peaks else None)),
+        ("peak reserved", display.size(peaks.reserved if peaks else None)),
+        ("allocator retries a step", display.count(result.alloc_retries_per_step)),
+        ("out-of-memory errors", display.count(result.ooms)),
+    ]
+    pairs += _sampling(result)
+    if result.loss:
+        known = [value for value in result.loss if value is not None]
+        ends = " → ".join(display.number(known[place], 5) for place in (0, -1)) if known else display.NOTHING
+        pairs.append(("loss", ends))
+    return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
+
+
+def _sampling(result: Result) -> list[tuple[str, str]]:
+    """Return how the step time was measured, where it was."""
+    pairs = []
+    if result.repeats and len(result.repeats.step_time_s) > 1:
+        times = [display.milliseconds(time) for time in sorted(result.repeats.step_time_s)]
+        pairs.append((f"step over {result.repeats.runs} runs", f"{times[0]} to {times[-1]} ms"))
+    if result.measured and len(result.measured.step_times_s) > 1:
+        samples = result.measured.step_times_s
+        ends = [display.milliseconds(time) for time in (min(samples), max(samples))]
+        told = f"{len(samples)}, spread {display.percent(result.measured.spread)}, {ends[0]} to {ends[1]} ms"
+        if result.alloc_retries_per_step:
+            told += ": not stable, the allocator retries"
+        pairs.append(("steps in a run", told))
+    if result.measured and result.measured.profiler_overhead is not None:
+        pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))
+    return pairs
+
+
+def _with_unit(text: str, unit: str) -> str:
+    return text if text == display.NOTHING else f"{text} {unit}"

@@ -1,0 +1,196 @@
+"""The page of a history (as `check --history --json` prints it): figures over commits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
+
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+_COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
+MOST_LINES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """Steps of one figure at one commit. changes: relative ones, smallest and largest; None where a figure
+    was 0. word: `worse`, `better`, `mixed` or `changed`."""
+
+    revision: str | None
+    date: str
+    subject: str
+    metric: str
+    configurations: int
+    changes: tuple[float, float] | None
+    word: str
+
+    @property
+    def change_words(self) -> str:
+        if self.changes is None:
+            return "from or to 0"
+        low, high = map(_percent, self.changes)
+        return low if low == high else f"{low} to {high}"
+
+
+def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
+    """Return the steps by commit and figure, newest first."""
+    groups: dict[tuple[str | None, str], list[Mapping[str, Any]]] = {}
+    for step in content["steps"]:
+        groups.setdefault((step["revision"], step["metric"]), []).append(step)
+    commits = {commit["revision"]: commit for commit in content["commits"]}
+    order = {commit["revision"]: place for place, commit in enumerate(content["commits"])}
+    found = [
+        StepGroup(
+            revision,
+            commits[revision]["date"],
+            commits[revision]["subject"],
+            metric,
+            len(steps),
+            _range([step["change"] for step in steps]),
+            _word({step["worse"] for step in steps}),
+        )
+        for (revision, metric), steps in groups.items()
+    ]
+    return sorted(found, key=lambda group: -order[group.revision])
+
+
+def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
+    """Write the page to `target`, whole or not at all. Raises OSError."""
+    groups = step_groups(content)
+    page = render_page(
+        "pages/assets/history.html.jinja",
+        _SCRIPTS,
+        title=f"History of {Path(content['baseline']).name}",
+        reload_s=None,
+        sentence=_sentence(content, groups),
+        charts=_charts(content),
+        table=_table(groups),
+        notes=content["notes"],
+    )
+    return write_page(target, page)
+
+
+def _percent(change: float) -> str:
+    """Return a change with as many digits as show that it is one."""
+    if abs(change) >= 5e-4:
+        return display.signed_percent(change)
+    return f"{'−' if change < 0 else '+'}{abs(change) * 100:.2g} %"
+
+
+def _range(changes: Sequence[float | None]) -> tuple[float, float] | None:
+    known = [change for change in changes if change is not None]
+    return (min(known), max(known)) if len(known) == len(changes) else None
+
+
+def _word(worse: set[bool | None]) -> str:
+    return {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}.get(
+        frozenset(worse), "mixed"
+    )
+
+
+def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:
+    commits = content["commits"]
+    dates = [commit["date"] for commit in commits if commit["date"]]
+    when = f" from {dates[0]} to {dates[-1]}" if dates else ""
+    told = f"{len(commits)} commit{'s' if len(commits) > 1 else ''}{when}"
+    if not groups:
+        return f"{told}: no figure changed its level."
+    steps = content["steps"]
+    worse, better = (sum(step["worse"] is way for step in steps) for way in (True, False))
+    last = groups[0]
+    return (
+        f"{told}: {len(steps)} steps, {worse} for the worse and {better} for the better. "
+        f"The last: {last.metric} {last.change_words} in {last.configurations} "
+        f"configuration{'s' if last.configurations > 1 else ''} at {_label(last.revision)}."
+    )
+
+
+def _label(revision: str | None) -> str:
+    return revision[:9] if revision else "now"
+
+
+def _charts(content: Mapping[str, Any]) -> list[Chart]:
+    """Return a chart for each figure that has a step, in the order of the figures."""
+    stepped = {step["metric"] for step in content["steps"]}
+    metrics = dict.fromkeys(each["metric"] for each in content["series"])
+    return [_chart(content, metric) for metric in metrics if metric in stepped]
+
+
+def _chart(content: Mapping[str, Any], metric: str) -> Chart:
+    commits = content["commits"]
+    series = [each for each in content["series"] if each["metric"] == metric][:MOST_LINES]
+    relative = all(_first(each["values"]) for each in series)
+    steps = {
+        (step["configuration"], step["revision"]) for step in content["steps"] if step["metric"] == metric
+    }
+    data = []
+    for number, each in enumerate(series):
+        marks = [11 if (each["configuration"], commit["revision"]) in steps else 4 for commit in commits]
+        data.append(_line(each, relative, marks, _COLOURS[number % len(_COLOURS)]))
+    every = max(1, len(commits) // 12)
+    places = list(range(0, len(commits), every))
+    unit = "change since the first, %" if relative else series[0]["unit"]
+    layout = {
+        "height": 300,
+        "showlegend": len(series) <= 6,
+        "xaxis": {
+            "tickmode": "array",
+            "tickvals": places,
+            "ticktext": [_label(commits[p]["revision"]) for p in places],
+        },
+        "yaxis": {"title": {"text": unit}, "zeroline": relative},
+    }
+    rows = tuple(
+        (each["configuration"], *(display.NOTHING if v is None else f"{v:.6g}" for v in each["values"]))
+        for each in series
+    )
+    table = Table(("configuration", *(_label(commit["revision"]) for commit in commits)), rows)
+    narrow = {"showlegend": False, "xaxis": {"tickvals": places[:: max(1, len(places) // 3)]}}
+    summary = f"Lines of {metric} over commits; larger marks where a new level begins."
+    return Chart(metric.replace("_", "-"), summary, data, layout, table, narrow)
+
+
+def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, Any]:
+    base = _first(each["values"]) or 1.0
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": chart_text(each["configuration"], 40),
+        "x": list(range(len(marks))),
+        "y": [
+            None if value is None else 100 * (value / base - 1) if relative else value
+            for value in each["values"]
+        ],
+        "line": {"color": f"var({colour})", "width": 1.5, "shape": "hv"},
+        "marker": {"size": marks},
+        "customdata": [
+            display.NOTHING if value is None else f"{value:.6g} {each['unit']}" for value in each["values"]
+        ],
+        "hovertemplate": "%{customdata}<br>" + chart_text(each["configuration"], 70) + "<extra></extra>",
+    }
+
+
+def _first(values: Sequence[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _table(groups: Sequence[StepGroup]) -> Table | None:
+    rows = tuple(
+        (
+            _label(group.revision),
+            group.date,
+            group.subject[:90],
+            group.metric,
+            str(group.configurations),
+            group.change_words,
+            group.word,
+        )
+        for group in groups
+    )
+    columns = ("commit", "date", "subject", "figure", "configurations", "change", "for the")
+    return Table(columns, rows) if rows else None

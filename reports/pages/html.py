@@ -1,0 +1,279 @@
+"""The page itself: one HTML file that needs no network, from a `RunView` and its traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fsdpbench.reports.analysis.processes import Kept
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.decisions_table import decisions_table
+from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
+from fsdpbench.reports.pages.effects import effects
+from fsdpbench.reports.pages.fusion import fusion_table
+from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
+from fsdpbench.reports.pages.races import races
+from fsdpbench.reports.pages.rank_differences import rank_differences
+from fsdpbench.reports.pages.ranking import (
+    Ranked,
+    constant_settings,
+    metric_of,
+    rank,
+    varying_settings,
+)
+from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
+from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
+from fsdpbench.reports.pages.sections import sections
+from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.view import Configuration, RunView, Status, load_run
+
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+
+DEFINITIONS = (
+    (
+        "step time",
+        "Median of the timed steps, slowest rank. Breakdown and overlap come from the trace: on real devices "
+        "of a separate step, on simulated ones of the last timed step.",
+    ),
+    (
+        "compute only, overlapped, exposed, idle",
+        "Each instant of the traced step is one of the four; they sum to it.",
+    ),
+    (
+        "overlap",
+        "Communication time hidden under computation ÷ communication time, each the union of its intervals.",
+    ),
+    (
+        "TFLOPS, MFU",
+        "FLOPs of the model (forward + 2 × backward, no recompute) a second; MFU: of the device's peak.",
+    ),
+    ("hardware TFLOPS, HFU", "The same with recomputed FLOPs counted."),
+    (
+        "allocated, active, reserved",
+        "Bytes in live tensors; with blocks that other streams still use; all that the allocator holds.",
+    ),
+    (
+        "allocator retries",
+        "Times a step that the allocator had to free its cached blocks to satisfy a request.",
+    ),
+    (
+        "effect of a setting",
+        "Geometric mean over pairs of configurations that differ in it alone, with its 95 % interval.",
+    ),
+    (
+        "90 % ±, interval",
+        "The real figure is in this range in 9 of 10 cases; derived from held-out errors of published runs.",
+    ),
+    (
+        "rank",
+        "Simulated configurations whose throughputs differ by less than the error of a comparison share one.",
+    ),
+    (
+        "risky",
+        "Memory fits as predicted, but not at the upper end of its interval, or the allocator retries.",
+    ),
+    (
+        "memory by the device's clock",
+        "The CPU allocates ahead; a change is drawn when the device began what was launched next.",
+    ),
+    ("GiB", "2^30 bytes."),
+)
+
+
+def write_report(
+    run_dir: Path,
+    out: Path | None = None,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+    workers: Workers | None = None,
+    kept: Kept | None = None,
+) -> Path:
+    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
+    otherwise).
+
+    The file appears whole or not at all. Links to traces are relative to it.
+
+    Args:
+        reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
+        known: what was drawn of traces for an earlier page of the same run; added to.
+        workers: processes for the drawing of many traces; without them this one draws.
+        kept: traces that were analysed already, by this program's own processes.
+
+    Raises:
+        RunFolderError: `run_dir` is not a run folder.
+        OSError: `out` cannot be written.
+    """
+    run_dir = Path(run_dir)
+    view = load_run(run_dir)
+    target = Path(out) if out is not None else run_dir / "report.html"
+    return write_page(
+        target,
+        render(view, target, title=title, reload_s=reload_s, known=known, workers=workers, kept=kept),
+    )
+
+
+def render(
+    view: RunView,
+    target: Path,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+    workers: Workers | None = None,
+    kept: Kept | None = None,
+) -> str:
+    """Return the page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
+    ranked = rank(view)
+    rows = [entry.row for entry in ranked]
+    varying = varying_settings(rows)
+    details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
+    return render_page(
+        "pages/assets/report.html.jinja",
+        _SCRIPTS,
+        title=title or view.title,
+        reload_s=reload_s,
+        facts=_facts(view, ranked),
+        simulated=simulated_words(rows),
+        sentence=best_sentence(view),
+        tiles=tiles(ranked, metric_of(view)),
+        overview=overview_chart(view, ranked, varying, metric_of(view)),
+        code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
+        findings=findings(view),
+        advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
+        constants=list(constant_settings(rows).items()),
+        ranking=_ranking(view, ranked, varying, details, target),
+        decisions=decisions_table(rows),
+        races=races(rows),
+        fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
+        rank_differences=rank_differences(rows),
+        charts=sections(ranked, varying, metric_of(view)),
+        details=[_choice(detail) for detail in details],
+        environment=_environment(rows),
+        definitions=DEFINITIONS,
+        sweep_toml=view.sweep_toml,
+    )
+
+
+def simulated_words(rows: Sequence[Configuration]) -> str | None:
+    """Return what is simulated, on which profile, from which source; None where nothing is."""
+    simulated = [row for row in rows if row.simulated]
+    if not simulated:
+        return None
+    profiles: dict[str, str] = {}
+    for row in simulated:
+        name = str(row.hardware.get("name") or "")
+        if name:
+            profiles.setdefault(name, str(row.hardware.get("source") or "not stated"))
+        if row.result.software:
+            source = str(row.hardware.get("software_source") or "not stated")
+            profiles.setdefault(f"software {row.result.software}", source)
+    told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
+    doubts = dict.fromkeys(
+        str(doubt) for row in simulated for doubt in (row.result.environment or {}).get("warnings") or ()
+    )
+    scope = (
+        "Every figure on this page"
+        if len(simulated) == len(rows)
+        else f"{len(simulated)} of {len(rows)} configurations"
+    )
+    verb = "comes" if len(simulated) == len(rows) else "come"
+    how = "The FSDP code was run; time and memory were simulated."
+    doubtful = f" Doubtful: {'; '.join(doubts)}." if doubts else ""
+    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}{doubtful}"
+
+
+def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
+    """Return names and values of what was run, on what; only where all rows agree."""
+    rows = [entry.row for entry in ranked]
+
+    def common(values: Sequence[Any]) -> Any:
+        known = {
+            json.dumps(value, sort_keys=True, default=str): value
+            for value in values
+            if value not in (None, "")
+        }
+        return next(iter(known.values())) if len(known) == 1 else None
+
+    configs = [row.config for row in rows if row.status is not Status.UNREADABLE]
+    model, size = common([c.model for c in configs]), common([c.parameters for c in configs])
+    gpus = common([c.gpus for c in configs])
+    hardware = common([row.hardware.get("name") for row in rows])
+    device = common([row.device for row in rows])
+    facts = []
+    if model:
+        facts.append(("model", f"{model} ({display.parameters(size)} parameters)" if size else str(model)))
+    if gpus:
+        ranks = "ranks on CPU" if device == "cpu" else f"× {hardware}" if hardware else "GPUs"
+        facts.append(("on", f"{gpus} {ranks}"))
+    network = common([row.hardware.get("node_network") for row in rows])
+    facts += [(name, str(value)) for name, value in (("device", device), ("network", network)) if value]
+    finished = len(view.with_status(Status.OK))
+    facts.append(("configurations", f"{len(rows)}, {finished} finished"))
+    torch = common([_torch_version(row) for row in rows])
+    if torch:
+        facts.append(("torch", str(torch)))
+    return facts
+
+
+def _torch_version(row: Configuration) -> Any:
+    environment = row.result.environment or {}
+    versions = environment.get("versions")
+    return (versions if isinstance(versions, Mapping) else environment).get("torch")
+
+
+def _ranking(
+    view: RunView, ranked: Sequence[Ranked], varying: Sequence[str], details: Sequence[Detail], target: Path
+) -> RankingTable:
+    shown = frozenset(detail.folder for detail in details)
+    return ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target))
+
+
+def _choice(detail: Detail) -> dict[str, Any]:
+    return {"folder": detail.folder, "words": detail.words, "content": detail.content}
+
+
+def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
+    """Return links to the configuration's files, relative to the page, so that the folder can be moved as a
+    whole.
+    """
+    files = [
+        *row.traces,
+        *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),
+    ]
+    base = target.resolve().parent
+    return [
+        {"text": path.name, "href": quote(Path(os.path.relpath(path.resolve(), base)).as_posix(), safe="/.")}
+        for path in files
+        if path.is_file()
+    ]
+
+
+def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
+    """Return groups of name and value: the rows' environments and hardware, each different one once."""
+    groups: list[dict[str, Any]] = []
+    for name, found in (
+        ("Environment", [row.result.environment for row in rows if row.result.environment]),
+        ("Hardware", [row.hardware for row in rows if row.hardware]),
+    ):
+        different = {json.dumps(mapping, sort_keys=True, default=str): mapping for mapping in found}
+        for number, mapping in enumerate(different.values(), start=1):
+            words = name if len(different) == 1 else f"{name} {number} of {len(different)}"
+            groups.append({"name": words, "pairs": list(_flat(mapping))})
+    return groups
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested mappings as dotted names."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            pairs.extend(_flat(value, f"{prefix}{name}."))
+        else:
+            pairs.append((f"{prefix}{name}", display.setting(value)))
+    return pairs

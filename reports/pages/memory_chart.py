@@ -1,0 +1,173 @@
+"""Memory over the traced time: allocated and reserved, where the steps begin, and where the allocator
+retried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.memory import MemoryCurve, Retry, device_clock, memory_curve
+from fsdpbench.reports.analysis.units import fsdp_spans
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.display import GIB
+from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.readers import Trace
+
+_MS = 1_000_000
+_BY_DEVICE = ", by the device's clock"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChart:
+    """The plotly figure and the table behind it."""
+
+    figure: dict[str, Any]
+    table: Table
+
+
+def memory_chart(
+    trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
+) -> MemoryChart | None:
+    """Return the chart of one rank; None where the trace has no memory events.
+
+    Args:
+        analysis: of `trace`.
+        capacity: bytes of the device's memory, where known.
+        most_points: of a line.
+    """
+    origin = analysis.steps[0].start if analysis.steps else None
+    clock = device_clock(find_activity(trace, fsdp_spans(trace)))
+    curve = memory_curve(trace, max_points=most_points, origin=origin, clock=clock)
+    if not len(curve):
+        return None
+    lines = [
+        _line(curve, "allocated", "var(--compute)", {"fill": "tozeroy", "fillcolor": "var(--fill)"}),
+        *([_line(curve, "active", "var(--gather)", {})] if len(curve.active) else []),
+        _line(curve, "reserved", "var(--muted)", {}),
+    ]
+    if len(curve.retry_time):
+        lines.append(_retries(curve))
+    layout: dict[str, Any] = {
+        "height": 330,
+        "xaxis": {
+            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"}
+        }
+        | {"zeroline": False},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
+        "annotations": [
+            _step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps
+        ],
+    }
+    if capacity:
+        layout["shapes"].append(_capacity_line(capacity))
+    table = _table(curve, capacity, analysis.memory.retries)
+    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, table)
+
+
+def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
+    values = {"reserved": curve.reserved, "active": curve.active}.get(kind, curve.allocated)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": kind,
+        "x": [round(time / _MS, 3) for time in curve.time.tolist()],
+        "y": [round(value / GIB, 3) for value in values.tolist()],
+        "line": {"shape": "hv", "width": 1.4, "color": colour, "simplify": False},
+        **fill,
+        "hovertemplate": f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>",
+    }
+
+
+def _retries(curve: MemoryCurve) -> dict[str, Any]:
+    """Return a mark for every retry at the height of the reserved memory before it."""
+    place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
+    asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "allocator retry",
+        "x": [round(time / _MS, 3) for time in curve.retry_time.tolist()],
+        "y": [round(int(curve.reserved[i]) / GIB, 3) for i in place],
+        "marker": {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"},
+        "customdata": [
+            f"asked for {display.size(size)}, freed {display.size(freed)}" for size, freed in asked
+        ],
+        "hovertemplate": "allocator retry at %{x:.1f} ms: %{customdata}<extra></extra>",
+    }
+
+
+def _step_line(at: float) -> dict[str, Any]:
+    line = {"color": "var(--line)", "width": 1}
+    return {
+        "type": "line",
+        "x0": at,
+        "x1": at,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": line,
+        "layer": "below",
+    }
+
+
+def _step_words(index: int, at: float) -> dict[str, Any]:
+    font = {"color": "var(--muted)", "size": 11}
+    place = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+    return {"text": f"step {index}", "showarrow": False, "font": font, **place}
+
+
+def _capacity_line(capacity: float) -> dict[str, Any]:
+    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
+    height = {"y0": capacity / GIB, "y1": capacity / GIB}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height}
+
+
+def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry]) -> Table:
+    peak = int(curve.allocated.argmax())
+    rows = [
+        ("peak allocated", display.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
+        (
+            "least allocated",
+            display.gib(int(curve.allocated.min())),
+            _at(int(curve.time[curve.allocated.argmin()])),
+        ),
+        (
+            "peak reserved",
+            display.gib(int(curve.reserved.max())),
+            _at(int(curve.time[curve.reserved.argmax()])),
+        ),
+    ]
+    if len(curve.active):
+        highest = int(curve.active.argmax())
+        rows.insert(
+            1, ("peak active", display.gib(int(curve.active[highest])), _at(int(curve.time[highest])))
+        )
+    if capacity:
+        rows.append(("device memory", display.gib(capacity), ""))
+    if not retries:
+        return Table(("what", "GiB", "at, ms"), tuple(rows))
+    told = [(*row, "", "") for row in rows]
+    asked = zip(curve.retry_time.tolist(), retries, strict=True)
+    told += [
+        (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
+        for number, (time, retry) in enumerate(asked, start=1)
+    ]
+    return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(told))
+
+
+def _where(retry: Retry) -> str:
+    step = None if retry.step is None else f"step {retry.step}"
+    return ", ".join(each[:60] for each in (step, retry.phase, retry.unit) if each) or "outside the steps"
+
+
+def _cost(retry: Retry) -> str:
+    return display.NOTHING if retry.cost is None else display.ms(retry.cost / _MS)
+
+
+def _at(ns: int) -> str:
+    return f"{ns / _MS:,.1f}"

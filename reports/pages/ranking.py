@@ -1,0 +1,182 @@
+"""The ranking: the metric, the order of the rows, near ties, and the Pareto front.
+
+The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
+comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
+Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fsdpbench.reports.pages.display import setting
+from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+
+# Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.
+NEAR = 0.01
+
+_ORDER = tuple(Status)
+_COMPILE = "compile"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The kind of throughput that a run is ranked by."""
+
+    field: str
+    words: str
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Return whether it is tokens a second, and not samples."""
+        return self.field == TOKENS.field
+
+    @property
+    def each(self) -> str:
+        """Return the unit of throughput: a GPU, or a rank on the CPU."""
+        return "rank" if self.words.endswith("/rank") else "GPU"
+
+    def of(self, row: Configuration) -> float | None:
+        """Return the row's throughput; None where it has none."""
+        value = getattr(row.result, self.field) if row.status is Status.OK else None
+        if value is None or value <= 0:
+            return None
+        return 1 / value if self is STEPS else value
+
+
+TOKENS = Metric("tokens_per_s_per_gpu", "tokens/s/GPU")
+SAMPLES = Metric("samples_per_s_per_gpu", "samples/s/GPU")
+STEPS = Metric("step_time_s", "steps/s")
+TOKENS_OF_RANKS = Metric("tokens_per_s_per_gpu", "tokens/s/rank")
+SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A row with its place (from 1; None for one that did not finish) and its share of the best
+    throughput. `rank`: the place that it shares with those that it cannot be distinguished from.
+    """
+
+    place: int | None
+    row: Configuration
+    throughput: float | None
+    of_best: float | None
+    rank: int | None = None
+
+
+def metric_of(view: RunView) -> Metric:
+    """Return tokens where every finished configuration counts them, samples otherwise, of a rank where all
+    ran on CPUs; steps where none counts either."""
+    finished = view.with_status(Status.OK)
+    if finished and not any(TOKENS.of(row) or SAMPLES.of(row) for row in finished):
+        return STEPS
+    on_cpu = bool(finished) and all(row.device == "cpu" for row in finished)
+    if finished and all(row.result.tokens_per_s_per_gpu for row in finished):
+        return TOKENS_OF_RANKS if on_cpu else TOKENS
+    return SAMPLES_OF_RANKS if on_cpu else SAMPLES
+
+
+def rank(view: RunView) -> list[Ranked]:
+    """Return every configuration, best first; equal throughput is decided by reserved memory, then
+    by name."""
+    metric = metric_of(view)
+
+    def order(row: Configuration) -> tuple[float, int, float, str]:
+        return (-(metric.of(row) or 0.0), _ORDER.index(row.status), reserved(row) or 0.0, row.name)
+
+    rows = sorted(view.configurations, key=order)
+    best = metric.of(rows[0]) if rows else None
+    speeds = [metric.of(row) for row in rows]
+    errors = [row.result.interval for row in rows]
+    ranks = shared_ranks(speeds, [error.apart if error else 0.0 for error in errors])
+    return [
+        Ranked(place if speed else None, row, speed, speed / best if speed and best else None, shared)
+        for place, (row, speed, shared) in enumerate(zip(rows, speeds, ranks, strict=True), start=1)
+    ]
+
+
+def reserved(row: Configuration) -> float | None:
+    """Return peak reserved memory in bytes, which decides whether a configuration fits."""
+    peaks = row.result.peak_memory_bytes
+    return peaks.reserved if peaks else None
+
+
+def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Return the rows that no other beats in both throughput and reserved memory, by rising memory."""
+    measured = [(memory, entry) for entry in ranked if entry.throughput and (memory := reserved(entry.row))]
+    front: list[Ranked] = []
+    for _, entry in sorted(measured, key=lambda pair: (pair[0], -(pair[1].throughput or 0.0))):
+        if not front or (entry.throughput or 0.0) > (front[-1].throughput or 0.0):
+            front.append(entry)
+    return front
+
+
+def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Return rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
+    first.
+    """
+    best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
+    if not best_memory:
+        return []
+    near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
+    leaner = [
+        (memory, entry) for entry in near if (memory := reserved(entry.row)) and memory <= 0.95 * best_memory
+    ]
+    return [entry for _, entry in sorted(leaner, key=lambda pair: pair[0])]
+
+
+def varying_settings(rows: Sequence[Configuration]) -> list[str]:
+    """Return names of the settings that take at least two values over the rows, in the order of
+    first sight."""
+    seen: dict[str, set[str]] = {}
+    for row in rows:
+        for name, value in row.settings.items():
+            seen.setdefault(name, set()).add(setting(value))
+    return [name for name, values in seen.items() if len(values) > 1]
+
+
+def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
+    """Return settings with one value wherever they apply: name to value, noted where some rows lack them."""
+    varying = set(varying_settings(rows))
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.settings if name not in varying):
+        having = [row for row in rows if name in row.settings]
+        note = " (where it applies)" if len(having) < len(rows) else ""
+        found[name] = setting(having[0].settings[name]) + note
+    return found
+
+
+def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
+    """Return a setting's values over the rows, numbers in their order, then words."""
+
+    def order(text: str) -> tuple[int, float, str]:
+        return (0, float(text), text) if text.replace(".", "", 1).isdigit() else (1, 0.0, text)
+
+    return sorted({setting(row.settings[name]) for row in rows if name in row.settings}, key=order)
+
+
+def label(row: Configuration, varying: Sequence[str]) -> str:
+    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name
+    without any."""
+    parts = [_part(name, setting(row.settings[name])) for name in varying if name in row.settings]
+    return ", ".join(parts) or row.name
+
+
+def short_label(row: Configuration, varying: Sequence[str]) -> str:
+    """Return the varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
+    varies, and `compiled` where all are."""
+    words = [_short(name, setting(row.settings[name])) for name in varying if name in row.settings]
+    if row.compiled and _COMPILE not in varying:
+        words.append("compiled")
+    return " · ".join(words) or row.name
+
+
+def _short(name: str, value: str) -> str:
+    return {"true": "compiled", "false": "eager"}.get(value, value) if name == _COMPILE else value
+
+
+def _part(name: str, value: str) -> str:
+    return value if name in ("system", "model", "hardware") else f"{name}={value}"

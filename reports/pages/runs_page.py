@@ -1,0 +1,212 @@
+"""Several run folders on one page: the best of each, its step, and what the runs share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.display import setting
+from fsdpbench.reports.pages.html import simulated_words
+from fsdpbench.reports.pages.overview import plus_minus
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings
+from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.view import RunView, Status, load_run
+from fsdpbench.reports.pages.whole_run import Chart, Table, breakdown
+
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+MOST_SHARED = 60
+
+
+def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
+    """Write the page of at least two run folders to `target`, whole or not at all.
+
+    Raises:
+        RunFolderError: one of them is not a run folder.
+        OSError: `target` cannot be written.
+    """
+    views = [load_run(folder) for folder in folders]
+    names = _names(views)
+    runs = [rank(view) for view in views]
+    metrics = {metric_of(view) for view in views if view.with_status(Status.OK)} or {metric_of(views[0])}
+    metric = metrics.pop() if len(metrics) == 1 else None
+    shared = shared_configurations(runs) if metric else []
+    varying = varying_settings([entry.row for ranked in runs for entry in ranked])
+    page = render_page(
+        "pages/assets/runs.html.jinja",
+        _SCRIPTS,
+        title=" and ".join(names) if len(names) < 4 else f"{len(names)} runs",
+        reload_s=None,
+        simulated=simulated_words([entry.row for ranked in runs for entry in ranked]),
+        sentences=_sentences(names, runs, metric, shared),
+        table=_runs_table(names, views, runs, varying),
+        chart=_chart(runs, varying, metric),
+        shared=_shared_table(names, shared, varying, metric),
+        left_out=max(0, len(shared) - MOST_SHARED),
+    )
+    return write_page(target, page)
+
+
+def _names(views: Sequence[RunView]) -> list[str]:
+    """Return folders' names; with their parents' where they are alike."""
+    titles = [view.title for view in views]
+    if len(set(titles)) == len(titles):
+        return titles
+    return [f"{view.folder.resolve().parent.name}/{view.title}" for view in views]
+
+
+def _sentences(
+    names: Sequence[str], runs: Sequence[Sequence[Ranked]], metric: Metric | None, shared: Sequence[Shared]
+) -> list[str]:
+    if metric is None:
+        return ["The runs count different things (tokens, samples): their throughputs are not compared."]
+    told = []
+    first = runs[0][0].throughput if runs[0] else None
+    for number, (name, ranked) in enumerate(zip(names, runs, strict=True)):
+        if number == 0:
+            continue
+        best = ranked[0].throughput if ranked else None
+        if not first or not best:
+            told.append(f"{name if first else names[0]} has no configuration that finished.")
+            continue
+        words = f"The best of {name} gives {display.signed_percent(best / first - 1)} over that of {names[0]}"
+        mean = mean_ratio(shared, number)
+        if mean is None:
+            told.append(f"{words}; they share no configuration that finished.")
+            continue
+        ratio, low, high, count = mean
+        spread = (
+            f" ({display.signed_percent(low - 1)} to {display.signed_percent(high - 1)})"
+            if low != high
+            else ""
+        )
+        told.append(f"{words}; with equal settings {display.signed_percent(ratio - 1)}{spread} over {count}.")
+    return told
+
+
+def _runs_table(
+    names: Sequence[str], views: Sequence[RunView], runs: Sequence[Sequence[Ranked]], varying: Sequence[str]
+) -> Table:
+    rows = []
+    for number, (name, view, ranked) in enumerate(zip(names, views, runs, strict=True), start=1):
+        best = ranked[0] if ranked and ranked[0].throughput else None
+        finished = sum(entry.throughput is not None for entry in ranked)
+        done = f"{finished} of {len(view.configurations)}"
+        if best is None:
+            rows.append((str(number), name, done, *[display.NOTHING] * 8))
+            continue
+        result = best.row.result
+        rows.append(
+            (
+                str(number),
+                name,
+                done,
+                label(best.row, varying),
+                display.number(best.throughput, 4),
+                plus_minus(result.interval) if result.interval else display.NOTHING,
+                display.milliseconds(result.step_time_s),
+                display.percent(result.mfu),
+                display.percent(result.overlap_fraction),
+                display.gib(reserved(best.row)),
+                display.count(result.alloc_retries_per_step),
+            )
+        )
+    columns = (
+        "#",
+        "run",
+        "finished",
+        "best",
+        "throughput",
+        "90 %",
+        "step, ms",
+        "MFU",
+        "overlap",
+        "reserved, GiB",
+    )
+    return Table((*columns, "retries a step"), tuple(rows))
+
+
+def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Metric | None) -> Chart | None:
+    """Return a chart of the best step of each run, numbered as in the table."""
+    best = [
+        replace(ranked[0], place=number)
+        for number, ranked in enumerate(runs, start=1)
+        if ranked and ranked[0].throughput
+    ]
+    chart = breakdown(best, varying, metric) if metric is not None else None
+    return None if chart is None else replace(chart, name="steps")
+
+
+def _shared_table(
+    names: Sequence[str], shared: Sequence[Shared], varying: Sequence[str], metric: Metric | None
+) -> Table | None:
+    if not shared or metric is None:
+        return None
+    rows = []
+    for each in shared[:MOST_SHARED]:
+        speeds = [
+            display.NOTHING
+            if entry is None
+            else display.number(entry.throughput, 4)
+            if entry.throughput
+            else entry.row.status.words
+            for entry in each.entries
+        ]
+        changes = [
+            display.NOTHING if (ratio := each.ratio(number)) is None else display.signed_percent(ratio - 1)
+            for number in range(1, len(names))
+        ]
+        rows.append((label(each.known.row, varying), *speeds, *changes))
+    columns = ("configuration", *(f"{name}, {metric.words}" for name in names))
+    return Table((*columns, *(f"{name} against {names[0]}" for name in names[1:])), tuple(rows))
+
+
+_OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "gpus_used_per_node", "software"})
+"""What may differ between runs that are compared: where they ran, not what."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One configuration that at least two runs have. entries: of each run, None where it lacks it."""
+
+    entries: tuple[Ranked | None, ...]
+
+    @property
+    def known(self) -> Ranked:
+        """Return any of them, for its name."""
+        return next(entry for entry in self.entries if entry is not None)
+
+    def ratio(self, number: int) -> float | None:
+        """Return throughput of run `number` over that of the first run; None where one has none."""
+        first, other = self.entries[0], self.entries[number]
+        if first is None or other is None or not first.throughput or not other.throughput:
+            return None
+        return other.throughput / first.throughput
+
+
+def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> list[Shared]:
+    """Return configurations with equal settings, the largest change against the first run first."""
+    by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
+    for number, ranked in enumerate(runs):
+        for entry in ranked:
+            settings = entry.row.settings.items()
+            key = tuple(sorted((name, setting(value)) for name, value in settings if name not in _OF_THE_RUN))
+            by_settings.setdefault(key, [None] * len(runs))[number] = entry
+    found = [Shared(tuple(each)) for each in by_settings.values() if sum(map(bool, each)) > 1]
+    return sorted(found, key=_by_change)
+
+
+def _by_change(shared: Shared) -> tuple[float, str]:
+    ratios = [ratio for number in range(1, len(shared.entries)) if (ratio := shared.ratio(number))]
+    return -max((abs(math.log(ratio)) for ratio in ratios), default=0.0), shared.known.row.name
+
+
+def mean_ratio(shared: Sequence[Shared], number: int) -> tuple[float, float, float, int] | None:
+    """Return geometric mean, least and greatest ratio of run `number` to the first, and their count."""
+    ratios = [ratio for each in shared if (ratio := each.ratio(number))]
+    if not ratios:
+        return None
+    return math.exp(fmean(map(math.log, ratios))), min(ratios), max(ratios), len(ratios)

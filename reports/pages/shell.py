@@ -1,0 +1,85 @@
+"""The shell of every page: one HTML file with its styles, scripts and data inside, which fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from fsdpbench.reports.writing import write_whole
+
+
+def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
+    """Return the page of a template of `reports` (`pages/assets/report.html.jinja`), with scripts
+    from there."""
+    plotly = Markup(get_plotlyjs())
+    script = Markup("\n".join(own_file(f"pages/assets/{name}") for name in scripts))
+    return _template(template).render(
+        policy=policy(plotly, script),
+        css=Markup(own_file("pages/assets/report.css")),
+        plotly=plotly,
+        script=script,
+        island=island,
+        **values,
+    )
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write `page` to `target`, whole or not at all. Raises `OSError`."""
+    write_whole(target, page)
+    return target
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
+    )
+    environment.filters["unbroken"] = _unbroken
+    environment.filters["breakable"] = _breakable
+    return environment.get_template(name)
+
+
+def _unbroken(text: str) -> str:
+    """Return text in which figures stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
+
+
+def _breakable(text: str) -> Markup:
+    """Return a header that may continue on the next line behind an underscore or a slash."""
+    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
+
+
+def island(value: Any) -> Markup:
+    """Return JSON for a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def own_file(name: str) -> str:
+    """Return the text of a file of `reports`, such as `pages/assets/report.css`."""
+    return resources.files("fsdpbench.reports").joinpath(name).read_text(encoding="utf-8")
+
+
+def policy(*scripts: str) -> str:
+    """Return a policy under which only these scripts run, and nothing is fetched: a hostile name could do
+    nothing even if it got through.
+    """
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

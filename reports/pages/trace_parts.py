@@ -1,0 +1,420 @@
+"""Parts of a page that show one rank's trace: timeline, memory, units, phases, kernels, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
+from fsdpbench.reports.analysis.analyze import summarize
+from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.timeline import pack_timeline
+from fsdpbench.reports.pages.units_chart import units_chart
+from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.readers import Trace, TraceError, read_trace
+
+
+def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, Any]:
+    """Return the parts of one rank in plain JSON values.
+
+    Args:
+        analysis: of `trace`.
+        capacity: bytes of the device's memory, where known.
+        most: events of the timeline at most.
+    """
+    step = analysis.steps[-1] if analysis.steps else None
+    packed = pack_timeline(trace, step, most) if step else None
+    memory = memory_chart(trace, analysis, capacity, min(600, 60 + most // 6))
+    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
+    idle = idle_table(analysis)
+    return {
+        "warnings": _warnings(analysis),
+        "timeline": packed,
+        "retries": _retry_offsets(trace, analysis),
+        "memory": memory.figure if memory else None,
+        "memory_table": island_table(memory.table) if memory else None,
+        "memory_note": None if memory else "The trace has no memory events.",
+        "units": _units(analysis),
+        "verdict": _verdict(analysis),
+        "held": island_table(held) if held else None,
+        "held_by_unit": island_table(by_unit) if by_unit else None,
+        "idle": island_table(idle) if idle else None,
+        "phases": _phases(analysis),
+        "communication": _communication(analysis),
+        **work_tables(analysis.tables, len(analysis.steps)),
+    }
+
+
+def _warnings(analysis: RankAnalysis) -> list[str]:
+    doubts = [] if analysis.trusted else ["The figures of this trace are not to be trusted as they are:"]
+    return [*doubts, *analysis.warnings]
+
+
+def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
+    """Return the retries inside the shown step, ns from its start."""
+    step = analysis.steps[-1]
+    return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
+
+
+def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
+    """Return parts of forward, backward and optimizer of the mean step, ms."""
+    steps = len(analysis.steps)
+    if not steps or not analysis.phases:
+        return None
+    spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
+    return island_table(
+        Table(
+            ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap"),
+            tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
+        )
+    )
+
+
+def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
+    amounts = (parts.compute_only, parts.overlapped, parts.exposed_communication, parts.idle, parts.total)
+    return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
+
+
+def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
+    """Return the mean step's collectives by type."""
+    steps = len(analysis.steps)
+    if not steps or not analysis.communication:
+        return None
+    rows = tuple(
+        (
+            name.replace("_", "-"),
+            display.count(figures.count / steps),
+            display.size(figures.bytes / steps if figures.bytes is not None else None),
+            _ms(figures.time / steps),
+            _ms(figures.exposed / steps),
+            display.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else display.NOTHING,
+            display.percent(figures.roof_share, 0),
+        )
+        for name, figures in analysis.communication.items()
+    )
+    roof = f"of {analysis.links.name}'s peak" if analysis.links else "of the best one seen"
+    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
+    return island_table(Table(columns, rows))
+
+
+def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
+    chart = units_chart(analysis)
+    if chart is None:
+        return None
+    return {"lead": chart.lead, "figure": chart.figure, "table": island_table(chart.table)}
+
+
+def _verdict(analysis: RankAnalysis) -> list[str]:
+    """Return the analysis' findings in order of what they cost, or why there are none."""
+    verdict = analysis.verdict
+    if verdict is None:
+        return []
+    return [finding.text for finding in verdict.findings] or [verdict.sentence]
+
+
+def _ms(ns: float) -> str:
+    return display.ms(ns / 1e6)
+
+
+# The largest rows; the rest is one more.
+_MOST_ROWS = 12
+_MOST_UNITS = 40
+
+_PHASES = ("forward", "backward", "optimizer")
+
+
+def held_table(memory: MemoryAnalysis) -> Table | None:
+    """Return bytes alive at the peak, largest first, units taken together; None where the trace does
+    not say."""
+    if not memory.at_peak or not memory.peak_allocated:
+        return None
+    groups: dict[tuple[str, str], dict[str, int]] = {}
+    for holding in memory.at_peak:
+        units = groups.setdefault((holding.phase or "outside phases", holding.event), {})
+        units[holding.unit or ""] = units.get(holding.unit or "", 0) + holding.bytes
+    lines = [
+        (phase, event.replace("_", "-"), _unit_words(units), sum(units.values()))
+        for (phase, event), units in groups.items()
+    ]
+    lines.sort(key=lambda line: -line[3])
+    rest = sum(line[3] for line in lines[_MOST_ROWS:])
+    shown = [*lines[:_MOST_ROWS], *([("", "everything else", "", rest)] if rest else [])]
+    if memory.before_trace:
+        shown.append(("before the trace", "parameters, optimizer state, ...", "", memory.before_trace))
+    rows = [
+        (*line[:3], display.gib(line[3]), display.percent(line[3] / memory.peak_allocated)) for line in shown
+    ]
+    if memory.unused_at_peak is not None:
+        rows.append(("", "reserved, not allocated", "", display.gib(memory.unused_at_peak), ""))
+    return Table(("allocated in", "by", "FSDP unit", "GiB", "of the peak"), tuple(rows))
+
+
+def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
+    """Return bytes alive at the peak, by the phase that took them; empty where the trace does not say."""
+    if not memory.at_peak or not memory.peak_allocated:
+        return {}
+    held = {"before the trace": memory.before_trace or 0}
+    for holding in memory.at_peak:
+        phase = holding.phase or "outside phases"
+        held[phase] = held.get(phase, 0) + holding.bytes
+    return held
+
+
+def held_by_unit(memory: MemoryAnalysis) -> Table | None:
+    """Return bytes that each unit holds at the peak, by phase; None where no unit is named."""
+    by_unit: dict[str, dict[str, int]] = {}
+    for holding in memory.at_peak:
+        held = by_unit.setdefault(holding.unit or "", {})
+        phase = holding.phase or "outside phases"
+        held[phase] = held.get(phase, 0) + holding.bytes
+    if not memory.peak_allocated or not by_unit.keys() - {""}:
+        return None
+    seen = dict.fromkeys(phase for held in by_unit.values() for phase in held)
+    phases = sorted(seen, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
+    ordered = sorted(by_unit, key=lambda unit: -sum(by_unit[unit].values()))
+    rows = [
+        (
+            unit[:80] or "no unit",
+            *(display.gib(by_unit[unit].get(phase, 0)) for phase in phases),
+            display.gib(sum(by_unit[unit].values())),
+            display.percent(sum(by_unit[unit].values()) / memory.peak_allocated),
+        )
+        for unit in ordered[:_MOST_UNITS]
+    ]
+    if rest := sum(sum(by_unit[unit].values()) for unit in ordered[_MOST_UNITS:]):
+        words = f"{len(ordered) - _MOST_UNITS} units more"
+        share = display.percent(rest / memory.peak_allocated)
+        rows.append((words, *("" for _ in phases), display.gib(rest), share))
+    return Table(("FSDP unit", *(f"{phase}, GiB" for phase in phases), "GiB", "of the peak"), tuple(rows))
+
+
+def _unit_words(units: dict[str, int]) -> str:
+    named = {unit: size for unit, size in units.items() if unit}
+    if not named:
+        return ""
+    largest = max(named, key=lambda unit: named[unit])
+    return largest[:80] if len(named) == 1 else f"{len(named)} units, most {largest[:80]}"
+
+
+WORDS = {
+    "allocator": "the CPU in the driver's allocation calls",
+    "rate_limiter": "the CPU waiting for the rate limiter",
+    "synchronization": "the CPU waiting for the device otherwise",
+    "cpu": "the CPU not that far: next work not launched yet",
+    "launch_latency": "launched work on its way",
+    "event": "launched work waiting for an event",
+}
+
+
+def idle_table(analysis: RankAnalysis) -> Table | None:
+    """Return the causes with their times and their share of the step; None where they are unknown."""
+    parts = analysis.idle_causes.parts()
+    if not parts or not analysis.time.total:
+        return None
+    steps = max(len(analysis.steps), 1)
+    rows = [
+        (WORDS[name], display.ms(ns / steps / 1e6), display.percent(ns / analysis.time.total))
+        for name, ns in sorted(parts.items(), key=lambda item: -item[1])
+        if ns
+    ]
+    return Table(("idle because of", "ms a step", "of the step"), tuple(rows)) if rows else None
+
+
+MOST_KERNELS = 40
+MOST_OPERATORS = 30
+MOST_MODULES = 40
+
+
+def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
+    """Return the tables for a page's script; times are a mean step's, empty tables are None."""
+    steps = max(steps, 1)
+    found = {
+        "kernels": _kernels(tables, tables.kernels[:MOST_KERNELS], steps, "kernel"),
+        "families": _kernels(tables, tables.families, steps, "kind of work"),
+        "operators": _operators(tables, steps),
+        "modules": _modules(tables, steps),
+        "devices": _devices(tables, steps) if len(tables.devices) > 1 else None,
+    }
+    content: dict[str, Any] = {name: island_table(table) if table else None for name, table in found.items()}
+    return content | {"roof_note": _roof_note(tables)}
+
+
+def island_table(table: Table) -> dict[str, Any]:
+    """Return a table as the page's scripts read it."""
+    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
+
+
+def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what: str) -> Table | None:
+    rows = [
+        (
+            each.name[:160],
+            *((each.family,) if what == "kernel" else ()),
+            display.count(round(each.count / steps, 2)),
+            _ms_of_work(each.time / steps),
+            *((_us(each.time / each.count),) if what == "kernel" else ()),
+            display.percent(each.share),
+            *_rate(each.rate),
+        )
+        for each in shown
+    ]
+    kind = ("kind of work",) if what == "kernel" else ()
+    mean = ("mean, us",) if what == "kernel" else ()
+    columns = (what, *kind, "a step", "ms a step", *mean, "share", *_RATES)
+    return Table(columns, tuple(rows)) if rows else None
+
+
+_RATES = ("TFLOPS", "GB/s", "of the peak")
+
+
+def _rate(rate: Rate) -> tuple[str, str, str]:
+    told = rate.to_dict()
+    speed = told["bytes_per_s"]
+    return (
+        display.number(told["tflops"]),
+        display.NOTHING if speed is None else display.number(speed / 1e9),
+        display.percent(told["roof_share"]),
+    )
+
+
+def _operators(tables: WorkTables, steps: int) -> Table | None:
+    rows = [
+        (
+            each.name[:80],
+            each.shapes[:80],
+            display.count(round(each.count / steps, 2)),
+            _ms_of_work(each.time / steps),
+            display.percent(each.share),
+            display.number(each.intensity),
+            *_rate(each.rate),
+            each.bound or display.NOTHING,
+        )
+        for each in tables.operators[:MOST_OPERATORS]
+    ]
+    columns = ("operator", "shapes", "a step", "ms a step", "share", "FLOPs a byte", *_RATES, "bound by")
+    return Table(columns, tuple(rows)) if rows else None
+
+
+def _modules(tables: WorkTables, steps: int) -> Table | None:
+    rows = [
+        (
+            each.name,
+            display.count(each.instances),
+            display.count(round(each.calls / steps, 2)),
+            _ms_of_work(each.own / steps),
+            _ms_of_work(each.time / steps),
+            display.percent(each.share),
+        )
+        for each in tables.modules[:MOST_MODULES]
+    ]
+    columns = ("module", "instances", "calls a step", "own, ms a step", "with those inside, ms", "share")
+    return Table(columns, tuple(rows)) if rows else None
+
+
+def _devices(tables: WorkTables, steps: int) -> Table:
+    rows = tuple(
+        (
+            str(each.device),
+            _ms_of_work(each.computing / steps),
+            _ms_of_work(each.communicating / steps),
+            _ms_of_work((each.span - each.busy) / steps),
+            display.percent((each.span - each.busy) / each.span if each.span else None),
+        )
+        for each in tables.devices
+    )
+    return Table(("device", "computation, ms a step", "communication, ms", "idle, ms", "idle"), rows)
+
+
+def _roof_note(tables: WorkTables) -> str:
+    told = []
+    hidden = len(tables.kernels) - MOST_KERNELS
+    if hidden > 0:
+        time = sum(each.time for each in tables.kernels[MOST_KERNELS:])
+        share = display.percent(time / tables.total if tables.total else None)
+        told.append(f"{hidden} more names are left out ({share} of the time together).")
+    if tables.roof is not None:
+        told.append(f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links.")
+    elif any(each.rate.time for each in tables.kernels):
+        told.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
+    if not tables.operators:
+        told.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
+    return " ".join(told)
+
+
+def _ms_of_work(ns: float) -> str:
+    return display.ms(ns / 1e6)
+
+
+def _us(ns: float) -> str:
+    return display.number(ns / 1e3)
+
+
+# Reading more of them for every configuration would take the page too long; `analyze` reads all.
+_MOST_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RanksTable:
+    """A sentence and the table, a row a rank."""
+
+    lead: str
+    table: Table
+
+
+def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> RanksTable | None:
+    """Return rank `first` (analysed already) beside the ranks of the other traces; None without others."""
+    ranks = [first]
+    unread = 0
+    for path in others[: _MOST_RANKS - 1]:
+        try:
+            ranks.append(analyze_trace(read_trace(path)))
+        except TraceError:
+            unread += 1
+    if len(ranks) < 2:
+        return None
+    summary = summarize(ranks, unread)
+    left_out = len(others) + 1 - len(ranks) - unread
+    return RanksTable(
+        _lead(summary, unread, left_out), Table(_COLUMNS, tuple(_row(rank, summary) for rank in ranks))
+    )
+
+
+_COLUMNS = (
+    *("rank", "step, ms", "compute only, ms", "overlapped, ms", "exposed, ms", "idle, ms", "overlap"),
+    *("waits for ranks, ms", "of all waiting caused"),
+)
+
+
+def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
+    step = rank.mean_step
+    amounts = (step.total, step.compute_only, step.overlapped, step.exposed_communication, step.idle)
+    waiting = summary.waiting
+    waited = waiting.waited.get(rank.rank) if waiting else None
+    return (
+        str(rank.rank),
+        *(display.ms(amount / 1e6) for amount in amounts),
+        display.percent(rank.overlap_fraction),
+        display.NOTHING if waited is None else display.ms(waited / max(1, len(rank.steps)) / 1e6),
+        display.percent(waiting.caused.get(rank.rank) if waiting else None, 0),
+    )
+
+
+def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
+    told = []
+    if summary.waiting is None:
+        told.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
+    elif summary.waiting.straggler is None:
+        told.append("No rank makes the others wait much more than another does.")
+    else:
+        share = display.percent(summary.waiting.caused[summary.waiting.straggler], 0)
+        told.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
+    if summary.waiting is not None and len(summary.waiting.groups) > 1:
+        told.append(f"They wait in {len(summary.waiting.groups)} communicators.")
+    if unread:
+        told.append(f"{unread} traces could not be read.")
+    if left_out:
+        told.append(f"{left_out} more ranks are left to fsdpbench analyze.")
+    return " ".join(told)

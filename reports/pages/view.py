@@ -1,0 +1,272 @@
+"""A run folder as the page sees it: one `RunView` with a row for every configuration.
+
+::
+
+    runs/NAME/                       RunView
+      sweep.toml                       .title
+      <name>-<key8>/                   .configurations[k]: Configuration
+        config.json   result.json        .settings, .status, .result
+        trace/rank0_trace.json.gz        .traces
+
+Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
+`unreadable` that says why. Only a folder that is not a run at all is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.consistency import contradiction, misfiled
+from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
+from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Status as Status
+from fsdpbench.reports.run_files import ConfigFile, FolderContentError, read_file
+
+# Further runs of a configuration; its first folder's result has what came of all of them.
+_REPEAT_FOLDER = re.compile(r"\.run\d+$")
+
+# A configuration's folder ends in eight hex digits of its key; other folders are not ours to judge.
+_KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
+
+
+class RunFolderError(ValueError):
+    """The path is not a run folder; the message is one line and says what to give instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
+    it. One that ended well has a `problem` where its figures contradict each other.
+    """
+
+    folder: Path
+    config: ConfigFile
+    result: Result
+    status: Status
+    problem: str | None = None
+    traces: tuple[Path, ...] = ()
+    # Everything that can differ between rows, under its one name: the settings and what stands beside them.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the configuration's name, or its folder's where it has none."""
+        return self.config.name or self.folder.name
+
+    @property
+    def hardware(self) -> Mapping[str, Any]:
+        """Return the hardware that the result belongs to, or an empty mapping."""
+        found = self.result.machine if self.result.hardware is not None else self.config.hardware
+        return {"name": found} if isinstance(found, str) else found or {}
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """Return the device's memory in bytes, where the hardware's description has it."""
+        value = self.hardware.get("memory_bytes")
+        return float(value) if isinstance(value, int | float) and value > 0 else None
+
+    @property
+    def device(self) -> str:
+        """Return `cuda`, `cpu` or `sim`; empty where nothing says it."""
+        return self.result.device or self.config.device
+
+    @property
+    def simulated(self) -> bool:
+        """Return whether the figures come from the simulated device."""
+        return self.device == "sim"
+
+    @property
+    def compiled(self) -> bool | None:
+        """Return whether it was compiled, and not eager; None where nothing says it."""
+        asked = self.config.settings.get("compile")
+        return self.result.compiled if self.result.compiled is not None else asked
+
+    @property
+    def command(self) -> str | None:
+        """Return the command line that repeats this row."""
+        command = self.config.command
+        return " ".join(command) if isinstance(command, list) else command
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Everything in one run folder. `configurations` are in the order of their folders' names.
+
+    `first_point` is the point that takes the first value of every list; `pending` names the points of the
+    sweep that have not run yet, `left_out` the folders of configurations that do not belong to the sweep as
+    `sweep.toml` has it now (an earlier space, or earlier sources).
+    """
+
+    folder: Path
+    title: str
+    configurations: tuple[Configuration, ...]
+    sweep_toml: str | None = None
+    pending: tuple[str, ...] = ()
+    first_point: str | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        """Return whether any figure of the run is simulated."""
+        return any(row.simulated for row in self.configurations)
+
+    def with_status(self, *statuses: Status) -> tuple[Configuration, ...]:
+        """Return the configurations that ended in one of the given ways."""
+        return tuple(row for row in self.configurations if row.status in statuses)
+
+
+def load_run(run_dir: Path) -> RunView:
+    """Read a run folder (or one configuration's folder, as a run of one).
+
+    Raises:
+        RunFolderError: there is no such folder, or it is not one of a run.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.exists():
+        raise RunFolderError(
+            f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME"
+        )
+    if not run_dir.is_dir():
+        raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
+    try:
+        folders = _configuration_folders(run_dir)
+        sweep_toml = _read_text(run_dir / "sweep.toml")
+    except OSError as error:
+        raise RunFolderError(f"{run_dir} cannot be read: {error.strerror or error}") from None
+    except UnreadableError as error:
+        raise RunFolderError(str(error)) from None
+    if sweep_toml is None and not any(_has_record(folder) for folder in folders):
+        raise RunFolderError(
+            f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
+            "config.json and result.json; give the folder that a sweep wrote, such as runs/NAME"
+        )
+    points = _points(sweep_toml)
+    chosen = [folder for folder in folders if points is None or folder.name in points]
+    present = {folder.name for folder in folders}
+    return RunView(
+        folder=run_dir,
+        title=run_dir.resolve().name,
+        configurations=tuple(_name_defaults([_load_configuration(folder) for folder in chosen])),
+        sweep_toml=sweep_toml,
+        first_point=points[0] if points else None,
+        pending=tuple(point for point in points or () if point not in present),
+        left_out=tuple(folder.name for folder in folders if folder not in chosen),
+    )
+
+
+def _points(sweep_toml: str | None) -> list[str] | None:
+    """Return the folders that the sweep is made of; None where its file does not say (then all folders belong
+    to it).
+    """
+    try:
+        points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
+    except UnreadableError:
+        return None
+    return [str(point) for point in points] if isinstance(points, list) else None
+
+
+def _configuration_folders(run_dir: Path) -> list[Path]:
+    if (run_dir / "config.json").is_file():
+        return [run_dir]
+    candidates = [
+        child
+        for child in run_dir.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and not _REPEAT_FOLDER.search(child.name)
+    ]
+    return sorted(child for child in candidates if _KEYED_FOLDER.search(child.name) or _has_record(child))
+
+
+def _has_record(folder: Path) -> bool:
+    return (folder / "config.json").exists() and (folder / "result.json").exists()
+
+
+def _load_configuration(folder: Path) -> Configuration:
+    config, result = ConfigFile(settings={}), Result(status=Status.UNREADABLE)
+    problems = []
+    asked: dict[str, Any] = {}
+    doubt: str | None = None
+    try:
+        config, asked = read_file(folder / "config.json", ConfigFile)
+    except FolderContentError as problem:
+        problems.append(str(problem))
+    try:
+        result, ran = read_file(folder / "result.json", Result)
+        problems += filter(None, [misfiled("", asked, ran)])
+        doubt = contradiction(ran)
+    except FolderContentError as problem:
+        problems.append(str(problem))
+    status = _status(result, problems)
+    return Configuration(
+        folder=folder,
+        config=config,
+        result=result,
+        status=status,
+        problem="; ".join(problems) or result.message or doubt,
+        traces=_traces(folder),
+        settings=_settings(config, result),
+    )
+
+
+def _status(result: Result, problems: list[str]) -> Status:
+    """Return the row's status; append to `problems` what makes it unreadable."""
+    if not problems:
+        if result.status is Status.OK and result.step_time_s is None:
+            problems.append("result.json: status is ok but step_time_s is missing")
+        elif result.status is Status.OK and not (result.step_time_s or 0) > 0:
+            problems.append(f"result.json: step_time_s is {result.step_time_s}")
+        else:
+            return result.status
+    return Status.UNREADABLE
+
+
+def _settings(config: ConfigFile, result: Result) -> dict[str, Any]:
+    """Return all that identifies a row, together, in the order in which people read it."""
+    hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
+    around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
+    around["device"] = config.device or None
+    around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
+    for name in ("gpus_used_per_node", "software"):
+        if (value := getattr(config, name)) is not None:
+            around[name] = value
+    around |= config.settings
+    if around.get("compile") is None and result.compiled is not None:  # a script, which decides it itself
+        around["compile"] = result.compiled
+    return around
+
+
+def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
+    """Drop settings of value None, or call them `auto` where other rows of the same system set them.
+
+    The files write None both for "the default, whatever it is" and for "this system has no such setting"; a
+    system that has it somewhere in the run has it everywhere.
+    """
+    has = {
+        (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None
+    }
+
+    def named(row: Configuration) -> dict[str, Any]:
+        known = {name: value for name, value in row.settings.items() if (row.config.system, name) in has}
+        return {name: "auto" if value is None else value for name, value in known.items()}
+
+    return [replace(row, settings=named(row)) for row in rows]
+
+
+def _traces(folder: Path) -> tuple[Path, ...]:
+    def rank(path: Path) -> tuple[int, str]:
+        digits = re.search(r"rank(\d+)", path.name)
+        return (int(digits[1]) if digits else 1 << 30, path.name)
+
+    found = [
+        path for pattern in ("*_trace.json.gz", "*_trace.json") for path in (folder / "trace").glob(pattern)
+    ]
+    return tuple(sorted(found, key=rank))
+
+
+def _read_text(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    return read_bytes(path, LARGEST_TOML).decode("utf-8", errors="replace")

@@ -1,0 +1,393 @@
+"""The charts of the whole run, as plotly figures in plain dictionaries, each with the table that says the
+same.
+
+Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the
+light, the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through
+`chart_text`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdpbench.reports.pages.display import (
+    GIB,
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    signed_percent,
+)
+from fsdpbench.reports.pages.effects import Effect
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+
+# Bars beyond this many say nothing that the table does not say better, and slow the page down.
+MOST_BARS = 30
+PARTS = (
+    ("compute_only", "compute only", "var(--compute)"),
+    ("overlapped", "overlapped", "var(--overlapped)"),
+    ("exposed_communication", "exposed communication", "var(--exposed)"),
+    ("idle", "idle", "var(--idle)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The figures behind a chart: one header a column, every cell a text."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def numeric(self) -> frozenset[str]:
+        """Return the columns that hold figures: those in which every cell starts with a digit, a sign or a
+        dash."""
+        filled = [row for row in self.rows if any(row)]
+        return frozenset(
+            name
+            for place, name in enumerate(self.columns)
+            if filled and all(row[place][:1] in "0123456789+−–-" or not row[place] for row in filled)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A plotly figure (`data`, `layout`), what to change in a narrow window, and its table."""
+
+    name: str
+    summary: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    table: Table
+    narrow: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def figure(self) -> dict[str, Any]:
+        """Return the chart as plotly draws it."""
+        return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
+
+
+def chart_text(text: str, longest: int = 60) -> str:
+    """Return a name for a chart: cut to `longest` characters and with plotly's markup taken out of force."""
+    text = " ".join(text.split())
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    return html.escape(text, quote=False)
+
+
+def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
+    """Return where each traced step goes: four parts that sum to it, best configuration on top.
+
+    Where steps differ in how much they do (another batch, another sequence), the bars are times for the same
+    work.
+    """
+    timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
+    if not timed:
+        return None
+    shown = timed[:MOST_BARS]
+    scales, unit = _scales(shown, metric)
+    positions = list(range(len(shown)))
+    places = [str(entry.place) for entry in shown]
+    names = [f"{entry.place}  {chart_text(short_label(entry.row, varying), 46)}" for entry in shown]
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": words,
+            "y": positions,
+            "x": [
+                getattr(entry.row.result.time_s, part) * 1e3 * scale
+                for entry, scale in zip(shown, scales, strict=True)
+            ],
+            "marker": {"color": colour},
+            "customdata": [[entry.row.folder.name, text] for entry, text in zip(shown, names, strict=True)],
+            "hovertemplate": "%{customdata[1]}<br>" + words + " %{x:.4g} " + unit + "<extra></extra>",
+        }
+        for part, words, colour in PARTS
+    ]
+    axis = {"tickmode": "array", "tickvals": positions, "range": [len(shown) - 0.4, -0.6], "zeroline": False}
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.3,
+        "height": 110 + 24 * len(shown),
+        "xaxis": {"title": {"text": f"traced step, {unit}"}, "rangemode": "tozero"},
+        "yaxis": axis | {"ticktext": names, "automargin": True, "showgrid": False},
+    }
+    cut = (
+        f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
+    )
+    narrow = {"yaxis": {"ticktext": places}}
+    summary = (
+        "Stacked bars: compute only, overlapped, exposed communication and idle time of each traced step."
+    )
+    return Chart("breakdown", summary, data, layout, _breakdown_table(timed, varying), narrow, cut)
+
+
+def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
+    """Return the factors of each step's time, and the unit that it then has."""
+    work = [(entry.throughput or 0.0) * (entry.row.result.step_time_s or 0.0) for entry in shown]
+    if not min(work) > 0 or max(work) / min(work) < 1.001:
+        return [1.0] * len(shown), "ms"
+    amount = 1000 if metric.counts_tokens else 1
+    unit = "ms for 1,000 tokens" if metric.counts_tokens else "ms for a sample"
+    return [amount / each for each in work], unit
+
+
+def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
+    rows = []
+    for entry in timed:
+        parts = entry.row.result.time_s
+        figures = [milliseconds(getattr(parts, part)) for part, _, _ in PARTS]
+        overlap = percent(entry.row.result.overlap_fraction)
+        step = milliseconds(entry.row.result.traced_step_time_s)
+        rows.append((str(entry.place), label(entry.row, varying), *figures, step, overlap))
+    columns = ("#", "configuration", *(f"{words}, ms" for _, words, _ in PARTS), "traced step, ms", "overlap")
+    return Table(columns, tuple(rows))
+
+
+def throughput_against_memory(
+    ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
+) -> Chart | None:
+    """Return every finished configuration by peak reserved memory and throughput, with the Pareto front."""
+    shown = [entry for entry in ranked if entry.throughput and reserved(entry.row)]
+    if not shown:
+        return None
+    calm = [entry for entry in shown if not entry.row.result.alloc_retries_per_step]
+    retried = [entry for entry in shown if entry.row.result.alloc_retries_per_step]
+    front = pareto_front(shown)
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "Pareto front",
+            "x": [(reserved(entry.row) or 0) / GIB for entry in front],
+            "y": [entry.throughput for entry in front],
+            "line": {"color": "var(--muted)", "width": 1.5, "dash": "dot"},
+            "hoverinfo": "skip",
+        },
+        _points(calm, front, varying, metric, "no retries", "var(--compute)", "circle"),
+    ]
+    if retried:
+        data.append(
+            _points(retried, front, varying, metric, "allocator retries", "var(--exposed)", "diamond")
+        )
+    capacity = max((entry.row.capacity_bytes or 0.0 for entry in shown), default=0.0)
+    memories = [(reserved(entry.row) or 0.0) / GIB for entry in shown]
+    least, most = min(memories), max(*memories, capacity / GIB)
+    margin = 0.05 * (most - least or most)
+    layout: dict[str, Any] = {
+        "height": 400,
+        "xaxis": {
+            "title": {"text": "peak reserved memory, GiB"},
+            "zeroline": False,
+            "range": [least - margin, most + margin],
+        },
+        "yaxis": {"title": {"text": metric.words}, "zeroline": False},
+    }
+    if capacity:
+        layout["shapes"] = [_capacity_line(capacity, "x")]
+        layout["annotations"] = [_capacity_words(capacity)]
+    summary = "Scatter of throughput against peak reserved memory; a dotted line joins the Pareto front."
+    return Chart("memory-scatter", summary, data, layout, _scatter_table(shown, front, varying, metric))
+
+
+def _points(
+    entries: Sequence[Ranked],
+    front: Sequence[Ranked],
+    varying: Sequence[str],
+    metric: Metric,
+    words: str,
+    colour: str,
+    symbol: str,
+) -> dict[str, Any]:
+    on_front = {id(entry) for entry in front}
+    hover = "%{customdata[1]}<br>%{y:.5~g} " + metric.words + "<br>%{x:.1f} GiB reserved<extra></extra>"
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": words,
+        "x": [(reserved(entry.row) or 0) / GIB for entry in entries],
+        "y": [entry.throughput for entry in entries],
+        "text": [str(entry.place) if id(entry) in on_front else "" for entry in entries],
+        "textposition": "top center",
+        "customdata": [
+            [entry.row.folder.name, f"{entry.place}  {chart_text(short_label(entry.row, varying), 80)}"]
+            for entry in entries
+        ],
+        "hovertemplate": hover,
+        "marker": {
+            "color": colour,
+            "symbol": symbol,
+            "size": 9,
+            "line": {"color": "var(--surface)", "width": 1},
+        },
+    }
+
+
+def _capacity_line(capacity: float, axis: str) -> dict[str, Any]:
+    across = "y" if axis == "x" else "x"
+    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
+    position = {f"{axis}0": capacity / GIB, f"{axis}1": capacity / GIB, f"{across}0": 0, f"{across}1": 1}
+    return {"type": "line", f"{across}ref": "paper", "line": line, **position}
+
+
+def _capacity_words(capacity: float) -> dict[str, Any]:
+    text = f"device memory {gib(capacity)} GiB"
+    place = {
+        "x": capacity / GIB,
+        "y": 0,
+        "yref": "paper",
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "xshift": -4,
+    }
+    return {"text": text, "showarrow": False, "font": {"color": "var(--muted)", "size": 11}, **place}
+
+
+def _scatter_table(
+    shown: Sequence[Ranked], front: Sequence[Ranked], varying: Sequence[str], metric: Metric
+) -> Table:
+    on_front = {id(entry) for entry in front}
+    rows = tuple(
+        (
+            str(entry.place),
+            label(entry.row, varying),
+            gib(reserved(entry.row)),
+            number(entry.throughput, 4),
+            count(entry.row.result.alloc_retries_per_step),
+            "yes" if id(entry) in on_front else "no",
+        )
+        for entry in shown
+    )
+    return Table(
+        ("#", "configuration", "reserved, GiB", metric.words, "retries a step", "on the front"), rows
+    )
+
+
+def effect_chart(found: Sequence[Effect]) -> Chart | None:
+    """Return the change of throughput by each value against the best configuration's, others held equal."""
+    shown = [effect for effect in found if effect.ratio is not None]
+    if not shown:
+        return None
+    narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
+    summary = "Change of throughput by setting and value, with intervals, other settings held equal."
+    return Chart("effects", summary, _effects(shown), _effect_axes(shown), _effect_table(found), narrow)
+
+
+def _effects(shown: Sequence[Effect]) -> list[dict[str, Any]]:
+    positions = range(len(shown))
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "single pairs, smallest to largest",
+            "x": [x for e in shown for x in (_points_of(e.smallest), _points_of(e.largest), None)],
+            "y": [y for position in positions for y in (position, position, None)],
+            "line": {"color": "var(--overlapped)", "width": 7},
+            "hoverinfo": "skip",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "mean with its 95 % interval",
+            "x": [_points_of(effect.ratio) for effect in shown],
+            "y": list(positions),
+            "marker": {"color": "var(--compute)", "size": 9},
+            "error_x": _interval_bars(shown),
+            "customdata": [
+                [
+                    chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90),
+                    e.pairs,
+                    signed_percent((e.ratio or 1) - 1),
+                ]
+                for e in shown
+            ],
+            "hovertemplate": "%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
+        },
+    ]
+
+
+def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
+    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
+    return {
+        "height": 130 + 28 * len(shown),
+        "xaxis": {
+            "title": {"text": "change of throughput, %"},
+            "zeroline": True,
+            "zerolinecolor": "var(--text)",
+            "range": _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)]),
+        },
+        "yaxis": {
+            "tickmode": "array",
+            "tickvals": list(range(len(shown))),
+            "ticktext": names,
+            "range": [len(shown) - 0.4, -0.6],
+            "automargin": True,
+            "zeroline": False,
+        },
+    }
+
+
+def _aside(effect: Effect) -> str:
+    """Return a remark beside the effect for the reader of the chart."""
+    told = ["with retries"] if effect.with_retries else []
+    told += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _range(ratios: Sequence[float | None]) -> list[float]:
+    """Return an axis over all the changes, with a margin: plotly's own cuts the ends of thick lines."""
+    changes = [(ratio - 1) * 100 for ratio in ratios if ratio is not None]
+    margin = 0.06 * (max(changes) - min(changes)) or 1.0
+    return [min(changes) - margin, max(changes) + margin]
+
+
+def _points_of(ratio: float | None) -> float | None:
+    return None if ratio is None else (ratio - 1) * 100
+
+
+def _interval_bars(shown: Sequence[Effect]) -> dict[str, Any]:
+    above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
+    below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "color": "var(--compute)",
+    }
+
+
+def _effect_table(found: Sequence[Effect]) -> Table:
+    def interval(low: float | None, high: float | None) -> str:
+        return (
+            NOTHING
+            if low is None or high is None
+            else f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
+        )
+
+    rows = tuple(
+        (
+            effect.name,
+            effect.value,
+            effect.reference,
+            signed_percent(effect.ratio - 1) if effect.ratio else NOTHING,
+            interval(effect.low, effect.high),
+            interval(effect.smallest, effect.largest),
+            signed_percent(effect.memory - 1) if effect.memory else NOTHING,
+            f"{effect.pairs} with retries" if effect.with_retries else str(effect.pairs),
+            f"{signed_percent(effect.other_ratio - 1)} ({effect.other_pairs})" if effect.other_ratio else "",
+            str(effect.out_of_memory) if effect.out_of_memory else "",
+        )
+        for effect in found
+    )
+    columns = (
+        *("setting", "value", "instead of", "throughput", "95 % interval", "single pairs"),
+        *("reserved memory", "pairs", "pairs with retries apart", "out of memory instead"),
+    )
+    return Table(columns, rows)

@@ -1,0 +1,31 @@
+"""Reading traces: any Kineto JSON file to numpy columns."""
+
+from fsdpbench.reports.readers.trace import (
+    MISSING,
+    Category,
+    CollectiveInfo,
+    Events,
+    MemoryEvents,
+    OperatorCall,
+    RetryEvents,
+    Trace,
+    TraceError,
+    TraceLimits,
+    dtype_bytes,
+)
+from fsdpbench.reports.readers.trace_reader import read_trace
+
+__all__ = [
+    "MISSING",
+    "Category",
+    "CollectiveInfo",
+    "Events",
+    "MemoryEvents",
+    "OperatorCall",
+    "RetryEvents",
+    "Trace",
+    "TraceError",
+    "TraceLimits",
+    "dtype_bytes",
+    "read_trace",
+]

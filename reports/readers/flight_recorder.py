@@ -1,0 +1,323 @@
+"""Dumps of PyTorch's Flight Recorder: which files are dumps, and one rank's dump as checked values.
+
+With `TORCH_FR_BUFFER_SIZE=2000` and `TORCH_NCCL_DUMP_ON_TIMEOUT=1` every rank of a job that hangs leaves a
+file `nccl_trace_rank_3`: the last collectives that it called, with sizes, dtypes, states and Python frames.
+It is a pickle of plain values as torch writes it, or the JSON of the same. Nothing of the file is trusted:
+classes in a pickle are refused, sizes are bounded, and a value of another type than torch writes reads as if
+it were not there.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fsdpbench.reports.readers import TraceError
+from fsdpbench.reports.reading import (
+    LARGEST_INTEGER,
+    UnreadableError,
+    load_plain,
+    one_line,
+    parse_json,
+    read_bytes,
+)
+
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
+DEFAULT_GROUP = "default_pg"
+
+
+class Frame(NamedTuple):
+    """A Python frame of a call."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_installed(self) -> bool:
+        """Return whether it belongs to Python, torch or another library, not to the program itself."""
+        return self.file.startswith("<") or any(folder in self.file for folder in _INSTALLED)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class GroupName(NamedTuple):
+    """How a rank calls a process group."""
+
+    name: str
+    description: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.description == DEFAULT_GROUP
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call. `sequence` counts the collectives of its group; parts of a coalesced one share it. Sizes are
+    shapes. `created_ns` since the epoch. `state`: `scheduled`, `started` or `completed`."""
+
+    group: GroupName
+    sequence: int
+    backend: str
+    kind: str
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+    state: str
+    is_p2p: bool
+    created_ns: int
+    frames: tuple[Frame, ...] = ()
+
+    @property
+    def own_frames(self) -> tuple[Frame, ...]:
+        """Return the frames, those of the program itself first; innermost first in both."""
+        own = [frame for frame in self.frames if not frame.is_installed]
+        return (*own, *(frame for frame in self.frames if frame.is_installed))
+
+    @property
+    def knows_states(self) -> bool:
+        """Return whether the backend records the states of its collectives: gloo does not."""
+        return self.backend != "gloo"
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """The last collectives of a group by sequence, -1 for none: called, running on the device, done."""
+
+    enqueued: int
+    started: int
+    completed: int
+
+
+@dataclass(frozen=True)
+class Dump:
+    """One rank's file. `members`: the global ranks of each group whose dump says them. `is_cut`: older
+    entries have gone, the recorder keeps the last ones alone."""
+
+    path: Path
+    rank: int
+    version: str
+    entries: tuple[Entry, ...]
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    status: dict[str, GroupStatus] = field(default_factory=dict)
+    is_cut: bool = False
+
+
+LARGEST_DUMP = 256 << 20
+_MOST_ENTRIES = 1_000_000
+_MOST_FRAMES = 64
+_MOST_TENSORS = 10_000
+_MOST_DIMENSIONS = 64
+_LONGEST_NAME = 300
+_MOST_RANKS = 1 << 20
+_STATES = ("scheduled", "started", "completed")
+
+
+def read_dump(path: Path, rank: int) -> Dump:
+    """Return the dump of `rank`.
+
+    Raises:
+        TraceError: in one line, what is wrong with the file.
+    """
+    content = _content(path)
+    if not isinstance(content, Mapping) or not isinstance(content.get("entries"), (list, tuple)):
+        raise TraceError(path, "is not a Flight Recorder dump with collectives (it has no list of entries)")
+    raw = content["entries"]
+    if len(raw) > _MOST_ENTRIES:
+        raise TraceError(path, f"has {len(raw):,} entries; {_MOST_ENTRIES:,} are the most that are read")
+    entries = [(_entry(each), _number(each.get("record_id"), 0)) for each in raw if isinstance(each, Mapping)]
+    if raw and not entries:
+        raise TraceError(path, "has entries that are not records of collectives")
+    return Dump(
+        path=path,
+        rank=rank,
+        version=_text(content.get("version"), "unknown"),
+        entries=tuple(entry for entry, _ in entries),
+        members=_members(content.get("pg_config")),
+        status=_status(content.get("pg_status")),
+        is_cut=min((number for _, number in entries), default=0) > 0,
+    )
+
+
+def _content(path: Path) -> Any:
+    try:
+        data = read_bytes(path, LARGEST_DUMP)
+        if not data.startswith(b"\x80"):
+            return parse_json(data, str(path))
+    except UnreadableError as error:
+        raise TraceError(path, error.reason) from None
+    try:
+        return load_plain(io.BytesIO(data), len(data))
+    except MemoryError:
+        reason = "is not a Flight Recorder dump (it asks for more memory than its size explains)"
+    except EOFError:
+        reason = "is truncated: the pickle ends in the middle"
+    except Exception as error:  # damaged pickles raise nearly anything
+        told = "truncated" if "truncated" in str(error) else one_line(error, 200)
+        reason = f"is a damaged Flight Recorder dump ({told})"
+    raise TraceError(path, reason)
+
+
+def _entry(raw: Mapping[str, Any]) -> Entry:
+    group = raw.get("process_group")
+    if not isinstance(group, (list, tuple)) or len(group) < 2:
+        group = (raw.get("pg_id"), "")
+    backend, separator, kind = _text(raw.get("profiling_name"), "unknown").partition(":")
+    state = _text(raw.get("state"), "unknown")
+    return Entry(
+        group=GroupName(_text(group[0], "?"), _text(group[1], "")),
+        sequence=_number(raw.get("collective_seq_id", raw.get("seq_id")), 0),
+        backend=backend if separator else "",
+        kind=kind if separator else backend,
+        input_sizes=_sizes(raw.get("input_sizes")),
+        output_sizes=_sizes(raw.get("output_sizes")),
+        input_dtypes=_texts(raw.get("input_dtypes")),
+        output_dtypes=_texts(raw.get("output_dtypes")),
+        state=state if state in _STATES else "unknown",
+        is_p2p=raw.get("is_p2p") is True,
+        created_ns=_number(raw.get("time_created_ns"), 0),
+        frames=_frames(raw.get("frames")),
+    )
+
+
+def _frames(raw: Any) -> tuple[Frame, ...]:
+    if not isinstance(raw, (list, tuple)):
+        return ()
+    return tuple(
+        Frame(_text(each.get("filename"), "?"), _number(each.get("line"), 0), _text(each.get("name"), "?"))
+        for each in raw[:_MOST_FRAMES]
+        if isinstance(each, Mapping)
+    )
+
+
+def _members(raw: Any) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of groups by name. torch writes them as a text, `"[0, 1, 2]"`; a group of gloo's
+    without a name is left out."""
+    found = {}
+    for name, config in raw.items() if isinstance(raw, Mapping) else ():
+        ranks = config.get("ranks") if isinstance(config, Mapping) else None
+        if isinstance(ranks, str) and len(ranks) < 16 * _MOST_RANKS:
+            ranks = [int(number) for number in re.findall(r"\d{1,9}", ranks)]
+        if name and isinstance(name, str) and isinstance(ranks, list) and ranks:
+            numbers = {_number(rank, -1) for rank in ranks[:_MOST_RANKS]} - {-1}
+            found[_text(name, "?")] = tuple(sorted(numbers))
+    return found
+
+
+def _status(raw: Any) -> dict[str, GroupStatus]:
+    found = {}
+    for name, status in raw.items() if isinstance(raw, Mapping) else ():
+        if isinstance(status, Mapping):
+            last = [status.get(f"last_{what}_collective") for what in ("enqueued", "started", "completed")]
+            found[_text(name, "?")] = GroupStatus(*(_number(each, -1) for each in last))
+    return found
+
+
+def _sizes(raw: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(raw, (list, tuple)):
+        return ()
+    return tuple(
+        tuple(_number(size, 0) for size in shape[:_MOST_DIMENSIONS])
+        for shape in raw[:_MOST_TENSORS]
+        if isinstance(shape, (list, tuple))
+    )
+
+
+def _texts(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, (list, tuple)):
+        return ()
+    return tuple(_text(each, "?") for each in raw[:_MOST_TENSORS])
+
+
+def _text(raw: Any, otherwise: str) -> str:
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+        return otherwise
+    if isinstance(raw, int) and abs(raw) > LARGEST_INTEGER:
+        return otherwise
+    return one_line(raw, _LONGEST_NAME)
+
+
+def _number(raw: Any, otherwise: int) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not -1 <= raw <= LARGEST_INTEGER:
+        return otherwise
+    return raw
+
+
+_RANK = re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl|bin|dump|dat))?$")
+_HEAD = 1 << 16
+_DEPTH = 2
+_MOST_FILES = 100_000
+_WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"nccl_comm_state")
+_OTHERS = (b"traceEvents", b"device_traces")
+
+
+def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
+    """Return the dumps among `paths` and in the folders among them, by rank; empty if there are none.
+
+    Raises:
+        TraceError: two dumps of one rank, one whose name says no rank, or dumps beside other files.
+    """
+    found: dict[int, Path] = {}
+    others = []
+    for path in paths:
+        dumps = list(_in_folder(path)) if path.is_dir() else [path] if _is_dump(path) else []
+        if not dumps:
+            others.append(path)
+        for dump in dumps:
+            rank = _rank(dump)
+            if rank in found and found[rank].resolve() != dump.resolve():
+                raise TraceError(
+                    dump, f"is a second dump of rank {rank}, beside {found[rank]}: give one job's"
+                )
+            found[rank] = dump
+    if found and others:
+        raise TraceError(others[0], "is not a Flight Recorder dump like the others: analyze it separately")
+    return dict(sorted(found.items()))
+
+
+def _rank(path: Path) -> int:
+    match = _RANK.search(path.name)
+    if match is None:
+        reason = "is a Flight Recorder dump whose name ends in no rank (as nccl_trace_rank_3 does): rename it"
+        raise TraceError(path, reason)
+    return int(match[1])
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    seen = 0
+    try:
+        for place, folders, names in os.walk(folder):
+            if len(Path(place).relative_to(folder).parts) >= _DEPTH:
+                folders.clear()
+            seen += len(names)
+            if seen > _MOST_FILES:
+                return
+            yield from (
+                path
+                for path in (Path(place, name) for name in sorted(names) if _RANK.search(name))
+                if _is_dump(path)
+            )
+    except (OSError, ValueError):
+        return  # the reader of traces says what is wrong with it
+
+
+def _is_dump(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(2)
+            if head[:1] != b"\x80" and not head.lstrip().startswith(b"{"):
+                return False
+            head += file.read(_HEAD)
+    except (OSError, ValueError):
+        return False
+    return any(word in head for word in _WORDS) and not any(word in head for word in _OTHERS)

@@ -1,0 +1,236 @@
+"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second analysis on overlap,
+and what it does well besides: the critical path, idle causes, the queues of launched kernels, trace diff.
+
+HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  Its known traps are avoided:
+times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would
+count as computation, are taken out."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.reports.reading import printable
+
+_SIDES = ("before", "after")
+_NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
+
+
+class HtaMissingError(Exception):
+    """HTA is not installed."""
+
+
+def hta_available() -> bool:
+    """Return whether the extra `hta` is installed; HTA is not loaded to find out."""
+    return importlib.util.find_spec("hta") is not None
+
+
+def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
+    """Return the overlap fraction by rank as HTA computes it, to its precision of 0.0001.
+
+    Args:
+        traces: trace file by rank; each must hold a `ProfilerStep#` annotation and a collective.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+    """
+    analysis = _load(traces)
+    for rank, events in analysis.t.traces.items():
+        sync = analysis.t.symbol_table.get_sym_id_map().get("cuda_sync", -1)
+        analysis.t.traces[rank] = events[events["cat"] != sync]
+    with _quiet():
+        table = analysis.get_comm_comp_overlap(visualize=False)
+    return {int(row["rank"]): float(row["comp_comm_overlap_pctg"]) / 100 for _, row in table.iterrows()}
+
+
+def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
+    """Return seconds of one step's critical path by what bounds it ("gpu_compute_bound",
+    "gpu_communication_bound", "cpu_bound", "gpu_kernel_launch_overhead", "gpu_kernel_kernel_overhead").
+
+    Args:
+        trace: a trace with launches and, for waits between streams, synchronisation records.
+        step: which of its steps, counted from 0.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+        ValueError: HTA finds no critical path in the trace.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        graph, found = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=step)
+        if not found:
+            raise ValueError(f"{trace}: HTA finds no critical path in step {step}")
+        path = graph.get_critical_path_breakdown()
+    sums = path.groupby("bound_by")["duration"].sum()
+    return {str(bound): float(time) / 1e6 for bound, time in sums.items() if bound and time > 0}
+
+
+def hta_queue_length(trace: Path | str) -> dict[int, float]:
+    """Return by stream how many launched kernels waited to run on average: how far the CPU was ahead.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        table = analysis.get_queue_length_summary(ranks=[0])
+    means = table["queue_length"]["mean"]
+    return {int(stream): float(mean) for (_, stream), mean in means.items()}
+
+
+def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
+    """Return seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). For
+    HTA a stream is idle also while another one works.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        table, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
+    found: dict[int, dict[str, float]] = {}
+    for _, row in table.iterrows():
+        found.setdefault(int(row["stream"]), {})[str(row["idle_category"])] = float(row["idle_time"]) / 1e6
+    return found
+
+
+def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, tuple[float, ...]]:
+    """Return by kernel name its count before and after and its seconds before and after, over all steps.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+        ValueError: a trace has no steps.
+    """
+    sides = [_load({0: trace}) for trace in (before, after)]
+    with _quiet():
+        from hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
+
+        labeled = [LabeledTrace(label=name, t=side.t) for name, side in zip(_SIDES, sides, strict=True)]
+        first, second = labeled
+        table = TraceDiff.compare_traces(
+            first,
+            second,
+            control_iteration=first.iterations(),
+            test_iteration=second.iterations(),
+            device_type=DeviceType.GPU,
+        )
+    return {
+        str(name): (
+            *(float(row[f"{side}_counts"]) for side in _SIDES),
+            *(float(row[f"{side}_total_duration"]) / 1e6 for side in _SIDES),
+        )
+        for name, row in table.iterrows()
+    }
+
+
+def _load(traces: Mapping[int, Path | str]) -> Any:
+    if not hta_available():
+        raise HtaMissingError("HolisticTraceAnalysis is not installed: pip install 'fsdpbench[hta]'")
+    os.environ[_NO_ROUNDING] = "1"
+    with _quiet():
+        from hta.configs.env_options import HTAEnvOptions
+        from hta.trace_analysis import TraceAnalysis
+
+        # Read once when HTA was first imported, perhaps by somebody else.
+        HTAEnvOptions.instance().set_disable_ns_rounding(True)
+        files = {rank: str(Path(path).resolve()) for rank, path in traces.items()}
+        return TraceAnalysis(trace_files=files, include_last_profiler_step=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence HTA: it logs what its reader cannot act on, and pandas 2.2 warns of the ways it uses pandas."""
+    logger = logging.getLogger("hta")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+_MOST_NAMES = 8
+
+
+def hta_opinion(trace: Path) -> dict[str, Any]:
+    """Return HTA's overlap, the first step's critical path (s), idle causes (s) and mean queue length by
+    stream. A figure that HTA cannot find is the reason, as text."""
+    return {
+        "trace": str(trace),
+        "overlap_fraction": _tried(lambda: hta_overlap({0: trace})[0]),
+        "critical_path_s": _tried(lambda: hta_critical_path(trace, 0)),
+        "idle_causes_s": _tried(lambda: hta_idle_causes(trace)),
+        "queue_length": _tried(lambda: hta_queue_length(trace)),
+    }
+
+
+def hta_changes(before: Path, after: Path) -> dict[str, Any]:
+    """Return kernels whose count or time changed, largest change first, or the reason why HTA finds none."""
+    found = _tried(lambda: hta_trace_diff(before, after))
+    if isinstance(found, str):
+        return {"kernels": found}
+    changed = {name: row for name, row in found.items() if row[0] != row[1] or row[2] != row[3]}
+    ordered = sorted(changed, key=lambda name: -abs(changed[name][3] - changed[name][2]))
+    keys = ("count_before", "count_after", "time_before_s", "time_after_s")
+    return {"kernels": {name: dict(zip(keys, changed[name], strict=True)) for name in ordered}}
+
+
+def describe_opinion(opinion: Mapping[str, Any]) -> str:
+    """Return the lines of `hta_opinion` for a terminal."""
+    overlap = opinion["overlap_fraction"]
+    lines = [
+        f"HolisticTraceAnalysis on {opinion['trace']}",
+        f"  overlap             {overlap if isinstance(overlap, str) else f'{100 * overlap:.2f} %'}",
+        f"  critical path       {_times(opinion['critical_path_s'])}",
+    ]
+    for words, key, told in (
+        ("idle, stream", "idle_causes_s", _times),
+        ("queue, stream", "queue_length", lambda mean: f"{mean:.1f} kernels wait on average"),
+    ):
+        found = opinion[key]
+        if isinstance(found, str):
+            lines.append(f"  {words:<20}{found}")
+        else:
+            lines += [f"  {f'{words} {stream}':<20}{told(each)}" for stream, each in sorted(found.items())]
+    return "\n".join(printable(line) for line in lines)
+
+
+def describe_changes(changes: Mapping[str, Any]) -> str:
+    """Return the lines of `hta_changes` for a terminal."""
+    kernels = changes["kernels"]
+    if isinstance(kernels, str):
+        return f"HolisticTraceAnalysis, trace diff: {kernels}"
+    lines = ["HolisticTraceAnalysis, trace diff: change of time, count before and after (all steps)"]
+    for name in list(kernels)[:_MOST_NAMES]:
+        row = kernels[name]
+        change = 1e3 * (row["time_after_s"] - row["time_before_s"])
+        lines.append(f"  {change:+12.3f} ms  {row['count_before']:g} -> {row['count_after']:g}  {name[:90]}")
+    return "\n".join(printable(line) for line in lines)
+
+
+def _tried(question: Callable[[], Any]) -> Any:
+    """Return HTA's answer, or its error as a line: HTA fails in many ways on traces that lack what it
+    expects."""
+
+    try:
+        return question()
+    except HtaMissingError:
+        raise
+    except Exception as error:
+        return f"not found ({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''})"
+
+
+def _times(found: Any) -> str:
+    if isinstance(found, str):
+        return found
+    return (
+        ", ".join(f"{name.replace('_', ' ')} {1e3 * time:.3f} ms" for name, time in found.items()) or "none"
+    )

@@ -1,0 +1,447 @@
+"""A decoded trace: columns of integers, one row an event; and how much a file may ask for.
+
+A Kineto trace of one rank has about a hundred thousand to some millions of events.  Objects an event would
+cost gigabytes, so an event is a row of numpy columns, and names are numbers that index `Trace.names`.
+All times are integer nanoseconds on the trace's own clock."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+T = TypeVar("T")
+
+MISSING = -1
+"""Stands for "the event does not say" in the columns correlation, stream and device."""
+
+
+class TraceError(Exception):
+    """A file that cannot be read as a trace: `path`, and the `reason` in one line."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[TraceError], tuple[Path, str]]:
+        # Pickled when a reading process hands its error to its parent: two arguments, not the message.
+        return TraceError, (self.path, self.reason)
+
+
+class Category(IntEnum):
+    """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept. Of
+    Python's frames those of modules are."""
+
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    GPU_USER_ANNOTATION = 3
+    RUNTIME = 4
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    SYNC = 8
+    MODULE = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Complete events as columns of equal length.
+
+    start, duration: int64, ns.  category: int8, `Category`.  name: int32, index into `Trace.names`.
+    lane: int32, index into `Trace.lanes`.  correlation: int64.  stream, device: int32.
+    """
+
+    DTYPES: ClassVar = (np.int64, np.int64, np.int8, np.int32, np.int32, np.int64, np.int32, np.int32)
+
+    start: Int64
+    duration: Int64
+    category: Int8
+    name: Int32
+    lane: Int32
+    correlation: Int64
+    stream: Int32
+    device: Int32
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def end(self) -> Int64:
+        """Return the ends, int64 ns."""
+        return self.start + self.duration
+
+    def select(self, rows: Bool | Int64) -> Events:
+        """Return the rows of a mask or of an index array, in its order."""
+        return Events(*(column[rows] for column in self.columns()))
+
+    def columns(self) -> tuple[Any, ...]:
+        """Return the arrays, in the order of their declaration (and of `DTYPES`)."""
+        return tuple(getattr(self, column.name) for column in fields(self))
+
+
+@dataclass(frozen=True)
+class CollectiveInfo:
+    """The profiler's metadata of one collective (elements of one rank, as NCCL counts them).
+
+    group_ranks: the list of the group's ranks as text, shortened for large groups.
+    """
+
+    name: str
+    in_elements: int | None
+    out_elements: int | None
+    dtype: str | None
+    group_size: int | None
+    group_name: str | None
+    group_ranks: str | None = None
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """The inputs of an operator's call (`record_shapes`): of each its sizes (none for what is not a tensor,
+    or has no dimension), its type and, of a plain value, its text; all as the file has them. strides: of each
+    input, as far as they are known.  moved: bytes, where a fused kernel states them.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+    strides: tuple[tuple[int, ...], ...] = ()
+    moved: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryEvents:
+    """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
+    the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total with what
+    other streams still use, MISSING as a rule: only simulated traces tell it)."""
+
+    time: Int64
+    bytes: Int64
+    allocated: Int64
+    reserved: Int64
+    address: Int64
+    device_type: Int64
+    device_id: Int64
+    active: Int64
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True, eq=False)
+class RetryEvents:
+    """Allocator retries: int64 columns time (ns), bytes asked for, bytes freed by the retry."""
+
+    time: Int64
+    bytes: Int64
+    freed: Int64
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One rank's trace.
+
+    `collectives` maps a row of `events` to its metadata, `calls` one of an operator whose cost follows from
+    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them;
+    `simulated` is the file's "fsdpbench" object or None.  Findings of the decoder, each a line: `problems`
+    say what figures may lack or what contradicts itself, `remarks` do no harm.
+    """
+
+    path: Path
+    events: Events
+    names: tuple[str, ...]
+    lanes: tuple[tuple[int | str, int | str], ...]
+    collectives: dict[int, CollectiveInfo]
+    calls: dict[int, OperatorCall]
+    memory: MemoryEvents
+    retries: RetryEvents
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    devices: tuple[dict[str, Any], ...]
+    simulated: dict[str, Any] | None
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def rows(self, *categories: Category) -> Int64:
+        """Return row numbers of the events of these categories, in the file's order."""
+        mask = self.events.category == categories[0]
+        for category in categories[1:]:
+            mask |= self.events.category == category
+        return np.flatnonzero(mask)
+
+    def names_that(self, test: Callable[[str], object]) -> Bool:
+        """Return a mask over `names`: those that pass `test`. A trace has some hundred, each tested once."""
+        return np.fromiter((bool(test(name)) for name in self.names), np.bool_, len(self.names))
+
+    def rows_named(self, test: Callable[[str], object], *categories: Category) -> Int64:
+        """Return row numbers of the events of these categories whose name passes `test`, in file order."""
+        rows = self.rows(*categories)
+        return rows[self.names_that(test)[self.events.name[rows]]]
+
+    def parsed_annotations(self, parse: Callable[[str], T | None]) -> Iterator[tuple[T, int, int, int]]:
+        """Yield (what `parse` makes of the name, start ns, end ns, lane) of annotations, by their start.
+
+        Each name is parsed once; annotations of which `parse` makes None are left out.
+        """
+        found = {number: each for number, name in enumerate(self.names) if (each := parse(name)) is not None}
+        events, rows = self.events, self.rows(Category.USER_ANNOTATION)
+        rows = self.by_start(rows[np.isin(events.name[rows], np.fromiter(found, np.int64, len(found)))])
+        columns = (events.name[rows], events.start[rows], events.end[rows], events.lane[rows])
+        for name, *place in zip(*(column.tolist() for column in columns), strict=True):
+            yield found[name], *place
+
+    def by_start(self, rows: Int64) -> Int64:
+        """Return these rows by their events' start; those that start together in their own order."""
+        return rows[np.argsort(self.events.start[rows], kind="stable")]
+
+    def name_of(self, row: int) -> str:
+        """Return the name of the event in this row."""
+        return self.names[int(self.events.name[row])]
+
+
+# A trace is refused beyond limits: a few bytes of gzip can hold gigabytes.
+# Memory follows the limits: columns of about 100 bytes an event, its text in pieces that are no longer than
+# the longest event and a block, and the names, each once.
+
+VARIABLE = "FSDPBENCH_TRACE_LIMITS"
+"""Environment variable with limits as `analyze --limit` takes them, separated by commas."""
+
+_LEAST = {"unpacked": 1, "depth": 4, "event": 4 << 20, "events": 1}
+_MOST = 2**62
+_WRITTEN = re.compile(r"([0-9]{1,19})\s*([kmgt]?i?b?)", re.IGNORECASE | re.ASCII)
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+
+
+@dataclass(frozen=True)
+class TraceLimits:
+    """Limits of one trace file.
+
+    Args:
+        unpacked: bytes of its JSON, unpacked; of a memory snapshot, of the file.
+        depth: levels to which objects and lists nest (a usual trace has 6).
+        event: bytes of one event, and of all that is beside the events.
+        events: events of any kind, metadata included.
+    """
+
+    unpacked: int = 4 << 30
+    depth: int = 200
+    event: int = 16 << 20
+    events: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= _MOST:
+                raise ValueError(f"limit {name}={value!r} must be a whole number from {least} to {_MOST}")
+
+    def with_texts(self, texts: Iterable[str]) -> TraceLimits:
+        """Return these limits with some replaced, each given as `unpacked=16GB`.
+
+        Raises:
+            ValueError: in one line, an unknown name or an impossible value.
+        """
+        given: dict[str, Any] = {}
+        known = [each.name for each in fields(self)]
+        for text in texts:
+            name, _, written = text.partition("=")
+            if name.strip() not in known:
+                raise ValueError(f"limit {text[:80]!r} must be NAME=VALUE, of a name in {', '.join(known)}")
+            found = _WRITTEN.fullmatch(written.strip())
+            unit = found and _UNITS.get(found[2].lower())
+            if not found or not unit:
+                raise ValueError(
+                    f"limit {text[:80]!r} needs a whole number, such as 16000000000, 16GB or 16GiB"
+                )
+            given[name.strip()] = int(found[1]) * unit
+        return replace(self, **given)
+
+    @classmethod
+    def from_environment(cls) -> TraceLimits:
+        """Return the defaults, changed by `FSDPBENCH_TRACE_LIMITS`. Raises ValueError, in one line."""
+        texts = [text for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
+        try:
+            return cls().with_texts(texts)
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from None
+
+    def refusal(self, name: str, found: str) -> str:
+        """Return why a file beyond the limit `name` is refused: what was `found`, how to raise the limit."""
+        value = getattr(self, name)
+        limit = f"{value:,}" if name in ("depth", "events") else told_bytes(value)
+        return f"{found}, and the limit `{name}` is {limit} (raise it: --limit {name}=..., or {VARIABLE})"
+
+
+def told_bytes(count: int) -> str:
+    """Return bytes as text, `4 GiB`, `43.1 MB`: binary units where they are whole."""
+    for power, (binary, decimal) in enumerate(
+        (("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB"), ("TiB", "TB")), 1
+    ):
+        last = power == 4 or count < 1000 ** (power + 1)
+        if count >= 1000**power and last:
+            exact = count % 1024**power == 0 and count // 1024**power
+            return f"{exact} {binary}" if exact else f"{count / 1000**power:.1f} {decimal}"
+    return f"{count} bytes"
+
+
+_SIZES = {
+    "bfloat16": 2,
+    "bf16": 2,
+    "half": 2,
+    "float16": 2,
+    "fp16": 2,
+    "float": 4,
+    "float32": 4,
+    "fp32": 4,
+    "double": 8,
+    "float64": 8,
+    "byte": 1,
+    "uint8": 1,
+    "char": 1,
+    "int8": 1,
+    "short": 2,
+    "int16": 2,
+    "int": 4,
+    "int32": 4,
+    "long": 8,
+    "int64": 8,
+    "bool": 1,
+    "complexfloat": 8,
+    "complexdouble": 16,
+}
+
+_FROM_C_TYPE = {
+    "c10::bfloat16": "BFloat16",
+    "c10::half": "Half",
+    "float": "Float",
+    "double": "Double",
+    "long int": "Long",
+    "long": "Long",
+    "int": "Int",
+    "unsigned char": "Byte",
+    "signed char": "Char",
+    "bool": "Bool",
+}
+
+
+def dtype_bytes(dtype: str | None) -> int | None:
+    """Return the bytes of an element of "BFloat16", "Float", "torch.float32", ...; None if unknown."""
+    if dtype is None:
+        return None
+    name = dtype.lower().removeprefix("torch.").removeprefix("c10::")
+    if name.startswith("float8") or name == "float4_e2m1fn_x2":  # two in a byte, which is an element
+        return 1
+    return _SIZES.get(name)
+
+
+def dtype_from_input_type(input_type: str) -> str | None:
+    """Return the profiler's name of a dtype for a C++ type in "Input type" ("c10::BFloat16" ->
+    "BFloat16")."""
+    return _FROM_C_TYPE.get(input_type.lower())
+
+
+# Categories of the profiler's events. The names are Kineto's (libkineto/include/ActivityType.h) and those of
+# torch 1.8 to 1.11.
+
+CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME,
+    "cuda_driver": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "hip_driver": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME,
+    "privateuse1_driver": Category.RUNTIME,
+    "xpu_runtime": Category.RUNTIME,
+    "xpu_driver": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "cuda_sync": Category.SYNC,
+    "xpu_sync": Category.SYNC,
+    # Names of torch 1.8 to 1.11.
+    "Operator": Category.CPU_OP,
+    "Runtime": Category.RUNTIME,
+    "Kernel": Category.KERNEL,
+    "Memcpy": Category.MEMCPY,
+    "Memset": Category.MEMSET,
+}
+
+_IGNORED = frozenset(
+    (
+        *("", "Trace", "ac2g", "fwdbwd", "async", "async_gpu", "async_cpu_to_gpu", "async_cpu_gpu"),
+        *("python_function", "cpu_instant_event", "overhead", "collective_comm", "cuda_profiler_range"),
+        *("gpu_pm_counter", "external_correlation", "cuda_event", "PythonFunction", "User Annotation"),
+        *("forward_backward", "External"),
+    )
+)
+"""Other categories of Kineto, which say nothing of what is measured here."""
+
+# Accelerators whose work Kineto writes in categories of its own, none of them "kernel".
+_ACCELERATOR = re.compile(
+    r"^(mtia|hpu|glow|xla|tpu|npu|ascend|neuron|musa|mlu|ipu|vulkan|mps|metal|gcu|dlc|sdaa|supa)([_ ]|$)",
+    re.I,
+)
+_MODULE = "nn.Module: "
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Lines about unknown categories: `problems` take the trust away, `remarks` do not."""
+
+    problems: list[str]
+    remarks: list[str]
+
+
+def is_module(category: str, name: str) -> bool:
+    """Return whether an event is the frame of a module's call (`with_modules`, `with_stack`)."""
+    return category == "python_function" and name.startswith(_MODULE)
+
+
+def unknown_categories(found: Counter[str], on_device: bool) -> Unknown:
+    """Return lines about the categories of complete events. `on_device`: there are also kernels or copies."""
+    unknown = {name: count for name, count in found.items() if name not in _IGNORED}
+    accelerators = {name: count for name, count in unknown.items() if _ACCELERATOR.match(name)}
+    others = {name: count for name, count in unknown.items() if name not in accelerators}
+    problems = []
+    if accelerators:
+        problems.append(
+            f"the trace holds work of an accelerator that is not known here ({_listed(accelerators)}): it "
+            "does not count, so computation, communication and idle time of that device are not known"
+        )
+    if not others:
+        return Unknown(problems, [])
+    told = f"events of categories that are not known do not count: {_listed(others)}"
+    if on_device or accelerators:
+        return Unknown(problems, [told])
+    # Nothing else says what a device did: these may be its work.
+    return Unknown([f"{told}; if they are a device's work, the figures lack it"], [])
+
+
+def _listed(counts: dict[str, int]) -> str:
+    some = ", ".join(f"{name[:40]!r} ({counts[name]})" for name in sorted(counts)[:5])
+    return some + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")

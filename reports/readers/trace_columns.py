@@ -1,0 +1,494 @@
+"""Columns from decoded events, chunk by chunk: names and threads become numbers, times nanoseconds."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from msgspec import Raw
+
+from fsdpbench.reports.readers.trace import (
+    CATEGORIES,
+    MISSING,
+    Bool,
+    Category,
+    CollectiveInfo,
+    Events,
+    Int32,
+    Int64,
+    MemoryEvents,
+    OperatorCall,
+    RetryEvents,
+    dtype_from_input_type,
+    is_module,
+    unknown_categories,
+)
+from fsdpbench.reports.readers.trace_events import (
+    CallArguments,
+    CalledArguments,
+    DeviceArguments,
+    ExactEvent,
+    FloatEvent,
+    MemoryArguments,
+    Number,
+    SpanArguments,
+    call_of,
+    decode_arguments,
+    is_shaped,
+)
+
+DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+
+SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
+"""Annotations that process groups, torch's and ours, write around a collective."""
+
+# Plain integers: an enum's members are slow to look up, and to convert.
+_NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
+_MODULE = int(Category.MODULE)
+
+AnyEvent = FloatEvent | ExactEvent
+
+
+@dataclass(frozen=True)
+class EventColumns:
+    """Everything of `Trace` that comes from the list of events."""
+
+    events: Events
+    names: tuple[str, ...]
+    lanes: tuple[tuple[int | str, int | str], ...]
+    collectives: dict[int, CollectiveInfo]
+    calls: dict[int, OperatorCall]
+    memory: MemoryEvents
+    retries: RetryEvents
+    problems: list[str]
+    remarks: list[str]
+
+
+class _Numbering(dict[Any, int]):
+    """Numbers things in order of first sight; `__missing__` makes looking up the known ones fast."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class ColumnBuilder:
+    """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._names = _Numbering()
+        self._lanes = _Numbering()
+        self._chunks: list[Events] = []
+        self._placed: list[tuple[Bool, Bool]] = []
+        self._rows = 0
+        self._collectives: dict[int, CollectiveInfo] = {}
+        self._calls: dict[int, OperatorCall] = {}
+        self._known_calls: dict[tuple[Any, ...], OperatorCall] = {}
+        self._memory = InstantColumns(MemoryEvents)
+        self._retries = InstantColumns(RetryEvents)
+        self._incomplete = self._uncategorised = self._broken = 0
+        self._unknown: Counter[str] = Counter()
+
+    def add(self, events: Sequence[AnyEvent]) -> None:
+        """Append a chunk; its events and their texts are not needed afterwards."""
+        self.seen += len(events)
+        counting: list[AnyEvent] = []
+        others: list[AnyEvent] = []
+        for event in events:
+            counts = event.cat in _NUMBERS or is_module(event.cat, event.name)
+            (counting if counts else others).append(event)
+        complete = [event for event in counting if event.ph == "X"]
+        self._incomplete += len(counting) - len(complete)
+        if others:
+            self._add_others(others)
+        if not complete:
+            return
+        category = np.array([_NUMBERS.get(event.cat, _MODULE) for event in complete], np.int8)
+        start, has_start = _times(complete, [event.ts for event in complete])
+        duration, has_duration = _times(complete, [event.dur for event in complete])
+        correlation = np.full(len(complete), MISSING, np.int64)
+        stream = np.full(len(complete), MISSING, np.int32)
+        device = np.full(len(complete), MISSING, np.int32)
+        self._add_calls(complete, category, correlation)
+        self._add_device(complete, category, correlation, stream, device)
+        self._add_spans(complete, category)
+        self._add_operators(complete, category)
+        # The process is part of the lane: two processes may number their threads alike.
+        threads = [(event.pid, event.tid) for event in complete]
+        lane = np.fromiter(map(self._lanes.__getitem__, threads), np.int32, len(complete))
+        names = map(self._names.__getitem__, [event.name for event in complete])
+        name = np.fromiter(names, np.int32, len(complete))
+        self._chunks.append(Events(start, duration, category, name, lane, correlation, stream, device))
+        self._placed.append((has_start, has_duration))
+        self._rows += len(complete)
+
+    def finish(self) -> EventColumns:
+        """Return all columns, without the events that cannot be placed in time."""
+        columns = concatenate(self._chunks)
+        has_start = np.concatenate([np.empty(0, np.bool_), *(pair[0] for pair in self._placed)])
+        has_duration = np.concatenate([np.empty(0, np.bool_), *(pair[1] for pair in self._placed)])
+        usable, problems = _usable(columns, has_start, has_duration)
+        problems += self._problems(columns)
+        dropped = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        if dropped:
+            problems.append(f"{dropped} device events could not be placed in time")
+        on_device = bool(np.isin(columns.category, DEVICE_CATEGORIES).any())
+        unknown = unknown_categories(self._unknown, on_device)
+        collectives, calls = self._collectives, self._calls
+        if not usable.all():
+            place = np.cumsum(usable) - 1
+            collectives = {int(place[row]): info for row, info in collectives.items() if usable[row]}
+            calls = {int(place[row]): call for row, call in calls.items() if usable[row]}
+            columns = columns.select(usable)
+        return EventColumns(
+            events=columns,
+            names=tuple(self._names),
+            lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
+            collectives=collectives,
+            calls=calls,
+            memory=in_order(MemoryEvents(*self._memory.finish())),
+            retries=RetryEvents(*self._retries.finish()),
+            problems=problems + unknown.problems,
+            remarks=unknown.remarks,
+        )
+
+    def _problems(self, columns: Events) -> list[str]:
+        """Return lines on what else the figures may lack."""
+        unknown = [number for lane, number in self._lanes.items() if None in lane]
+        on_host = ~np.isin(columns.category, DEVICE_CATEGORIES)
+        threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
+        counts = {
+            "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
+            "events have no category: left out": self._uncategorised,
+            "events have no name": int((columns.name == self._names.get("", MISSING)).sum()),
+            "events on the CPU name no process or thread": threadless,
+            "events have arguments that cannot be read, and count as if they had not": self._broken,
+            "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
+        }
+        return [f"{count} {told}" for told, count in counts.items() if count]
+
+    def _add_others(self, events: Sequence[AnyEvent]) -> None:
+        complete = [event.cat for event in events if event.ph == "X"]
+        self._uncategorised += complete.count("")
+        self._unknown.update(complete)
+        instants = [event for event in events if event.ph == "i"]
+        for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
+            chosen = [event for event in instants if event.name == name]
+            if chosen:
+                time, present = _times(chosen, [event.ts for event in chosen])
+                kept.add(time, present, [event.args for event in chosen])
+
+    def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
+        rows = np.flatnonzero(category == Category.RUNTIME)
+        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], CallArguments)
+        self._broken += broken
+        correlation[rows] = integers([each.correlation for each in arguments])
+
+    def _add_device(
+        self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
+    ) -> None:
+        on_device = (
+            (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
+        )
+        rows = np.flatnonzero(on_device)
+        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], DeviceArguments)
+        self._broken += broken
+        correlation[rows] = integers([each.correlation for each in arguments])
+        stream[rows] = _small_ints([each.stream for each in arguments])
+        device[rows] = _small_ints([each.device for each in arguments])
+        for row, each in zip(rows.tolist(), arguments, strict=True):
+            if each.collective is not None:
+                self._collectives[self._rows + row] = _described(each.collective, each)
+
+    def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
+        operators = np.flatnonzero(category == Category.CPU_OP).tolist()
+        rows = [row for row in operators if is_shaped(events[row].name)]
+        arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
+        self._broken += broken
+        for row, each in zip(rows, arguments, strict=True):
+            texts = (each.sizes, each.types, each.values, each.strides)
+            key = (*map(bytes, texts), each.gigabytes)
+            call = self._known_calls.get(key)
+            if call is None:
+                call = self._known_calls[key] = call_of(each)
+            if call.sizes:
+                self._calls[self._rows + row] = call
+            else:
+                self._broken += not (bytes(each.sizes) or b"[").startswith((b"[", b"null"))
+
+    def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
+        annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
+        rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
+        arguments, broken = decode_arguments([events[row].args for row in rows], SpanArguments)
+        self._broken += broken
+        for row, each in zip(rows, arguments, strict=True):
+            self._collectives[self._rows + row] = _from_input_shapes(events[row].name, each)
+
+
+def concatenate(chunks: Sequence[Events]) -> Events:
+    """Return the rows of all chunks, one after the other."""
+    empty: list[Any] = [np.empty(0, dtype) for dtype in Events.DTYPES]
+    columns: Any = zip(empty, *(chunk.columns() for chunk in chunks), strict=True)
+    return Events(*map(np.concatenate, columns))
+
+
+def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Bool]:
+    return from_digits(times) if events and isinstance(events[0], ExactEvent) else from_floats(times)
+
+
+def _small_ints(values: Sequence[int]) -> Int32:
+    """Return an int32 column; values that do not fit are MISSING (CUPTI writes 2^32-1 for no stream)."""
+    wide = integers(values)
+    return np.where(np.abs(wide) < 2**31, wide, MISSING).astype(np.int32)
+
+
+def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
+    """Return a mask of the events that can be placed in time, and lines on what is wrong with the others."""
+    problems: list[str] = []
+    usable = has_start.copy()
+    negative = has_start & (columns.duration < 0)
+    lengthless = has_start & ~has_duration
+    zero = has_start & (columns.start <= 0)
+    later = columns.start[has_start & (columns.start > 0)]
+    # A trace may well begin at 0; an event at 0 is lost when (nearly) everything else lies far behind.
+    if zero.any() and len(later):
+        low, high = np.percentile(later, [10, 90])
+        zero &= bool(low > high - low)
+    else:
+        zero[:] = False
+    for mask, text in (
+        (~has_start, "no time stamp"),
+        (lengthless, "no duration"),
+        (negative, "a negative duration"),
+        (zero, "the time stamp 0"),
+    ):
+        count = int(mask.sum())
+        if count:
+            problems.append(f"{count} {'event has' if count == 1 else 'events have'} {text}: left out")
+            usable &= ~mask
+    return usable, problems
+
+
+def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
+    return CollectiveInfo(
+        name=name,
+        in_elements=_whole(arguments.in_elements),
+        out_elements=_whole(arguments.out_elements),
+        dtype=arguments.dtype,
+        group_size=_group_size(arguments.group_size),
+        group_name=arguments.group_name,
+        group_ranks=arguments.group_ranks,
+    )
+
+
+def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
+    """Return a gloo span's metadata: the shapes of its inputs are known; a scalar has the shape []."""
+    elements = dtype = None
+    try:
+        if arguments.input_dims:
+            elements = sum(prod(int(size) for size in shape) for shape in arguments.input_dims)
+        if arguments.input_types:
+            dtype = dtype_from_input_type(str(arguments.input_types[0]))
+    except (TypeError, ValueError):
+        elements = None
+    return CollectiveInfo(name, elements, None, dtype, None, None)
+
+
+def _whole(number: Number | None) -> int | None:
+    """Return a count or size; None where the number is neither."""
+    return int(number) if number is not None and 0 <= number < 2.0**62 else None
+
+
+def _group_size(number: Number | None) -> int | None:
+    """Return the number of ranks; None beyond a million: no job has as many."""
+    size = _whole(number)
+    return size if size and size <= 1 << 20 else None
+
+
+def _lane(number: int | str | None) -> int | str:
+    return "unknown" if number is None else number
+
+
+class InstantColumns:
+    """Takes instants in chunks; `finish` gives the columns of `kind` in order of time."""
+
+    def __init__(self, kind: type[MemoryEvents] | type[RetryEvents]) -> None:
+        self.lost = 0
+        names = [each.name for each in fields(kind) if each.name != "time"]
+        self._values = attrgetter(*names)
+        self._width = len(names)
+        self._chunks: list[list[Int64]] = []
+
+    def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
+        """Append the instants that have a time and readable arguments."""
+        decoded, broken = decode_arguments(arguments, MemoryArguments)
+        if broken:
+            one_by_one = [decode_arguments([each], MemoryArguments)[1] == 0 for each in arguments]
+            present = present & np.array(one_by_one, np.bool_)
+        self.lost += int((~present).sum())
+        if not present.all():
+            time = time[present]
+            decoded = [each for each, there in zip(decoded, present.tolist(), strict=True) if there]
+        if decoded:
+            columns = map(integers, zip(*map(self._values, decoded), strict=True))
+            self._chunks.append([time, *columns])
+
+    def finish(self) -> list[Int64]:
+        empty = [np.empty(0, np.int64) for _ in range(self._width + 1)]
+        columns = [np.concatenate(column) for column in zip(empty, *self._chunks, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return [column[order] for column in columns]
+
+
+def integers(values: Sequence[Number]) -> Int64:
+    """Return an int64 column; values that do not fit are MISSING."""
+    try:
+        return np.array(values, np.int64)
+    except (OverflowError, ValueError):
+        fitting = [int(each) if -(2.0**62) < each < 2.0**62 else MISSING for each in values]
+        return np.array(fitting, np.int64)
+
+
+LARGEST_EXACT_MICROSECONDS = 2.0**43
+"""Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
+LARGEST_MICROSECONDS = 2.0**52
+"""Times and durations beyond (142 years) are invalid; the sum of two fits into int64 nanoseconds."""
+
+
+_WITH_DECIMALS = re.compile(rb'"ts"\s*:\s*\d+\.\d')
+_SAMPLE = 16
+
+
+def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
+    """Return whether times decoded from this text have decimals that a double is too coarse for.
+
+    The times of a trace are close together, so that a few of them show the magnitude of all.
+    """
+    some = max(islice((time for time in times if time), _SAMPLE), default=0.0)
+    return some > LARGEST_EXACT_MICROSECONDS and _WITH_DECIMALS.search(text) is not None
+
+
+def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
+    """Return times in int64 ns (0 where there is none), and a mask of those that are there."""
+    microseconds = np.array(times, np.float64)  # None becomes nan
+    present = np.abs(microseconds) < LARGEST_MICROSECONDS
+    if not present.all():
+        microseconds = np.where(present, microseconds, 0.0)
+    whole = np.floor(microseconds)
+    # Taken apart, the product cannot round: the fraction alone is scaled.
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), present
+
+
+def from_digits(times: Sequence[Raw]) -> tuple[Int64, Bool]:
+    """Return the same from the numbers' text, for times that a double cannot hold."""
+    ns = [_nanoseconds(bytes(time)) for time in times]
+    present = np.fromiter((time is not None for time in ns), np.bool_, len(ns))
+    return np.fromiter((time or 0 for time in ns), np.int64, len(ns)), present
+
+
+def _nanoseconds(digits: bytes) -> int | None:
+    whole, _, fraction = digits.partition(b".")
+    try:
+        if b"e" in digits or b"E" in digits:
+            ns = _from_exponent(digits)
+        elif fraction:
+            ns = int(whole.lstrip(b"-") or b"0") * 1000 + int(fraction[:3].ljust(3, b"0"))
+            ns = -ns if whole.startswith(b"-") else ns
+        else:
+            ns = int(whole) * 1000
+    except ValueError:
+        return None
+    return ns if abs(ns) < LARGEST_MICROSECONDS * 1000 else None
+
+
+def _from_exponent(digits: bytes) -> int:
+    try:
+        return round(float(digits) * 1000)
+    except OverflowError:
+        return 2**63
+
+
+# Allocations and frees of one time are ordered by the totals after each of them:
+#
+#     time  bytes  total after     |  the total before an event (after less bytes) is the one after the event
+#     5 ms   +512          512     |  before it, so that the three of 7 ms follow one another in one way
+#     7 ms   +256         1024  3. |
+#     7 ms  +1024         1536  1. |
+#     7 ms   -768          768  2. |
+#
+# A file may have them in any order; where their totals do not show one, the file's order stays.
+
+_MOST = 40
+_TRIED_AN_EVENT = 2
+_TRIED_AT_LEAST = 2000
+
+_Event = tuple[int, int, int, int]
+"""Row, bytes, the total after it, address."""
+
+
+def in_order(memory: MemoryEvents) -> MemoryEvents:
+    """Return the events, which are in order of time, with those of one time and device in order as well."""
+    order = np.arange(len(memory))
+    rows = np.lexsort((memory.device_id, memory.device_type))
+    search = _Search(memory)
+    for low, high, begins in _out_of_order(memory, rows):
+        before = None if begins else int(memory.allocated[order[rows[low - 1]]])
+        found = search.order(rows[low:high], before)
+        if found:
+            order[rows[low:high]] = found
+    return MemoryEvents(*(getattr(memory, each.name)[order] for each in fields(memory)))
+
+
+def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:
+    """Yield stretches [low, high) of `rows` of one device and time, of which an event does not continue from
+    the total before it; and whether the stretch is the device's first."""
+    kind, device, time = memory.device_type[rows], memory.device_id[rows], memory.time[rows]
+    of_another = np.append(True, (kind[1:] != kind[:-1]) | (device[1:] != device[:-1]))[: len(rows)]
+    begins = np.flatnonzero(of_another | np.append(True, time[1:] != time[:-1])[: len(rows)])
+    ends = np.append(begins[1:], len(rows))
+    after = memory.allocated[rows]
+    broken = ~of_another
+    broken[1:] &= after[1:] - memory.bytes[rows][1:] != after[:-1]
+    chosen = (ends - begins > 1) & (ends - begins <= _MOST)
+    for low, high in zip(begins[chosen].tolist(), ends[chosen].tolist(), strict=True):
+        if broken[low:high].any():
+            yield low, high, bool(of_another[low])
+
+
+class _Search:
+    """Finds orders of a few events in which each continues from the total of the one before."""
+
+    def __init__(self, memory: MemoryEvents) -> None:
+        self._memory = memory
+        self._left = _TRIED_AN_EVENT * len(memory) + _TRIED_AT_LEAST
+
+    def order(self, rows: Int64, before: int | None) -> list[int] | None:
+        """Return the rows in order, from the total `before`; None without an order, or if finding it
+        is slow."""
+        memory = self._memory
+        columns = (rows, memory.bytes[rows], memory.allocated[rows], memory.address[rows])
+        # In an order of its own, so that what is found does not depend on the file's.
+        events = sorted(zip(*(column.tolist() for column in columns), strict=True), key=lambda each: each[1:])
+        begins = [before] if before is not None else sorted({after - size for _, size, after, _ in events})
+        return next(filter(None, (self._from(total, events, {}) for total in begins)), None)
+
+    def _from(self, total: int, events: list[_Event], alive: dict[int, bool]) -> list[int] | None:
+        if not events:
+            return []
+        for place, (row, size, after, address) in enumerate(events):
+            # What is alive is not allocated again, and what was freed not freed.
+            if after - size != total or alive.get(address) is (size > 0) or not self._left:
+                continue
+            self._left -= 1
+            rest = self._from(after, events[:place] + events[place + 1 :], {**alive, address: size > 0})
+            if rest is not None:
+                return [row, *rest]
+        return None

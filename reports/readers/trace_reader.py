@@ -1,0 +1,341 @@
+r"""Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
+
+    blocks of bytes -> chunks of events -> typed structs -> columns -> Trace
+                                \-> cut by brackets, fixed, events converted one by one, when that fails
+
+The first way needs about a second for a million events, and little memory.  Garbage collection is paused
+meanwhile: thousands of new objects, none of them garbage, would be walked again and again."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdpbench.reports.readers.trace import Trace, TraceError, TraceLimits
+from fsdpbench.reports.readers.trace_blocks import read_blocks
+from fsdpbench.reports.readers.trace_chunks import UncuttableError, cut, cut_exactly, nesting
+from fsdpbench.reports.readers.trace_columns import ColumnBuilder, needs_digits
+from fsdpbench.reports.readers.trace_events import (
+    ABSENT,
+    EXACT_EVENTS,
+    EXACT_FILE,
+    FILE,
+    FLOAT_EVENT,
+    FLOAT_EVENTS,
+    RAW_EVENTS,
+    File,
+    FloatEvent,
+)
+
+
+def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
+    """Decode one rank's trace file.
+
+    Args:
+        path: a Kineto JSON file, gzip-compressed or plain; the content decides, not the name.
+        limits: how much the file may ask for; the defaults and `FSDPBENCH_TRACE_LIMITS` unless given.
+
+    Raises:
+        TraceError: the file is missing, empty, truncated, not JSON, no trace, or beyond a limit.
+    """
+    path = Path(path)
+    try:
+        limits = limits or TraceLimits.from_environment()
+    except ValueError as error:
+        raise TraceError(path, f"is not read: {error}") from None
+    with _no_garbage_collection():
+        try:
+            try:
+                decoded = _decode_in_chunks(path, limits)
+            except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
+                decoded = _decode_tolerantly(path, limits)
+        except RecursionError:
+            raise TraceError(
+                path, "nests deeper than Python can decode, whatever the limit `depth`"
+            ) from None
+        return _assemble(path, decoded)
+
+
+@dataclass
+class _Decoded:
+    """The content of a file: events in the builder, everything beside them as plain values."""
+
+    path: Path
+    limits: TraceLimits
+    builder: ColumnBuilder = field(default_factory=ColumnBuilder)
+    beside: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def check_depth(self, text: bytes, outside: int) -> None:
+        """Raise TraceError where `text`, inside of `outside` levels, nests deeper than the limit."""
+        depth = nesting(text) + outside
+        if depth > self.limits.depth:
+            raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
+
+    def add(self, events: list[FloatEvent], text: bytes | None) -> None:
+        """Append events; `text` is the JSON they were decoded from, in case their digits are needed."""
+        if text is not None and needs_digits((event.ts for event in events), text):
+            if text.startswith(b"["):
+                self.builder.add(EXACT_EVENTS.decode(text))
+            else:
+                self.builder.add(EXACT_FILE.decode(text).events)
+        else:
+            self.builder.add(events)
+        if self.builder.seen > self.limits.events:
+            found = f"holds more than {self.limits.events:,} events"
+            raise TraceError(self.path, self.limits.refusal("events", found))
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _decode_in_chunks(path: Path, limits: TraceLimits) -> _Decoded:
+    decoded = _Decoded(path, limits)
+    for kind, text in cut(read_blocks(path, limits), limits):
+        decoded.check_depth(text, outside=1 if kind == "events" else 0)
+        if kind == "events":
+            decoded.add(FLOAT_EVENTS.decode(text), text)
+            continue
+        file = FILE.decode(text)
+        decoded.beside |= _beside(file)
+        if file.events:
+            # The end of the file: its events alone, again as a list, in case their digits are needed.
+            decoded.add(file.events, None if kind == "beginning" else text)
+    return decoded
+
+
+def _beside(file: File) -> dict[str, Any]:
+    found = {
+        "distributedInfo": file.distributed,
+        "deviceProperties": file.devices,
+        "fsdpbench": file.simulated,
+    }
+    return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != ABSENT}
+
+
+def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
+    """Decode the slow way, for files that the strict decoder refuses. Raises TraceError with the reason."""
+    decoded = _Decoded(path, limits)
+    lost = 0
+    defects: list[str] = []
+    try:
+        for kind, text in cut_exactly(path, read_blocks(path, limits), limits):
+            if kind == "beside":
+                content, defect = recover_value(text)
+                decoded.beside = _trace_object(path, content)
+            else:
+                found = recover_events(text)
+                decoded.builder.seen += found.lost
+                decoded.add(found.events, found.text)
+                decoded.add(found.converted, None)
+                lost, defect = lost + found.lost, found.defect
+            defects += [defect] if defect else []
+    except UnmendableError as error:
+        raise TraceError(path, f"is not JSON ({error})") from None
+    if defects:
+        decoded.remarks.append(f"the file is not valid JSON ({defects[0]}); it was repaired before reading")
+    if lost:
+        decoded.problems.append(f"{lost} events could not be understood: left out")
+    return decoded
+
+
+def _trace_object(path: Path, content: Any) -> dict[str, Any]:
+    """Return the file without its events; a list of events may be a file by itself."""
+    if isinstance(content, list):
+        return {}
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise TraceError(path, "is JSON, but not a trace: it has no list 'traceEvents'")
+    return content
+
+
+def _assemble(path: Path, decoded: _Decoded) -> Trace:
+    if decoded.builder.seen == 0 and not decoded.problems:
+        raise TraceError(path, "holds no events ('traceEvents' is empty)")
+    columns = decoded.builder.finish()
+    if not len(columns.events):
+        raise TraceError(path, "holds no usable event of a profiler (operator, kernel or annotation)")
+    distributed = decoded.beside.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    devices = decoded.beside.get("deviceProperties")
+    simulated = decoded.beside.get("fsdpbench")
+    identity = identify(path.name, distributed)
+    return Trace(
+        path=path,
+        events=columns.events,
+        names=columns.names,
+        lanes=columns.lanes,
+        collectives=columns.collectives,
+        calls=columns.calls,
+        memory=columns.memory,
+        retries=columns.retries,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        backend=str(distributed["backend"])[:200] if "backend" in distributed else None,
+        devices=tuple(each for each in devices if isinstance(each, dict))
+        if isinstance(devices, list)
+        else (),
+        simulated=simulated if isinstance(simulated, dict) else None,
+        problems=(*decoded.problems, *columns.problems, *identity.problems),
+        remarks=(*decoded.remarks, *columns.remarks, *identity.remarks),
+    )
+
+
+_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_MOST_RANKS = 2**31
+
+
+@dataclass(frozen=True)
+class Identity:
+    """None where the file does not tell, or tells what cannot be."""
+
+    rank: int | None
+    world_size: int | None
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def identify(name: str, distributed: Mapping[str, Any]) -> Identity:
+    """Return the rank and world size by the file's name and its "distributedInfo"."""
+    problems: list[str] = []
+    remarks: list[str] = []
+    rank = _number(distributed, "rank", 0, problems)
+    world_size = _number(distributed, "world_size", 1, problems)
+    if rank is not None and world_size is not None and rank >= world_size:
+        problems.append(f"the file says that it is of rank {rank} of {world_size} ranks")
+    found = _IN_NAME.search(name)
+    named = int(found[1]) if found and len(found[1]) < 10 else None
+    if rank is None:
+        rank = named
+    elif named is not None and named != rank:
+        remarks.append(f"the file's name says rank {named}, its content rank {rank}, which counts")
+    return Identity(rank, world_size, tuple(problems), tuple(remarks))
+
+
+def _number(distributed: Mapping[str, Any], key: str, least: int, problems: list[str]) -> int | None:
+    value = distributed.get(key)
+    if value is None:
+        return None
+    if type(value) is int and least <= value < _MOST_RANKS:
+        return value
+    problems.append(f"the file's {key} is {str(value)[:40]!r}, which cannot be")
+    return None
+
+
+# Second chance for traces that are not quite JSON, or not quite of the usual shape.
+#
+# Seen in the wild: raw control characters and invalid UTF-8 in names, backslashes of Windows paths, `NaN` and
+# `inf` as bandwidths, time stamps as strings.  The text is fixed as a whole, then every event is converted on
+# its own, so that one broken event costs itself and not the file.
+
+_CONTROL = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
+_ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])?')
+_OFFSET = re.compile(r" \(byte \d+\)$")
+_NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:NaN|nan|Infinity|inf|Inf)(?=\s*[,}\]])")
+
+
+def mend(text: bytes) -> bytes:
+    """Return the same JSON with every defect named above replaced by something harmless.
+
+    Control characters become blanks: between tokens they are white space anyway.  A backslash that begins no
+    legal escape is doubled.  What is not a number becomes null.
+    """
+    text = text.translate(_CONTROL)
+    text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else b"\\\\", text)
+    text = _NOT_A_NUMBER.sub(rb"\1null", text)
+    return text.decode("utf-8", errors="replace").encode("utf-8")
+
+
+class UnmendableError(Exception):
+    """Text that is not JSON, fixed or not; the message is the decoder's."""
+
+
+@dataclass
+class Recovered:
+    """The content of a list of events.
+
+    events, text: those of the usual shape, and the JSON they were decoded from.  converted: events with, say,
+    numbers as strings.  lost: how many could not be understood.  defect: why the text had to be fixed.
+    """
+
+    events: list[FloatEvent]
+    text: bytes
+    converted: list[FloatEvent] = field(default_factory=list)
+    lost: int = 0
+    defect: str | None = None
+
+
+def recover_events(text: bytes) -> Recovered:
+    """Return the events of a JSON list, fixed if need be. Raises UnmendableError."""
+    defect = None
+    try:
+        return Recovered(FLOAT_EVENTS.decode(text), text)
+    except msgspec.ValidationError:
+        pass
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        defect, text = _told(error), mend(text)
+    try:
+        raws = RAW_EVENTS.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnmendableError(_told(error)) from None
+    found = Recovered([], b"", defect=defect)
+    usual: list[bytes] = []
+    for raw in raws:
+        try:
+            found.events.append(FLOAT_EVENT.decode(raw))
+            usual.append(bytes(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            converted, lost = _convert(raw)
+            found.converted += converted
+            found.lost += lost
+    found.text = b"[" + b",".join(usual) + b"]"
+    return found
+
+
+def recover_value(text: bytes) -> tuple[Any, str | None]:
+    """Return the plain value of JSON, fixed if need be, and the defect. Raises UnmendableError."""
+    try:
+        return msgspec.json.decode(text), None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        defect = _told(error)
+    try:
+        return msgspec.json.decode(mend(text)), defect
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnmendableError(_told(error)) from None
+
+
+def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
+    """Return an event from plain JSON values, with numbers given as strings accepted; and 1 if it is lost."""
+    try:
+        plain = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [], 1
+    try:
+        arguments = plain.pop("args", None)
+        converted = msgspec.convert(plain, FloatEvent, strict=False)
+    except (AttributeError, TypeError, msgspec.ValidationError, OverflowError, ValueError):
+        # An event of another kind than complete or instant is not used: it is not lost.
+        other = isinstance(plain, dict) and isinstance(plain.get("ph"), str) and plain["ph"] not in ("X", "i")
+        return [], 0 if other else 1
+    converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else ABSENT
+    return [converted], 0
+
+
+def _told(error: Exception) -> str:
+    """Return the decoder's message without its offset, which counts from the beginning of a piece."""
+    return _OFFSET.sub("", str(error))[:200]

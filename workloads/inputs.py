@@ -1,0 +1,425 @@
+"""Input data of models: seeded synthetic microbatches, or microbatches read from disk.
+
+    tokens    drawn uniformly    or windows of a file's bytes
+    images    drawn uniformly    or a folder with one subfolder of images a class:
+                                 folder/cat/1.jpg  folder/dog/1.jpg     classes in the order of their names
+    clicks    drawn uniformly    or a log of lines `label <tab> numbers ... <tab> categories ...`, as Criteo's
+
+Data on disk are dealt out to the ranks and streamed by a `DataLoader`. Reading images takes the package
+`pillow` (the extra `vision`).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from fsdpbench.workloads.shape import DataError, WorkloadError
+
+Batch = tuple[Tensor, ...]
+"""The arguments of one forward: the inputs, then the targets."""
+
+BYTE_VALUES = 256
+CHANNELS = 3
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# A GPU consumes images faster than one process decodes them.
+_CUDA_READERS = 4
+# Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The microbatches of one rank: how large, from which random stream or data, on which device.
+
+    Fields: `batch`: samples a microbatch; `seed` and `rank` select the random stream; `data`: a file or
+    folder to read, None for synthetic data; `world_size`: ranks among which `data` is dealt out, None for
+    rank 0 alone.
+
+    Raises:
+        WorkloadError: `batch` is below 1, or `rank` below 0.
+    """
+
+    batch: int
+    seed: int
+    rank: int
+    device: torch.device
+    data: Path | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("batch", self.batch, 1), ("rank", self.rank, 0)):
+            if value < least:
+                raise WorkloadError(f"{name} is {value}: it must be at least {least}")
+
+    @property
+    def shares(self) -> int:
+        """Return the number of ranks among which `data` is dealt out.
+
+        Raises:
+            WorkloadError: `rank` is none of them, or their number is not known.
+        """
+        if self.world_size is None:
+            if self.rank > 0:
+                raise WorkloadError(
+                    f"rank {self.rank} cannot find its share of {self.data}: world_size is missing"
+                )
+            return 1
+        if self.rank >= self.world_size:
+            raise WorkloadError(f"rank is {self.rank}: it must be less than world_size, {self.world_size}")
+        return self.world_size
+
+    def generator(self) -> torch.Generator:
+        """Return a random stream on the CPU that no other seed and rank shares."""
+        return torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.rank)
+
+    def draw(self, values: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return `values()`, a tensor of `shape` and `dtype` on the host, to be copied to the device.
+
+        A simulated device keeps no values, so none are drawn for it: memory that is never written costs
+        nothing, however large the batch.
+        """
+        return torch.empty(shape, dtype=dtype, device="cpu") if self.device.type == "sim" else values()
+
+
+# ------------------------------------------------------------------------------------------------- tokens
+
+
+def token_batches(feed: Feed, *, vocab: int, seq: int) -> Iterator[Batch]:
+    """Yield (inputs, targets) without end, int64 of [batch, seq]; targets are the inputs one token later.
+
+    Arguments are checked at the call, not at the first batch.
+
+    Raises:
+        WorkloadError: a number is out of range.
+        DataError: see `ByteWindows`.
+    """
+    # Neighbouring windows share one byte, the target of the last input.
+    rows = token_rows(feed, vocab=vocab, length=seq + 1, overlap=1)
+    return ((row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows)
+
+
+def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator[Tensor]:
+    """Yield int64 tensors of [batch, length] on the device without end: tokens in a row.
+
+    `overlap`: bytes that neighbouring windows of a file share.
+
+    Raises:
+        WorkloadError: a number is out of range.
+        DataError: see `ByteWindows`.
+    """
+    if feed.data is None:
+        rows = _synthetic_rows(feed, vocab, length)
+    else:
+        windows = ByteWindows(feed.data, vocab, length, overlap, feed.shares)
+        rows = (row.long() for (row,) in stream(windows, feed))
+    return (row.to(feed.device) for row in rows)
+
+
+def _synthetic_rows(feed: Feed, vocab: int, length: int) -> Iterator[Tensor]:
+    """Yield uniformly drawn tokens: nothing to learn in them, and nothing that a kernel could exploit."""
+    generator, shape = feed.generator(), (feed.batch, length)
+
+    def values() -> Tensor:
+        return torch.randint(vocab, shape, generator=generator, device="cpu")
+
+    while True:
+        yield feed.draw(values, shape, torch.int64)
+
+
+class ByteWindows(Dataset[tuple[Tensor]]):
+    """A file cut into windows of `length` bytes, each one sample: a uint8 tensor.
+
+    Raises:
+        DataError: the file cannot be read, has fewer windows than there are ranks, or the vocabulary is too
+            small for bytes.
+    """
+
+    def __init__(self, path: Path, vocab: int, length: int, overlap: int, world_size: int) -> None:
+        if vocab < BYTE_VALUES:
+            raise DataError(
+                f"cannot feed {path} to a model with vocab {vocab}: "
+                f"bytes take a vocab of at least {BYTE_VALUES}"
+            )
+        try:
+            size = path.stat().st_size
+            # A private mapping: nothing is read before it is used, and ranks share the page cache.
+            self._bytes = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"cannot read the data file {path}: {_reason_of(error)}") from error
+        self._length = length
+        self._stride = length - overlap
+        self._count = max(0, size - overlap) // self._stride
+        if self._count < world_size:
+            raise DataError(
+                f"the data file {path} has {size} bytes: too few for one sequence of {self._stride} tokens "
+                f"for each of {world_size} ranks; give a longer file or a smaller seq"
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        start = index * self._stride
+        return (self._bytes[start : start + self._length],)
+
+
+# ------------------------------------------------------------------------------------------------- images
+
+
+def image_batches(feed: Feed, *, image: int, classes: int) -> Iterator[Batch]:
+    """Yield (images, labels) without end: float32 of [batch, 3, image, image] from -1 to 1, int64 of [batch].
+
+    Raises:
+        WorkloadError: a number is out of range.
+        DataError: see `ImageFolder`.
+    """
+    if feed.data is None:
+        batches = _synthetic_images(feed, image, classes)
+    else:
+        workers = _CUDA_READERS if feed.device.type == "cuda" else 0
+        batches = stream(ImageFolder(feed.data, image, classes), feed, workers)
+    return ((images.to(feed.device), labels.to(feed.device)) for images, labels in batches)
+
+
+def _synthetic_images(feed: Feed, image: int, classes: int) -> Iterator[Batch]:
+    generator = feed.generator()
+    shape = (feed.batch, CHANNELS, image, image)
+
+    def pixels() -> Tensor:
+        return torch.rand(shape, generator=generator, device="cpu").mul_(2).sub_(1)
+
+    while True:
+        yield (
+            feed.draw(pixels, shape, torch.float32),
+            torch.randint(classes, (feed.batch,), generator=generator, device="cpu"),
+        )
+
+
+class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
+    """Images below one subfolder a class, each scaled so that its shorter side fits and cut to its middle.
+
+    Raises:
+        DataError: pillow is missing, the folder is missing or holds no images, or it has more classes than
+            the model; when an item is read, also that its file is not an image.
+    """
+
+    def __init__(self, folder: Path, image: int, classes: int) -> None:
+        _pillow()
+        if not folder.is_dir():
+            raise DataError(
+                f"cannot read images from {folder}: it must be a folder with one subfolder a class"
+            )
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        if len(names) > classes:
+            raise DataError(
+                f"{folder} has {len(names)} classes, the model {classes}: give --shape classes={len(names)}"
+            )
+        self._files = [
+            (path, label)
+            for label, name in enumerate(names)
+            for path in sorted((folder / name).rglob("*"))
+            if path.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        if not self._files:
+            raise DataError(
+                f"{folder} holds no images: there must be one subfolder a class, with files "
+                f"{', '.join(sorted(IMAGE_SUFFIXES))}"
+            )
+        self._image = image
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        path, label = self._files[index]
+        return read_image(path, self._image), torch.tensor(label, device="cpu")
+
+
+def read_image(path: Path, side: int) -> Tensor:
+    """Return the middle square of an image, float32 of [3, side, side] from -1 to 1.
+
+    Raises:
+        DataError: the file is not an image that pillow can read.
+    """
+    pillow = _pillow()
+    try:
+        with pillow.open(path) as picture:
+            whole = picture.convert("RGB")
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the image {path}: {_reason_of(error)}") from error
+    edge = min(whole.size)
+    left, top = ((length - edge) // 2 for length in whole.size)
+    square = whole.resize(
+        (side, side), resample=pillow.Resampling.BILINEAR, box=(left, top, left + edge, top + edge)
+    )
+    pixels = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
+    return pixels.view(side, side, CHANNELS).permute(2, 0, 1).float().div_(127.5).sub_(1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(
+            "reading images takes the package pillow: pip install 'fsdpbench[vision]', or leave --data out "
+            "for synthetic images"
+        ) from error
+    return Image
+
+
+# ------------------------------------------------------------------------------------------------- clicks
+
+
+def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iterator[Batch]:
+    """Yield (numbers, ids, labels) without end: float32 of [batch, numbers], int64 of [batch, features] below
+    `rows`, and float32 of [batch] that are 0 or 1.
+
+    Raises:
+        WorkloadError: a number is out of range.
+        DataError: see `ClickLog`.
+    """
+    if feed.data is None:
+        batches = _synthetic_clicks(feed, numbers, features, rows)
+    else:
+        batches = stream(ClickLog(feed.data, numbers, features, rows), feed)
+    return (tuple(tensor.to(feed.device) for tensor in items) for items in batches)
+
+
+def _synthetic_clicks(feed: Feed, numbers: int, features: int, rows: int) -> Iterator[Batch]:
+    generator, batch = feed.generator(), feed.batch
+
+    def drawn_numbers() -> Tensor:
+        return torch.rand((batch, numbers), generator=generator, device="cpu")
+
+    def drawn_ids() -> Tensor:
+        return torch.randint(rows, (batch, features), generator=generator, device="cpu")
+
+    def drawn_labels() -> Tensor:
+        return torch.randint(2, (batch,), generator=generator, device="cpu").float()
+
+    while True:
+        yield (
+            feed.draw(drawn_numbers, (batch, numbers), torch.float32),
+            feed.draw(drawn_ids, (batch, features), torch.int64),
+            feed.draw(drawn_labels, (batch,), torch.float32),
+        )
+
+
+class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """The lines of a click log; only the places where they begin are kept in memory.
+
+    Empty fields are 0. A number x becomes sign(x) x log(1 + |x|), a category a row by a hash of its text.
+
+    Raises:
+        DataError: the file cannot be read or has no lines; when a line is read, also that it is not of the
+            right form.
+    """
+
+    def __init__(self, path: Path, numbers: int, features: int, rows: int) -> None:
+        self._path, self._numbers, self._features, self._rows = path, numbers, features, rows
+        self._starts: list[int] = []
+        try:
+            with path.open("rb") as log:
+                position = 0
+                for line in log:
+                    if line.strip():
+                        self._starts.append(position)
+                    position += len(line)
+        except OSError as error:
+            raise DataError(f"cannot read the data file {path}: {_reason_of(error)}") from error
+        if not self._starts:
+            raise DataError(f"the data file {path} has no lines")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        with self._path.open("rb") as log:
+            log.seek(self._starts[index])
+            fields = log.readline().rstrip(b"\r\n").split(b"\t")
+        expected = 1 + self._numbers + self._features
+        if len(fields) != expected:
+            raise DataError(
+                f"sample {index} of {self._path} has {len(fields)} fields, the model takes {expected}: "
+                f"a label, {self._numbers} numbers and {self._features} categories, separated by tabs"
+            )
+        try:
+            label, *values = (float(field or 0) for field in fields[: 1 + self._numbers])
+        except ValueError as error:
+            raise DataError(f"sample {index} of {self._path}: {error}") from None
+        ids = [zlib.crc32(field) % self._rows for field in fields[1 + self._numbers :]]
+        squeezed = [math.copysign(math.log1p(abs(value)), value) for value in values]
+        return (
+            torch.tensor(squeezed, dtype=torch.float32, device="cpu"),
+            torch.tensor(ids, dtype=torch.int64, device="cpu"),
+            torch.tensor(label, dtype=torch.float32, device="cpu"),
+        )
+
+
+# -------------------------------------------------------------------------------------------------- disk
+
+
+class SizedDataset(Protocol):
+    """A data set whose items are tuples of tensors."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]: ...
+
+
+class RankShare(Sampler[int]):
+    """Endless indices of one rank.
+
+    Each epoch shuffles all indices alike on every rank and deals them out, so that no two ranks see the same
+    one; the few left over sit out the epoch.
+    """
+
+    def __init__(self, count: int, seed: int, rank: int, world_size: int) -> None:
+        self._count, self._seed, self._rank, self._world_size = count, seed, rank, world_size
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed)
+        dealt = self._count - self._count % self._world_size
+        while True:
+            order = torch.randperm(self._count, generator=generator, device="cpu")[:dealt]
+            yield from order[self._rank :: self._world_size].tolist()
+
+
+def stream(dataset: SizedDataset, feed: Feed, workers: int = 0) -> Iterator[Batch]:
+    """Yield collated microbatches of one rank without end, in host memory (pinned for a CUDA device).
+
+    `workers`: processes that read ahead; 0 reads in this process.
+
+    Raises:
+        DataError: there are fewer items than ranks.
+        WorkloadError: see `Feed.shares`.
+    """
+    shares, count = feed.shares, len(dataset)
+    if count < shares:
+        raise DataError(f"{feed.data} has {count} samples: too few for {shares} ranks")
+    loader: DataLoader[Any] = DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_size=feed.batch,
+        sampler=RankShare(count, feed.seed, feed.rank, shares),
+        num_workers=workers,
+        pin_memory=feed.device.type == "cuda",
+        # Of its own: a loader draws a seed for its workers, which must not shift the model's random stream.
+        generator=torch.Generator(),
+    )
+    return (tuple(items) for items in loader)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return an error's reason in one line, without the path that an OSError repeats."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).split("\n")[0]

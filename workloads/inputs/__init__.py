@@ -1,1 +1,0 @@
-"""Input data: tokens, images, clicks."""
