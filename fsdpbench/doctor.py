@@ -93,7 +93,7 @@ def _private_names() -> list[Finding]:
     except ImportError as error:
         return [Finding(what, Verdict.BROKEN, f"torch cannot be imported: {error}", "reinstall torch")]
     if not gone:
-        number = len(of_the_bench.INTERNALS) + len(of_impl.INTERNALS)
+        number = of_the_bench.uses() + len(of_impl.INTERNALS)
         return [Finding(what, Verdict.OK, f"all {number} that are used are there")]
     parts = [sentence.rpartition(": ") for sentence in gone]
     return [Finding(what, Verdict.MISSING, detail, way_out) for detail, _, way_out in parts]

@@ -121,7 +121,9 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
     """What was compiled, of which a simulated device knows more than Dynamo does."""
     if config.settings.compile:
-        from fsdpbench.sim.torch_device.compile.report import of_dynamo  # the compiler's import takes seconds
+        from fsdpbench.sim.torch_device.compile.refusals import (
+            of_dynamo,  # the compiler's import takes seconds
+        )
 
         record.compilation = getattr(device, "compilation", None) or of_dynamo()
     require_compiled(config, record)

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.matrix_products import Fit, fit_section
-from fsdpbench.sim.model.attention_costs import AttentionCost
+from fsdpbench.sim.model.kernel_costs import AttentionCost
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import AttentionProfile
 

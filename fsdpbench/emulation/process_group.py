@@ -17,8 +17,11 @@ from torch.distributed import ReduceOp, Work
 
 from fsdpbench.emulation.holding import CpuHolder, GpuHolder, Holder
 from fsdpbench.sim.model.network import Network
-from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
-from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
+from fsdpbench.sim.torch_device.distributed.collective_calls import (
+    CollectiveCalls,
+    collective_ranks,
+    total_bytes,
+)
 from fsdpbench.sim.torch_device.distributed.process_group import MEMBER_NS
 
 BACKEND = "emulated"

@@ -35,9 +35,8 @@ from fsdpbench.sim.torch_device.operators.known_values import (
     learn,
     mark_as_placeholders,
 )
-from fsdpbench.sim.torch_device.patches.torchscript import stand_in_for_builtin
-from fsdpbench.sim.torch_device.storage import record_of
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
+from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
 from fsdpbench.torch_internals import DisableTorchFunctionSubclass, find
 
 _MOST_IN_WORDS = 3

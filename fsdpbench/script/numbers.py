@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fsdpbench.sim.torch_device.patches.torchscript import stand_in_for_builtin
+from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
 _UNARY = ("neg", "pos", "abs")

@@ -40,7 +40,7 @@ from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.flops import FlopCount
-from fsdpbench.sim.torch_device.patches.packed_sequences import patch_packed_sequences
+from fsdpbench.sim.torch_device.patches.host_access import patch_packed_sequences
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.torch_internals import dynamo  # noqa: F401

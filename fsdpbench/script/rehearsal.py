@@ -35,7 +35,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.model.allocator import AllocatorConf
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.timeline import Work
-from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.torch_internals import replace
 

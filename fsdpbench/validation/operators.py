@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
-from fsdpbench.sim.model.isolated_costs import IsolatedPrices, profile_of
+from fsdpbench.sim.model.kernel_costs import IsolatedPrices, profile_of
 from fsdpbench.validation.judge import Bar
 
 LARGE_BYTES = 1 << 20

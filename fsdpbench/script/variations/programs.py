@@ -23,7 +23,7 @@ from fsdpbench.script.interposing import (
 from fsdpbench.script.model_blocks import has_units
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.torch_device.streams import Event
+from fsdpbench.sim.torch_device.device_module import Event
 from fsdpbench.torch_internals import BaseDataLoaderIter
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 

@@ -14,13 +14,21 @@ Anything else takes torch's own way. The result is the same, only sooner; nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.distributed.tensor import Partial
 
-from fsdpbench.sim.torch_device.tensors import contiguous_strides
-from fsdpbench.torch_internals import DTensorSpec, OutputSharding, expect, op_dispatcher, patch, replace
+from fsdpbench.sim.torch_device.tensors import contiguous_strides, is_simulated
+from fsdpbench.torch_internals import (
+    DTensorSpec,
+    OffsetBasedRNGTracker,
+    OutputSharding,
+    expect,
+    op_dispatcher,
+    patch,
+    replace,
+)
 
 _ALIKE = ("aten::detach", "aten::empty_like", "aten::zeros_like", "aten::ones_like")
 _ELEMENTWISE = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::_foreach_")
@@ -108,3 +116,81 @@ def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
     if any(isinstance(placement, Partial) for placement in first.placements):
         return False
     return all(spec.mesh is first.mesh and spec.placements == first.placements for spec in sharded)
+
+
+# The state of DTensor's random numbers stays on the host.
+# torch copies the state to the device, so that rank 0's can be sent to all, and back before each random
+# operator. Simulated tensors lose their values on that way, and what torch then decided was reported as the
+# script's decision. All simulated ranks are one: their states agree, and nothing is sent.
+
+
+def install_random_state() -> None:
+    """Keep the state on the host, and do not compare the ranks' states, where the device is simulated."""
+    copied = expect(OffsetBasedRNGTracker, "_get_device_state")
+    replace(
+        OffsetBasedRNGTracker,
+        __init__=_without_comparing(expect(OffsetBasedRNGTracker, "__init__")),
+        _get_device_state=_on_the_host(copied),
+    )
+
+
+def _without_comparing(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+        original(self, device_mesh, run_state_sync=False)
+        if run_state_sync and not is_simulated(self._device):
+            original(self, device_mesh)
+
+    return init
+
+
+def _on_the_host(original: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    def state(self: Any) -> torch.Tensor:
+        copied = original(self)
+        if not is_simulated(self._device):
+            return copied
+        on_host: torch.Tensor = self._device_handle.get_rng_state()
+        return on_host
+
+    return state
+
+
+# FSDP2 cuts every parameter into a shard for each rank and keeps its own: here it cuts what is asked for.
+# On 512 ranks the others were a sixth of a run's time. Parameters on the meta device only, since cuts of
+# others are operators, which have a price.
+
+
+class Chunks(Sequence[torch.Tensor]):
+    """What `torch.chunk` gives, filled up with empty tensors to `count`; each made when it is asked for."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+        self._length = -(-tensor.size(dim) // count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"chunk {index} of {self._count}")
+        start = index % self._count * self._length
+        left = self._tensor.size(self._dim) - start
+        if left <= 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, left))
+
+
+def cut_when_asked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original` is FSDP2's `_chunk_with_empty`."""
+
+    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        if tensor.is_meta and tensor.size(dim) > 0:
+            return Chunks(tensor, num_chunks, dim)
+        return original(tensor, num_chunks, dim)
+
+    return chunk_with_empty
