@@ -55,7 +55,7 @@ def test_a_step_limited_by_its_host_gets_faster(fsdpbench: Any, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--system", "impl-fsdp1"), "Event.synchronize(), at fsdpbench/impl/runtime/rate_limiter.py"),
+        (("--system", "impl-fsdp1"), "Event.synchronize(), at fsdpbench/impl/runtime/context.py"),
         (("--system", "torch-fsdp1"), "Event.synchronize(), at torch/distributed/fsdp"),
         (("--system", "torch-fsdp1", "--set", "limit_all_gathers=off"), "record_stream"),
     ],
