@@ -24,12 +24,10 @@ from typing import IO, Any
 
 from fsdpbench.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 
-# Text that comes from outside, made fit for one line of a terminal, a log or a Markdown table.
 # Names, paths, causes and values may hold anything: escape sequences that a terminal obeys, line breaks that
-# make one line two, a megabyte. What is shown of them is printable and bounded.
+# make one line two, a megabyte. The text shown of them is printable and bounded.
 
 LONGEST_LINE = 1000
-
 _NOT_PRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
@@ -38,17 +36,17 @@ halves of surrogate pairs (bytes of a path that are not UTF-8)."""
 
 
 def printable(text: object) -> str:
-    """`text` on one line: each control character is replaced by its escape, as in `\\x1b`."""
+    """Return `text` on one line: each control character is replaced by its escape, as in `\\x1b`."""
     return _NOT_PRINTABLE.sub(_escaped, str(text))
 
 
 def printable_lines(text: object) -> str:
-    """`printable` for what is made of lines: those stay."""
+    """Return `text` with its line breaks kept and each line `printable`."""
     return "\n".join(printable(line) for line in str(text).split("\n"))
 
 
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
-    """`printable`, and no longer than `longest`: of more, beginning and end are kept."""
+    """Return `text` printable and no longer than `longest`: of a longer one beginning and end are kept."""
     whole = str(text)
     if len(whole) <= longest:
         whole = printable(whole)
@@ -61,7 +59,7 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
 
 
 def all_on_one_line(tree: Any, longest: int = 4 * LONGEST_LINE) -> Any:
-    """What JSON holds, with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
+    """Return JSON's value with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
     if isinstance(tree, str):
         return one_line(tree, longest)
     if isinstance(tree, list):
@@ -77,30 +75,15 @@ def _escaped(found: re.Match[str]) -> str:
     return known or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
-# Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
-#
-# Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
-# without a writer, a device that never ends) is answered. NaN and infinity pass: what they mean is for
-# those to say who know the key.
-
 MIB = 1 << 20
-
 LARGEST_JSON = 64 * MIB
-
 LARGEST_TOML = 16 * MIB
-
 DEEPEST = 100
-
 _MOST_KEY_PARTS = 64
-
 _LONGEST_REASON = 300
-
 _PIPE_PATIENCE_S = 10.0
-
 _WHOLE_PATIENCE_S = 60.0
-
 _SILENCE_S = 1.0
-
 _LONG_KEY = re.compile(
     r"""^[ \t]*+\[{0,2}+(?:[ \t]*+(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.)"""
     rf"{{{_MOST_KEY_PARTS}}}",
@@ -109,7 +92,7 @@ _LONG_KEY = re.compile(
 
 
 class UnreadableError(ValueError):
-    """What cannot be read as what it should be. The message is one line: its `origin`, and the `reason`."""
+    """Content that is not of the expected kind. The message is one line: its `origin`, and the `reason`."""
 
     def __init__(self, origin: object, reason: str) -> None:
         self.origin = one_line(origin, _LONGEST_REASON)
@@ -118,27 +101,27 @@ class UnreadableError(ValueError):
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
-    """The value in a JSON file of at most `largest` bytes. Raises `UnreadableError`."""
+    """Return the value in a JSON file of at most `largest` bytes. Raises `UnreadableError`."""
     return parse_json(read_bytes(path, largest), str(path))
 
 
 def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
-    """The tables in a TOML file of at most `largest` bytes. Raises `UnreadableError`."""
+    """Return the tables in a TOML file of at most `largest` bytes. Raises `UnreadableError`."""
     return parse_toml(read_bytes(path, largest), str(path))
 
 
 def read_text(path: Path, largest: int) -> str:
-    """The text in a file of at most `largest` bytes of UTF-8. Raises `UnreadableError`."""
+    """Return the text in a file of at most `largest` bytes of UTF-8. Raises `UnreadableError`."""
     return _text(read_bytes(path, largest), str(path))
 
 
 def parse_json(content: bytes | str, origin: str) -> Any:
-    """`read_json` for what is read already; `origin` begins the message of an `UnreadableError`."""
+    """Return the value of JSON that is read already; `origin` begins the message of an `UnreadableError`."""
     return _parsed(json.loads, _text(content, origin), origin, "JSON")
 
 
 def parse_toml(content: bytes | str, origin: str) -> dict[str, Any]:
-    """`read_toml` for what is read already; `origin` begins the message of an `UnreadableError`."""
+    """Return the tables of TOML that is read already; `origin` begins the message of an `UnreadableError`."""
     text = _text(content, origin)
     if _LONG_KEY.search(text):  # time and memory of the parser grow with the square of a key's parts
         raise UnreadableError(origin, f"is not usable TOML (a key of more than {_MOST_KEY_PARTS} parts)")
@@ -168,7 +151,7 @@ class _BeyondLimitError(ValueError):
 
 
 def _check_limits(value: Any) -> None:
-    """Without recursion: the nesting that a parser gets through may be more than Python's stack holds."""
+    """Raise `_BeyondLimitError` beyond a limit. Not recursive: parsers nest deeper than Python's stack."""
     waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
     while waiting:
         node, where, depth = waiting.pop()
@@ -194,8 +177,8 @@ def _text(content: bytes | str, origin: str) -> str:
 
 
 def read_bytes(path: Path, largest: int, *, await_writer: bool = False) -> bytes:
-    """A file's content; of a pipe that has no writer (yet) nothing, or with `await_writer` what comes within
-    seconds. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
+    """Return a file's content; of a pipe without a writer nothing, or with `await_writer` the bytes that come
+    within seconds. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
     try:
         handle = _opened(path)
         try:
@@ -214,8 +197,8 @@ def read_bytes(path: Path, largest: int, *, await_writer: bool = False) -> bytes
 
 
 def read_standard_input(largest: int, on_wait: Callable[[], None]) -> bytes:
-    """Standard input, to its end: for as long as its writer lives, and `on_wait` is called where that takes
-    long. Raises `UnreadableError` past `largest`."""
+    """Return standard input, to its end, however long its writer lives; call `on_wait` once that takes long.
+    Raises `UnreadableError` past `largest` bytes."""
     try:
         return _read_all("standard input", 0, largest, True, on_wait)
     except OSError as error:
@@ -223,7 +206,7 @@ def read_standard_input(largest: int, on_wait: Callable[[], None]) -> bytes:
 
 
 def read_tail(path: Path, most: int) -> str:
-    """The last `most` bytes of a log, as far as they are text; empty where there is none."""
+    """Return the last `most` bytes of a log, as far as they are text; empty where there is none."""
     try:
         with open(_opened(path), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
@@ -244,7 +227,7 @@ def _opened(path: Path) -> int:
 def _read_all(
     origin: object, handle: int, largest: int, silent: bool, on_wait: Callable[[], None] | None = None
 ) -> bytes:
-    """To the end. `silent`: nothing is to be read yet, for all that is known."""
+    """Return everything to the end. `silent`: there may be nothing to read yet."""
     parts: list[bytes] = []
     size, told = 0, False
     ends = time.monotonic() + _WHOLE_PATIENCE_S
@@ -278,14 +261,12 @@ def _too_large(origin: object, largest: int) -> UnreadableError:
     return UnreadableError(origin, f"is larger than {largest // MIB} MiB, more than is read of such files")
 
 
-# Pickles from elsewhere, of plain values: lists, dictionaries, strings, numbers.
-#
-# Nothing else is made of them, so that no file can run code, and none gets more memory than its size
-# explains.
+# Pickles give plain values alone, so that no file can run code, and none gets more memory than its size
+# explains: Python's unpickler makes room for as many objects as a file names by number, before it has seen
+# one of them, and six bytes ask for gigabytes.
 
 _MEMORY_A_BYTE = 150
 """A byte of a pickle makes an empty dictionary at most, and a place in what holds it."""
-
 _MEMORY_AT_LEAST = 256 << 20
 
 
@@ -295,7 +276,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(file: IO[bytes], size: int) -> Any:
-    """The values in a pickle of `size` bytes.
+    """Return the values in a pickle of `size` bytes.
 
     Raises:
         MemoryError: it asks for more than its size explains.
@@ -306,15 +287,9 @@ def load_plain(file: IO[bytes], size: int) -> Any:
         return _PlainUnpickler(file).load()
 
 
-# An upper bound on what a piece of foreign code may allocate, kept by the operating system.
-#
-# Python's own unpickler makes room for as many objects as a file names by number, before it has seen one of
-# them: six bytes ask for gigabytes.
-
-
 @contextmanager
 def bounded_memory(more: int) -> Iterator[None]:
-    """MemoryError inside where this process asks for `more` bytes beyond what it has.
+    """Raise MemoryError inside where this process asks for `more` bytes beyond what it has.
 
     It holds for the whole process, all threads. Where the system does not tell what a process has, nothing is
     bounded.
@@ -333,7 +308,7 @@ def bounded_memory(more: int) -> Iterator[None]:
 
 
 def _address_space() -> int:
-    """Bytes of this process's address space; 0 where the system does not tell."""
+    """Return the bytes of this process's address space; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):

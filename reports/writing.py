@@ -44,7 +44,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, ending: str = ".partial") -> Iterator[Path]:
-    """A name beside `path` that is this process's own: what is there in the end replaces `path`."""
+    """Yield a name beside `path` that is this process's own; the file written there replaces `path`."""
     with own_name(path, ending) as aside:
         yield aside
         os.replace(aside, path)
@@ -52,7 +52,7 @@ def replacing(path: Path, ending: str = ".partial") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_name(path: Path, ending: str = ".partial") -> Iterator[Path]:
-    """A name beside `path` that is this process's own; what is there in the end is removed."""
+    """Yield a name beside `path` that is this process's own; a file left there is removed."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{os.getpid()}@{host()}{ending}")
     try:
         yield aside
@@ -62,12 +62,12 @@ def own_name(path: Path, ending: str = ".partial") -> Iterator[Path]:
 
 
 def create(path: Path) -> BinaryIO:
-    """A file where nothing is, not even a link. Raises `OSError`."""
+    """Create a file where nothing is, not even a link, and return it. Raises `OSError`."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
 
 
 def append_to(path: Path) -> int:
-    """A handle to add to a log; what is there and is not the one name of a file is replaced. Raises
+    """Return a handle to add to a log; anything there but the one name of a file is replaced. Raises
     `OSError`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):
@@ -90,20 +90,20 @@ def remove(path: Path) -> None:
 
 
 def host() -> str:
-    """This machine's name, as a part of a file's name."""
+    """Return this machine's name, as a part of a file's name."""
     return re.sub(r"[^\w.-]", "_", socket.gethostname())[:64]
 
 
 def is_written_into(path: Path) -> bool:
-    """Whether `path` is a standard stream, a device or a pipe, which a new file must not replace."""
+    """Return whether `path` is a standard stream, a device or a pipe, which a new file must not replace."""
     if path.is_symlink():
         return str(path.absolute().parent) in _STREAMS
     return path.exists() and not path.is_file()
 
 
 def _opened(path: Path) -> int:
-    """A handle that blocks from here on: a reader may take its time (`| less`). Raises `OSError`, also for a
-    pipe without a reader."""
+    """Return a handle that blocks from here on: a reader may take its time (`| less`). Raises `OSError`, also
+    for a pipe without a reader."""
     ends = time.monotonic() + _READER_PATIENCE_S
     flags = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
     while True:

@@ -179,7 +179,8 @@ class Schedule:
     def _prefetch_backward(self, stage: Stage) -> None:
         if stage.backward_targets:
             for target in stage.backward_targets:
-                self.gather(target, for_backward=True)
+                if target.forward_positions:  # its backward is to come: a skipped one may be written to
+                    self.gather(target, for_backward=True)
             return
         position = stage.backward_position
         for ahead in range(1, self.settings.backward_prefetch_depth + 1):

@@ -1,4 +1,4 @@
-"""What happened in a trace: overlap, phases, collectives, FSDP units, memory, ranks."""
+"""Analysis of traces: overlap, phases, collectives, FSDP units, memory, ranks."""
 
 from fsdpbench.reports.analysis.analyze import analyze, analyze_trace
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts

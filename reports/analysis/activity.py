@@ -1,4 +1,4 @@
-"""What the device (or, on a CPU trace, the rank's threads) did when: computation, communication, copies.
+"""Activity of the device, or of a rank's threads on a CPU trace: computation, communication, copies.
 
 Both kinds of trace end in the same table, so that everything after this file is written once:
 
@@ -20,10 +20,10 @@ from fsdpbench.reports.analysis.naming import (
     COLLECTIVE_TYPES,
     CollectiveType,
     collective_type,
-    communication_kernel_names,
-    cpu_collective_names,
-    cpu_computation_names,
-    issue_names,
+    is_communication_kernel,
+    is_cpu_collective,
+    is_cpu_computation,
+    is_issue,
 )
 from fsdpbench.reports.analysis.peaks import Links
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans
@@ -35,7 +35,6 @@ UNKNOWN_TIME = np.iinfo(np.int64).min
 
 
 _MEANT = ("all_gather", "reduce_scatter", "all_reduce")
-
 _STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveType.OTHER)
 
 
@@ -69,7 +68,7 @@ class Work:
         )
 
     def mainline(self) -> Work:
-        """The computation of the stream that computes most, in order of its launch.
+        """Return the computation of the stream that computes most, in order of its launch.
 
         What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
         """
@@ -82,7 +81,7 @@ class Work:
         return main.select(np.argsort(main.launch, kind="stable"))
 
     def asked(self) -> Int64:
-        """The time that decides to which step or phase an event belongs: its launch, else its own start."""
+        """Return the time (ns) that places an event in a step or phase: its launch, else its own start."""
         return np.where(self.launch == UNKNOWN_TIME, self.start, self.launch)
 
 
@@ -119,8 +118,8 @@ class Activity:
 
 
 def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) -> Activity:
-    """Device events where the trace has any, operators otherwise; `spans`: its FSDP annotations, `links`:
-    what its collectives run over, where it is known."""
+    """Return the activity of device events where the trace has any, of operators otherwise. `spans`: its FSDP
+    annotations; `links`: the links of its collectives, where they are known."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     if len(device_rows):
         work = _device_work(trace, device_rows)
@@ -149,10 +148,10 @@ def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) ->
 
 def _device_work(trace: Trace, rows: Int64) -> Work:
     events = trace.events
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    rows = trace.by_start(rows)
     launch, lane = _launches(trace, rows)
     is_kernel = events.category[rows] == Category.KERNEL
-    named = communication_kernel_names(trace)[events.name[rows]]
+    named = trace.names_that(is_communication_kernel)[events.name[rows]]
     described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
     communication = is_kernel & (named | described)
     return Work(
@@ -168,7 +167,7 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
 
 
 def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
-    """When, and on which thread, the runtime call with the same correlation number began."""
+    """Return when (ns), and on which thread, the runtime call with the same correlation number began."""
     events = trace.events
     calls = trace.rows(Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
@@ -188,10 +187,8 @@ def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
 
 def _cpu_work(trace: Trace) -> Work:
     events = trace.events
-    annotations = trace.rows(Category.USER_ANNOTATION, Category.CPU_OP)
-    spans = annotations[cpu_collective_names(trace)[events.name[annotations]]]
-    operators = trace.rows(Category.CPU_OP)
-    operators = operators[cpu_computation_names(trace)[events.name[operators]]]
+    spans = trace.rows_named(is_cpu_collective, Category.USER_ANNOTATION, Category.CPU_OP)
+    operators = trace.rows_named(is_cpu_computation, Category.CPU_OP)
     operators = operators[~np.isin(events.lane[operators], _process_group_lanes(trace, spans))]
     rows = np.concatenate([spans, operators])
     is_span = np.arange(len(rows)) < len(spans)
@@ -213,27 +210,23 @@ def _cpu_work(trace: Trace) -> Work:
 
 
 def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
-    """Threads that only carry collectives: their copies belong to the transfer."""
+    """Return threads that only carry collectives: their copies belong to the transfer."""
     events = trace.events
-    stepping = trace.rows(Category.USER_ANNOTATION)
-    is_step = np.fromiter(
-        (name.startswith("ProfilerStep#") for name in trace.names), np.bool_, len(trace.names)
-    )
-    main = np.unique(events.lane[stepping[is_step[events.name[stepping]]]])
+    steps = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
+    main = np.unique(events.lane[steps])
     return np.setdiff1d(np.unique(events.lane[spans]), main).astype(np.int32)
 
 
 def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
-    """The call that handed each span to its process group: by type, first come, first served.
+    """Return when (ns) and where each span was handed to its process group: by type, first come, first
+    served.
 
     By type, because a process group has several threads, and a span may begin before one that was issued
     earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
     begin before its issue keeps its own start.
     """
     events = trace.events
-    operators = trace.rows(Category.CPU_OP)
-    issues = operators[issue_names(trace)[events.name[operators]]]
-    issues = issues[np.argsort(events.start[issues], kind="stable")]
+    issues = trace.by_start(trace.rows_named(is_issue, Category.CPU_OP))
     launch, lane = events.start[spans].copy(), events.lane[spans].copy()
     # Gloo carries out a reduce-scatter as an all-reduce: they are one type here.
     types = [collective_type(name) for name in trace.names]
@@ -253,7 +246,7 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
 
 
 def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None) -> Collectives:
-    """Types and sizes.
+    """Return the collectives with types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
     FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
@@ -311,7 +304,8 @@ def _sizes(
     *,
     on_cpu: bool,
 ) -> tuple[int, int]:
-    """Bytes of the message and on the wire; what was `asked` of the backend stands for what was `found`."""
+    """Return bytes of the message and on the wire. The backend was `asked` for one type to carry out the type
+    `found`."""
     ranks = info.group_size or world_size
     size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
     if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
@@ -323,22 +317,19 @@ def _sizes(
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:
-    """Name numbers of the issuing `c10d::` operators, MISSING where unknown.
+    """Return name numbers of the issuing `c10d::` operators, MISSING where unknown.
 
     Gloo carries out a reduce-scatter as an all-reduce; only the operator says what was meant.
     """
     events = trace.events
     if len(trace.rows(Category.KERNEL)):
         return [MISSING] * len(work.row)
-    operators = trace.rows(Category.CPU_OP)
-    operators = operators[issue_names(trace)[events.name[operators]]]
+    operators = trace.rows_named(is_issue, Category.CPU_OP)
     by_place = {(int(events.start[row]), int(events.lane[row])): int(events.name[row]) for row in operators}
     places = zip(work.launch.tolist(), work.launch_lane.tolist(), strict=True)
     return [by_place.get(place, MISSING) for place in places]
 
 
-# Bytes of a collective: the full buffer, and what crosses the wire.
-#
 # Wire bytes follow nccl-tests' "bus bandwidth" (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): for n
 # ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all send S (n-1)/n, all-reduce
 # twice that, broadcast, reduce and send/recv S.
@@ -348,7 +339,7 @@ _MOST_BYTES = 1 << 45
 
 
 def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
-    """Bytes of the full buffer (gathered, or before reduction); None when the trace does not tell."""
+    """Return bytes of the full buffer (gathered, or before reduction); None when the trace does not say."""
     size = _said_bytes(kind, info, world_size)
     return size if size is not None and size <= _MOST_BYTES else None
 
@@ -367,12 +358,12 @@ def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | No
 
 
 def with_own_part(sent: int | None, ranks: int | None) -> int | None:
-    """The full buffer of a reduction of which `sent` is what goes to the other ranks."""
+    """Return bytes of the full buffer of a reduction that sends `sent` bytes to the other ranks."""
     return None if sent is None or not ranks or ranks < 2 else sent * ranks // (ranks - 1)
 
 
 def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:
-    """Bytes that each rank sends; None when the number of ranks is unknown."""
+    """Return the bytes that each rank sends; None when the number of ranks is unknown."""
     if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE, CollectiveType.SEND_RECV):
         return message
     if not ranks:
@@ -381,16 +372,14 @@ def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | N
     return times * message * (ranks - 1) // ranks
 
 
-# Which ranks a collective is among, from the profiler's metadata of its process group.
-#
-# torch writes the list of ranks as text, `[0, 1, 2, 3]`, of large groups only a part: `[0, 8, 16, ..., 504]`.
+# torch writes a group's ranks as text, `[0, 1, 2, 3]`; of large groups a part, `[0, 8, 16, ..., 504]`.
 
 MOST_RANKS = 1 << 16
 """More ranks than this are not listed: a shortened list of few characters may stand for any number."""
 
 
 def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
-    """The ranks of the group; None where the trace does not tell all of them.
+    """Return the ranks of the group; None where the trace does not list all of them.
 
     A shortened list is completed if it is evenly spaced and then has as many ranks as the group.
     """
@@ -412,7 +401,7 @@ def _listed(text: str, size: int | None) -> tuple[int, ...] | None:
 
 
 def group_key(info: CollectiveInfo | None) -> str:
-    """A text that is the same on all ranks of one group, as far as the trace tells; "" where it does not."""
+    """Return a text that is equal on all ranks of one group, as far as the trace says, else ""."""
     if info is None:
         return ""
     ranks = group_ranks(info)

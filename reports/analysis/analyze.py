@@ -1,4 +1,4 @@
-"""From paths to the analysis: one trace at a time (in each process), so that memory holds one rank only."""
+"""The way from paths to the analysis: one trace at a time in each process, so memory holds one rank only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def analyze(
     chips: Mapping[str, Chip] | None = None,
     draw: Draw | None = None,
 ) -> Analysis:
-    """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
+    """Analyse every trace and memory snapshot behind the paths (files, or folders searched for them).
 
     A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
     folder with no readable trace, raise.
@@ -105,7 +105,7 @@ _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
 def _outcomes(
     files: Sequence[TraceFile], processes: int, read: Callable[[TraceFile], _Outcome]
 ) -> Iterator[_Outcome]:
-    """What came of each file, in their order."""
+    """Yield the outcome of each file, in their order."""
     if processes <= 1:
         yield from map(read, files)
         return
@@ -147,7 +147,12 @@ def analyze_trace(
     links: Mapping[str, Links] | None = None,
     chips: Mapping[str, Chip] | None = None,
 ) -> RankAnalysis:
-    """All figures of one rank's trace; `links` and `chips` as for `analyze`."""
+    """Return all figures of one rank's trace.
+
+    Args:
+        configuration: the name of its configuration's folder, None outside of one.
+        links, chips: as for `analyze`.
+    """
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
     activity = find_activity(trace, spans, connected)
@@ -219,7 +224,7 @@ def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> di
 def analyze_units(
     activity: Activity, spans: FsdpSpans, gathers: Sequence[GatherTiming]
 ) -> tuple[UnitAnalysis, ...]:
-    """Every unit that communicated, over the whole trace, in order of first appearance."""
+    """Return every unit that communicated, over the whole trace, in order of first appearance."""
     work = activity.collectives.work
     unit = unit_of(spans, work.launch_lane, work.launch)
     return tuple(
@@ -234,8 +239,8 @@ def analyze_units(
 
 
 def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
-    """Mean, least and greatest of each figure; the slowest rank is that of the longest mean step. `unread`:
-    how many traces of the same ranks could not be read.
+    """Return mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
+    `unread`: how many traces of the same ranks could not be read.
 
     Ranks of one job wait for one another in collectives, so their steps take about equally long; the rank
     that makes the others wait is `waiting.straggler`.
@@ -272,7 +277,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
 
 
 def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
-    """Why figures across these ranks cannot be believed."""
+    """Return why figures across these ranks cannot be believed."""
     doubts = [f"{unread} traces could not be read"] if unread else []
     numbers = [rank.rank for rank in ranks]
     twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
@@ -305,10 +310,8 @@ def _spread(ranks: Sequence[RankAnalysis], of: Callable[[RankAnalysis], float | 
 
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
-
 _MOST_FILES = 500_000
 """More is a whole disk, and takes minutes to look through."""
-
 _NOT_TRACES = ("_record.json", "config.json", "result.json")
 
 
@@ -322,12 +325,12 @@ class TraceFile:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is a memory snapshot and not a trace, by its name."""
+        """Return whether it is a memory snapshot and not a trace, by its name."""
         return self.path.name.endswith(SNAPSHOT_SUFFIXES)
 
 
 def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
-    """The trace files behind the paths, in a stable order, each once.
+    """Return the trace files behind the paths, in a stable order, each once.
 
     Raises:
         TraceError: a path that does not exist, or a folder without traces.
@@ -346,7 +349,7 @@ def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
 
 
 def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile]:
-    """The files behind one path by what they are really; a named one counts as asked for."""
+    """Return the files behind one path by their resolved paths; a named one counts as asked for."""
     if not path.is_dir():
         path.stat()  # says why where it is not there
         return {path.resolve(): TraceFile(path, _configuration(path), asked_for=True)}
@@ -362,7 +365,8 @@ def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Sorted. What goes away or may not be looked into while we look is no reason to end (a busy `/tmp`)."""
+    """Return the files below a folder, sorted. Files that vanish or may not be opened meanwhile are left out:
+    `/tmp` is busy."""
     found: list[Path] = []
     seen = 0
     for place, _, names in os.walk(folder):
@@ -374,7 +378,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[TraceFile]:
-    """All files below the folder that may be traces; where some beside each other say so in their names,
+    """Return all files below the folder that may be traces; where some of one folder say so in their names,
     only those."""
     by_folder: dict[Path, list[Path]] = {}
     for file in _files_below(folder):
@@ -388,7 +392,7 @@ def _in_folder(folder: Path) -> list[TraceFile]:
 
 
 def _configuration(file: Path) -> str | None:
-    """The name of the configuration's folder, where the file is in one (`<name>/trace/<file>`)."""
+    """Return the name of the configuration's folder, where the file is in one (`<name>/trace/<file>`)."""
     folder = file.absolute().parent
     if folder.name == "trace" and (folder.parent / "config.json").exists():
         return folder.parent.name

@@ -34,12 +34,12 @@ class TimeParts:
 
     @property
     def total(self) -> int:
-        """The whole span, ns."""
+        """Return the whole span, ns."""
         return self.compute_only + self.overlapped + self.exposed_communication + self.idle
 
     @property
     def overlap_fraction(self) -> float | None:
-        """Share of communication time hidden under computation; None where nothing was communicated."""
+        """Return the share of communication time hidden under computation; None without communication."""
         communication = self.overlapped + self.exposed_communication
         return self.overlapped / communication if communication else None
 
@@ -47,7 +47,8 @@ class TimeParts:
         return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def per(self, count: int) -> TimeParts:
-        """The mean of `count` such spans in whole ns; idle takes the rest, so that the parts still sum."""
+        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that the parts still
+        sum."""
         compute, overlapped, exposed = (
             part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
         )
@@ -87,19 +88,20 @@ class CollectiveFigures:
 
     @property
     def bus_bandwidth(self) -> float | None:
-        """Bytes per second."""
+        """Return the achieved bus bandwidth, bytes per second."""
         if not self.wire_bytes or not self.sized_time:
             return None
         return self.wire_bytes / seconds(self.sized_time)
 
     @property
     def roof_bandwidth(self) -> float | None:
-        """Bytes per second at the links' peak, by the hardware's profile."""
+        """Return bytes per second at the links' peak, by the hardware's profile."""
         return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
 
     @property
     def roof_share(self) -> float | None:
-        """Achieved bus bandwidth as a part of the peak, or of the best seen where the peak is not known."""
+        """Return the achieved bus bandwidth as a part of the peak, or of the best seen where no peak is
+        known."""
         roof = self.roof_bandwidth or self.best_bandwidth
         return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 
@@ -118,7 +120,7 @@ class CollectiveFigures:
 
 
 def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
-    """Figures of disjoint windows together."""
+    """Return the figures of disjoint windows together."""
     sizes = [each.bytes for each in figures if each.count]
     wires = [each.wire_bytes for each in figures if each.count]
     ideals = [each.ideal_time for each in figures if each.count]
@@ -139,13 +141,13 @@ CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
-    """Figures by type, those of the contract first."""
+    """Return the figures by type as plain values, types of the contract first."""
     names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
 
 def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
-    """How [start, end) was spent."""
+    """Return how [start, end), in ns, was spent."""
 
     def within(what: Intervals) -> int:
         return intervals.clip(what, start, end).length()
@@ -158,7 +160,7 @@ def time_parts(activity: Activity, start: int, end: int) -> TimeParts:
 
 
 def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[str, TimeParts]:
-    """Parts by phase name; "other" is what is left of the step, so that all parts sum to the step's."""
+    """Return the parts by phase; "other" is the rest of the step, so that all parts sum to the step's."""
     if not phases:
         return {}
     parts: dict[str, TimeParts] = {}
@@ -177,7 +179,7 @@ def phase_parts(activity: Activity, step: Window, phases: list[Window]) -> dict[
 def collective_figures(
     activity: Activity, mask: Bool | None = None, window: Window | None = None
 ) -> dict[str, CollectiveFigures]:
-    """Figures by type of the collectives under `mask`.
+    """Return the figures by type of the collectives under `mask`.
 
     With a window: counted are those asked for within its mark, timed is what is in the window, so that no
     time is missed or counted twice where a collective crosses from one step into the next.

@@ -1,4 +1,4 @@
-"""What a verdict is made of, and torch's words for the settings that it suggests."""
+"""Verdicts and their findings, and torch's words for the settings that they suggest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`sentence` says it all; `findings` are in order of what they cost."""
+    """A sentence that says it all, and findings in order of what they cost."""
 
     outcome: Outcome
     sentence: str
@@ -116,11 +116,11 @@ _WORDS: dict[tuple[str, str | None], str] = {
 
 
 def torch_words(suggestion: Suggestion) -> str | None:
-    """What to write in a program that uses torch; None where torch has no word for it."""
+    """Return the code to write in a program that uses torch; None where torch has no such setting."""
     return _WORDS.get((suggestion.setting, suggestion.value)) or _WORDS.get((suggestion.setting, None))
 
 
 def in_torch(verdict: Verdict) -> Iterator[str]:
-    """Everything that a verdict suggests, in torch's words, the most costly cause first, each once."""
+    """Yield everything that a verdict suggests, in torch's words, the most costly cause first, each once."""
     suggestions = (each for finding in verdict.findings for each in finding.suggestions)
     yield from dict.fromkeys(words for each in suggestions if (words := torch_words(each)))

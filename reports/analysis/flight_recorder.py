@@ -1,4 +1,4 @@
-"""What the Flight Recorder's dumps of a job say together, and which rank caused the hang.
+"""The Flight Recorder's dumps of a job together, and the rank that caused the hang.
 
 Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
 others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
@@ -52,8 +52,8 @@ class Problem:
 
 
 def groups_of(dumps: Sequence[Dump]) -> list[Group]:
-    """The groups that the dumps name. Where none says who is in a group, those that call it are; of the
-    default group, all."""
+    """Return the groups that the dumps name. Where no dump says who is in a group, its callers are; all ranks
+    are in the default group."""
     ranks: dict[tuple[GroupName, tuple[int, ...]], set[int]] = {}
     for dump in dumps:
         for name in dict.fromkeys(entry.group for entry in dump.entries):
@@ -66,8 +66,8 @@ def groups_of(dumps: Sequence[Dump]) -> list[Group]:
 
 
 def first_problem(group: Group, dumps: Sequence[Dump]) -> Problem | None:
-    """The first collective that the ranks of `group` do not agree on, or that is not done; None if there is
-    none."""
+    """Return the first collective that the ranks of `group` do not agree on, or that is not done; None if
+    there is none."""
     inside = [dump for dump in dumps if dump.rank in group.members]
     histories = {dump.rank: _History(dump, group) for dump in inside}
     absent = tuple(rank for rank in group.members if rank not in histories)
@@ -91,8 +91,8 @@ class _History:
         self.last = max(max(self.calls, default=0), status.enqueued if status else 0)
 
     def never_called(self, sequence: int) -> bool:
-        """Whether this rank certainly has not called it: its last one came before. Of a rank that keeps no
-        call of this group at all that is certain only where nothing has left its buffer."""
+        """Return whether this rank certainly did not call it: its last call came before. A rank that keeps no
+        call of this group is certain only where nothing has left its buffer."""
         return self.last < sequence and (bool(self.last) or not self._is_cut)
 
 
@@ -116,7 +116,7 @@ def _last_entry(history: _History) -> Entry | None:
 
 
 def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
-    """The ranks on which a collective is not done, as far as their backend says."""
+    """Return the ranks on which a collective is not done, as far as their backend says."""
     return tuple(
         rank
         for rank, entries in calls.items()
@@ -125,7 +125,7 @@ def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
 
 
 def _differing(calls: Mapping[int, _Calls]) -> tuple[str, tuple[int, ...]] | None:
-    """Which part of a call differs, and the ranks that do not go with most of the others."""
+    """Return which part of a call differs, and the ranks that differ from most of the others."""
     for name, part in (("kind", _kinds), ("sizes", _numbers), ("dtype", _dtypes)):
         said = {rank: value for rank, entries in calls.items() if (value := part(entries)) is not None}
         counts = Counter(said.values())
@@ -140,7 +140,7 @@ def _kinds(entries: _Calls) -> tuple[str, ...]:
 
 
 def _numbers(entries: _Calls) -> tuple[int, ...] | None:
-    """Elements of what must be equal on all ranks; None where ranks may differ."""
+    """Return the numbers of elements that must be equal on all ranks; None where ranks may differ."""
     numbers = [_number(entry) for entry in entries]
     return tuple(each for each in numbers if each is not None) if None not in numbers else None
 
@@ -157,13 +157,13 @@ def _number(entry: Entry) -> int | None:
 
 
 def _dtypes(entries: _Calls) -> tuple[str, ...] | None:
-    """None where a rank has none to say: the receivers of a scatter have no input."""
+    """Return the calls' dtypes; None where a rank has none: the receivers of a scatter have no input."""
     dtypes = {dtype for entry in entries for dtype in (*entry.input_dtypes, *entry.output_dtypes)}
     return tuple(sorted(dtypes)) or None
 
 
 def _unfinished(group: Group, histories: Mapping[int, _History]) -> Problem | None:
-    """The first collective that all ranks joined and that is not done on some of them."""
+    """Return the first collective that all ranks joined and that is not done on some of them."""
     for sequence in sorted({number for each in histories.values() for number in each.calls}):
         calls = {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
         entries = [entry for each in calls.values() for entry in each]
@@ -182,23 +182,18 @@ def _without(calls: Mapping[int, _Calls], ranks: Sequence[int]) -> tuple[int, ..
 
 
 def problems_of(dumps: Sequence[Dump]) -> Iterator[Problem]:
-    """The first problem of each group, the earliest first."""
+    """Yield the first problem of each group, the earliest first."""
     found = [first_problem(group, dumps) for group in groups_of(dumps)]
     yield from sorted((each for each in found if each is not None), key=lambda each: each.created_ns)
 
-
-# What the dumps of a job say together, and which rank caused the hang.
-#
-# Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
-# others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
 
 _MOST_SHOWN = 16
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`missing_dumps`: ranks of the job that left none. `problems`: at most one a group, the earliest first;
-    `culprit`: the one to look at, in a sentence."""
+    """The verdict on a job's dumps. `missing_dumps`: ranks of the job that left none. `problems`: at most one
+    a group, the earliest first; `culprit`: the one to look at, in a sentence."""
 
     dumps: tuple[Dump, ...]
     missing_dumps: tuple[int, ...]
@@ -207,7 +202,7 @@ class Verdict:
     culprit: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As `fsdpbench analyze --json` prints it."""
+        """Return the verdict as `fsdpbench analyze --json` prints it."""
         return {
             "schema": 1,
             "flight_recorder": {
@@ -230,7 +225,7 @@ def judge(paths: Mapping[int, Path]) -> Verdict:
 
 
 def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int, ...]:
-    """Ranks that some dump knows of, or that are between others, and that left none."""
+    """Return ranks that a dump names, or that are between others, and that left no dump."""
     there = {dump.rank for dump in dumps}
     named = {rank for group in groups if group.said for rank in group.members}
     named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}
@@ -256,7 +251,7 @@ def _culprit(problems: Sequence[Problem], missing_dumps: Sequence[int]) -> str:
 
 
 def sentence(problem: Problem, ranks: Sequence[int] | None = None) -> str:
-    """A problem in one sentence; of a missing call, of these of its ranks."""
+    """Return a problem in one sentence; of a missing call, about these of its ranks."""
     blamed = tuple(ranks or problem.ranks)
     first = next(iter(problem.others), next(iter(problem.calls)))
     usual = calls_text(problem.calls[first])
@@ -297,7 +292,7 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
 
 
 def calls_text(entries: Sequence[Entry]) -> str:
-    """`all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call one after the other."""
+    """Return `all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call one after the other."""
     shown = [_call_text(entry) for entry in entries[:_MOST_SHOWN]]
     place = next((frame for entry in entries for frame in entry.own_frames), None)
     where = "" if place is None else f" at {Path(place.file).name}:{place.line}"
@@ -314,7 +309,7 @@ def _call_text(entry: Entry) -> str:
 
 
 def group_text(group: Group) -> str:
-    """What the group is called."""
+    """Return the group's description, or its name and ranks where it has none."""
     name = group.name
     if name.description and name.description != "undefined":
         return name.description
@@ -322,7 +317,7 @@ def group_text(group: Group) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2, 5`."""
+    """Return `rank 3`, `ranks 0, 2, 5`."""
     shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
     rest = f" and {len(ranks) - _MOST_SHOWN:,} more" if len(ranks) > _MOST_SHOWN else ""
     return f"rank{'s' * (len(ranks) != 1)} {shown}{rest}"
@@ -380,12 +375,11 @@ def _of_entry(entry: Entry) -> dict[str, Any]:
 
 
 _MOST_RANKS = 32
-
 _MOST_FRAMES = 8
 
 
 def describe(verdict: Verdict) -> str:
-    """The culprit first, then what led to it, then what each rank did last."""
+    """Return the verdict for a terminal: the culprit, the problems, and each rank's last call."""
     return "\n".join(_lines(verdict))
 
 

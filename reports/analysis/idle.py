@@ -1,4 +1,4 @@
-"""Why the device was idle: what kept the CPU from launching the next work, or the work from starting.
+"""Causes of the device's idle time: what kept the CPU from launching the next work, or it from starting.
 
     device   [work]            idle               [next work]
     CPU         cudaFree | limiter | cpu  launch ^
@@ -45,7 +45,7 @@ class IdleCauses:
     event: int | None = None
 
     def parts(self) -> dict[str, int]:
-        """The causes that are known, ns by name."""
+        """Return the causes that are known, ns by name."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in values if value is not None}
 
@@ -57,7 +57,11 @@ class IdleCauses:
 
 
 def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: int, end: int) -> IdleCauses:
-    """The causes within [start, end)."""
+    """Return the causes within [start, end), in ns.
+
+    Args:
+        activity, spans: of `trace`: its device work and its FSDP annotations.
+    """
     work = activity.work
     if activity.kind != "gpu" or not len(work.row) or (work.launch == UNKNOWN_TIME).any():
         return IdleCauses()

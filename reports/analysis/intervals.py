@@ -1,4 +1,14 @@
-"""Nanoseconds to seconds."""
+"""Algebra of half-open time intervals [start, end) on int64 nanoseconds, vectorised.
+
+A set of intervals is an `Intervals`: two int64 arrays, sorted, disjoint, not touching, none empty.  Every
+operation takes and returns such sets, so lengths add up exactly and nothing is counted twice.
+
+    a          ####      ######
+    b             ####     ##
+    union      #######   ######
+    intersect     #        ##
+    subtract   ###       ##  ##
+"""
 
 from __future__ import annotations
 
@@ -9,20 +19,9 @@ import numpy.typing as npt
 
 
 def seconds(ns: int) -> float:
-    """The only place where a time becomes a float."""
+    """Return ns in seconds: the only place where a time becomes a float."""
     return ns / 1_000_000_000
 
-
-# Algebra of half-open time intervals [start, end) on int64 nanoseconds, vectorised.
-#
-# A set of intervals is an `Intervals`: two int64 arrays, sorted, disjoint, not touching, none empty.  Every
-# operation takes and returns such sets, so lengths add up exactly and nothing is counted twice.
-#
-#     a          ####      ######
-#     b             ####     ##
-#     union      #######   ######
-#     intersect     #        ##
-#     subtract   ###       ##  ##
 
 Int64 = npt.NDArray[np.int64]
 
@@ -40,7 +39,7 @@ class Intervals:
         return len(self.start)
 
     def length(self) -> int:
-        """Time covered, ns."""
+        """Return the time covered, ns."""
         return int((self.end - self.start).sum())
 
 
@@ -48,7 +47,7 @@ EMPTY = Intervals(_EMPTY, _EMPTY)
 
 
 def of(start: Int64, end: Int64) -> Intervals:
-    """The union of any intervals, given in any order; empty and inverted ones are left out."""
+    """Return the union of any intervals, given in any order; empty and inverted ones are left out."""
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
@@ -67,14 +66,14 @@ def of(start: Int64, end: Int64) -> Intervals:
 
 
 def single(start: int, end: int) -> Intervals:
-    """One interval; empty when end <= start."""
+    """Return one interval; empty when end <= start."""
     if end <= start:
         return EMPTY
     return Intervals(np.array([start], np.int64), np.array([end], np.int64))
 
 
 def union(a: Intervals, b: Intervals) -> Intervals:
-    """What is in either."""
+    """Return the times in `a` or in `b`."""
     if len(a) == 0:
         return b
     if len(b) == 0:
@@ -83,7 +82,7 @@ def union(a: Intervals, b: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What is in both."""
+    """Return the times in both `a` and `b`."""
     if len(a) == 0 or len(b) == 0:
         return EMPTY
     # Every interval of `a` meets a run of neighbours in `b`: from the first that ends after its start to
@@ -98,7 +97,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What is in `a` and not in `b`."""
+    """Return the times in `a` and not in `b`."""
     if len(a) == 0 or len(b) == 0:
         return a
     # The gaps of `b`, widened to cover `a`, are everything outside `b`.
@@ -109,7 +108,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """What is in `a` within [start, end)."""
+    """Return the times in `a` within [start, end)."""
     if len(a) == 0 or end <= start:
         return EMPTY
     low = int(np.searchsorted(a.end, start, side="right"))
@@ -120,7 +119,7 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 
 
 def covered(a: Intervals, start: Int64, end: Int64) -> Int64:
-    """How many ns of each [start, end) are in `a`; the given intervals may overlap one another."""
+    """Return how many ns of each [start, end) are in `a`; the given intervals may overlap one another."""
     if len(a) == 0 or len(start) == 0:
         return np.zeros(len(start), np.int64)
     before = np.concatenate([[0], np.cumsum(a.end - a.start)])

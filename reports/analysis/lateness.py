@@ -1,4 +1,4 @@
-"""Whether each FSDP unit's all-gather was there when its parameters were needed, and if not, why.
+"""Lateness of FSDP units' all-gathers: whether each was there when its parameters were needed, and why not.
 
 For one all-gather, on the time axis:
 
@@ -43,7 +43,7 @@ _NEIGHBOURS = 8
 
 
 class LateCause(StrEnum):
-    """Why an all-gather came late.
+    """Causes of a late all-gather.
 
     FIRST: the first of its step; nothing before it could hide it.
     BLOCKING: on a CPU trace, the call that issued it returned only when it was done.
@@ -89,11 +89,11 @@ class GatherTiming:
 
     @property
     def late(self) -> int:
-        """ns that the device waited for it."""
+        """Return the ns that the device waited for it."""
         return max(self.ended - self.needed, 0)
 
     def to_dict(self, origin: int) -> dict[str, Any]:
-        """Times in seconds after `origin` (ns on the trace's clock)."""
+        """Return plain values, with times in seconds after `origin` (ns on the trace's clock)."""
         return {
             "step": self.step,
             "phase": self.phase,
@@ -112,7 +112,12 @@ class GatherTiming:
 def time_gathers(
     activity: Activity, spans: FsdpSpans, steps: Sequence[Window], phases: Sequence[Mark]
 ) -> list[GatherTiming]:
-    """Return every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue."""
+    """Return every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue.
+
+    Args:
+        activity, spans: a trace's work and its FSDP annotations.
+        steps, phases: windows of the steps, and marks of the phases, in order and disjoint.
+    """
     work = activity.collectives.work
     unit = unit_of(spans, work.launch_lane, work.launch)
     gathers = _gathers(activity, spans, unit)
@@ -180,7 +185,7 @@ def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
 
 
 def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocking: Bool) -> Int64:
-    """When the device (on a CPU trace: the thread that waits) could have continued."""
+    """Return when (ns) the device could have continued; on a CPU trace, the thread that waits."""
     if activity.kind == "cpu":
         return np.where(blocking, issued, np.minimum(wait, ended))
     main = activity.work.mainline()
@@ -247,7 +252,7 @@ def _timings(
 def _split(
     activity: Activity, spans: FsdpSpans, needed: Int64, issued: Int64, started: Int64, ended: Int64
 ) -> dict[LateCause, Int64]:
-    """What each gather was waiting for between `needed` and `ended`, ns."""
+    """Return the ns between `needed` and `ended` of each gather, by what it was waiting for."""
     limiter_waits = spans.times(LIMITER_WAIT)
     issue_by = np.minimum(issued, ended)
     limiter = intervals.covered(limiter_waits, needed, issue_by)
@@ -288,7 +293,7 @@ def _prefetched(activity: Activity, spans: FsdpSpans, gathers: _Gathers, wait: I
 
 
 def _behind(activity: Activity, spans: FsdpSpans, unit: Int32, row: int) -> str | None:
-    """The collective that ended just when this one, issued before, could start."""
+    """Return the collective that ended just when this one, issued before, could start."""
     work = activity.collectives.work
     started, launch = int(work.start[row]), int(work.launch[row])
     # Collectives are in order of their start; of the ones just before, the last to end.

@@ -98,7 +98,7 @@ class MemoryAnalysis:
 
     @property
     def retry_cost(self) -> int:
-        """ns that computation stood still because of retries."""
+        """Return the ns that computation stood still because of retries."""
         return sum(retry.cost or 0 for retry in self.retries)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class MemoryAnalysis:
 
 
 def device_events(trace: Trace) -> Bool:
-    """Mask over the memory events: the accelerator's, where there are any, else the host's."""
+    """Return a mask over the memory events: the accelerator's, where there are any, else the host's."""
     on_device = trace.memory.device_type != CPU_DEVICE
     return on_device if on_device.any() else ~on_device
 
@@ -128,7 +128,12 @@ def device_events(trace: Trace) -> Bool:
 def analyze_memory(
     trace: Trace, activity: Activity, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
 ) -> MemoryAnalysis:
-    """Peaks over the whole trace; retries and allocator calls by the step in whose marks they happened."""
+    """Return peaks over the whole trace; retries and allocator calls by the step that the CPU was in.
+
+    Args:
+        activity, spans: of `trace`: its device work and its FSDP annotations.
+        steps, phases: windows of the steps, and marks of the phases, in order and disjoint.
+    """
     places = _Places(steps, phases, spans)
     retries = _retries(trace, activity, places)
     per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
@@ -160,7 +165,7 @@ def analyze_memory(
 
 
 class _Places:
-    """Where in the program a time is: step, phase, unit and FSDP event on the annotated thread."""
+    """Places of times in the program: step, phase, unit and FSDP event on the annotated thread."""
 
     def __init__(self, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans) -> None:
         self.steps, self.phases, self.spans = steps, phases, spans
@@ -194,7 +199,7 @@ class _Places:
 
 
 def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holding, ...]:
-    """The live allocations among these events (in order of time), summed by place."""
+    """Return the live allocations among these events (in order of time), summed by place."""
     # The last event of each address decides: an allocation is alive, a free is not.
     _, last = np.unique(memory.address[rows][::-1], return_index=True)
     alive = rows[len(rows) - 1 - last]
@@ -229,7 +234,8 @@ def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, 
 
 
 def _costs(activity: Activity, times: Int64) -> list[int | None]:
-    """The gap in computation around each retry: from the end of what was launched before to what follows.
+    """Return the ns that computation stops around each retry: from the end of the work launched before
+    it to the start of the work that follows.
 
     Retries in one gap: the first has it all.
     """
@@ -246,8 +252,8 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
 
 def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
-    """For each retry: how many of the driver's allocation calls are between the launches around it, and ns
-    from the begin of the first to the end of the last. Retries between the same launches: the first has all.
+    """Return for each retry the driver's allocation calls between the launches around it, and ns from the
+    begin of the first to the end of the last. The first of retries between the same launches has all.
     """
     rows = allocator_rows(trace)
     start, end = trace.events.start[rows], trace.events.end[rows]
@@ -267,7 +273,7 @@ def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[
 
 
 def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
-    """How often the driver was asked for memory within the steps, and for how long, ns."""
+    """Return how often the CPU asked the driver for memory within the steps, and for how many ns."""
     rows = allocator_rows(trace)
     start = trace.events.start[rows]
     inside = np.zeros(len(rows), np.bool_)
@@ -296,28 +302,11 @@ class MemoryCurve:
     def __len__(self) -> int:
         return len(self.time)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "time_ns": self.time.tolist(),
-            "allocated_bytes": self.allocated.tolist(),
-            "reserved_bytes": self.reserved.tolist(),
-            "active_bytes": self.active.tolist() or None,
-            "retries": [
-                {"time_ns": time, "bytes": size, "freed_bytes": freed}
-                for time, size, freed in zip(
-                    self.retry_time.tolist(),
-                    self.retry_bytes.tolist(),
-                    self.retry_freed.tolist(),
-                    strict=True,
-                )
-            ],
-        }
-
 
 def memory_curve(
     trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None, clock: Clock | None = None
 ) -> MemoryCurve:
-    """The accelerator's curve, or the host's where the trace has no accelerator's memory events.
+    """Return the accelerator's curve, or the host's where the trace has no accelerator's memory events.
 
     Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
     the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
@@ -358,7 +347,7 @@ def _keep(allocated: Int64, reserved: Int64, most: int) -> Int64:
     return np.array(sorted(kept), np.int64)
 
 
-# When the device comes to what the CPU did: the CPU allocates, and the work that uses it runs later.
+# The CPU allocates ahead; the work that uses the memory runs later.
 #
 # CPU      alloc A | launch a | alloc B | launch b          a CPU that is far ahead allocates early
 # device                          [   a   ][   b   ]
@@ -368,8 +357,8 @@ Clock = Callable[[Int64], Int64]
 
 
 def device_clock(activity: Activity) -> Clock | None:
-    """From times of the CPU to when the device began what was launched next; None where that is unknown (a
-    CPU's trace, or one without launches).
+    """Return a map from times of the CPU to when the device began the work launched next; None where that is
+    unknown (a CPU's trace, or one without launches).
 
     The stream that computes most is the clock. Behind its last launch time continues as the CPU's, though not
     before that work has ended. Order is kept: of two times the later one is never the earlier one there.

@@ -24,7 +24,7 @@ from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 
 
 def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, Any]:
-    """How many all-gathers were late, by how much, and why."""
+    """Return as plain values how many all-gathers were late, by how much (s), and why."""
     late = [gather for gather in gathers if gather.cause is not None]
     causes: dict[str, Any] = {}
     for cause in sorted({str(gather.cause) for gather in late}):
@@ -49,11 +49,12 @@ class UnitAnalysis:
 
     @property
     def exposed(self) -> int:
-        """ns of the unit's collectives without computation beside them."""
+        """Return the ns of the unit's collectives without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
     def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
-        """With a step: also that step's all-gathers one by one, in seconds after its start."""
+        """Return plain values; with a step also that step's all-gathers one by one, in seconds after its
+        start."""
         of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
             "unit": self.unit,
@@ -78,7 +79,7 @@ class StepAnalysis:
 
     @property
     def duration(self) -> int:
-        """ns."""
+        """Return the step's length, ns."""
         return self.end - self.start
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,27 +131,27 @@ class RankAnalysis:
 
     @property
     def fused(self) -> tuple[FusedGroup, ...]:
-        """Kernels that Inductor made, by what they were made of; empty for eager programs."""
+        """Return the kernels that Inductor made, by the operators they fuse; empty for eager programs."""
         return fused_groups(self.names)
 
     @property
     def how(self) -> str:
-        """`compiled` where kernels of Inductor's ran, else `eager`."""
+        """Return `compiled` where kernels of Inductor's ran, else `eager`."""
         return "compiled" if self.fused else "eager"
 
     @property
     def gathers(self) -> list[GatherTiming]:
-        """All timed all-gathers in order of their issue."""
+        """Return all timed all-gathers in order of their issue."""
         return sorted((each for unit in self.units for each in unit.gathers), key=lambda each: each.issued)
 
     @property
     def overlap_fraction(self) -> float | None:
-        """Over all steps; None where nothing was communicated, or the trace cannot tell."""
+        """Return it over all steps; None where nothing was communicated, or the trace does not say."""
         return self.time.overlap_fraction if self.overlap_known else None
 
     @property
     def mean_step(self) -> TimeParts:
-        """The mean step in whole ns; its parts sum to its total."""
+        """Return the mean step in whole ns; its parts sum to its total."""
         return self.time.per(max(len(self.steps), 1))
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class RanksSummary:
-    """What the ranks of one configuration say together."""
+    """Figures across the ranks of one configuration."""
 
     ranks: tuple[int, ...]
     world_size: int | None
@@ -261,7 +262,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyze` returns. `configurations`: a summary for each ("" for traces outside of one)."""
+    """The result of `analyze`. `configurations`: a summary for each ("" for traces outside of one)."""
 
     ranks: tuple[RankAnalysis, ...]
     configurations: dict[str, RanksSummary]
@@ -270,7 +271,7 @@ class Analysis:
 
     @property
     def across_ranks(self) -> RanksSummary | None:
-        """The summary over ranks, where all traces belong to one configuration."""
+        """Return the summary over ranks, where all traces belong to one configuration."""
         return next(iter(self.configurations.values())) if len(self.configurations) == 1 else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What ran, by its name: totals, kernels that Inductor fused, and counts of kernels and copies.
+"""Names of everything that ran: totals, kernels that Inductor fused, and counts of kernels and copies.
 
 A fused kernel's name, `triton_poi_fused__to_copy_add_7`, holds how the kernel goes over its data (`poi`), the
 operators that were fused, sorted, and a number, which a second graph counts again. Kernels of the same
@@ -23,7 +23,6 @@ from fsdpbench.reports.readers import Trace
 _FUSED = re.compile(
     r"^(?:triton_(?P<kind>poi|red|per|tem|mix|for)|(?:graph_\d+_)?(?P<cpu>cpp))_fused_?(?P<operators>\w*?)(?:_\d+)?$"
 )
-
 _KINDS = {
     "poi": "pointwise",
     "red": "reduction",
@@ -33,7 +32,6 @@ _KINDS = {
     "for": "list of tensors",
     "cpp": "loop on the CPU",
 }
-
 _MOVING = re.compile(
     r"(?:_*(?:to_copy|unsafe_view|view|reshape|clone|copy|cat|stack|permute|transpose|t|expand|select|slice|"
     r"split_with_sizes|split|unbind|unsqueeze|squeeze|alias|detach|as_strided))+"
@@ -62,7 +60,7 @@ class FusedGroup:
 
 
 def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
-    """The groups among what ran, the longest first."""
+    """Return the groups of fused kernels among everything that ran, the longest first."""
     found: dict[tuple[str, str], list[NameTotal]] = {}
     for total in names:
         if match := _FUSED.match(total.name):
@@ -82,7 +80,7 @@ def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
 
 
 def moves_only(name: str) -> bool | None:
-    """Whether a fused kernel computes nothing, only casts and moves data; None for other names."""
+    """Return whether a fused kernel computes nothing, only casts and moves data; None for other names."""
     match = _FUSED.match(name)
     if match is None:
         return None
@@ -102,7 +100,7 @@ class NameTotal:
 
 
 def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> tuple[NameTotal, ...]:
-    """Everything that was launched within the steps, the longest first."""
+    """Return totals of everything that was launched within the steps, the longest first."""
     work = activity.work
     inside = containing([window.mark for window in windows], work.asked()) >= 0
     names = trace.events.name[work.row[inside]]
@@ -117,9 +115,8 @@ def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> 
     )
 
 
-# How much work there was, counted rather than timed: what a regression gate can name exactly.
-#
-# An extra copy or a lost wait moves a step by less than noise does on real hardware; its count is off by one.
+# Counts name a regression exactly: an extra copy or a lost wait moves a step by less than noise does on real
+# hardware, and its count by one.
 
 _COPY = re.compile(r"copy|clone|CatArray|_cat_|(^|_)stack_", re.IGNORECASE)
 
@@ -138,17 +135,21 @@ class WorkCounts:
     limiter_waits: int = 0
 
     def to_dict(self, steps: int = 1) -> dict[str, int | float]:
-        """A mean step's; a whole number where steps are alike."""
+        """Return a mean step's counts; whole numbers where steps are alike."""
         counts = {"kernels": self.kernels, "copies": self.copies, "limiter_waits": self.limiter_waits}
         return {name: n // steps if n % steps == 0 else n / steps for name, n in counts.items()}
 
 
 def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequence[Window]) -> WorkCounts:
-    """Counts what was launched inside the steps that the CPU annotated."""
+    """Return counts of everything that was launched inside the marks of the steps' `windows`.
+
+    Args:
+        activity, spans: of `trace`: its device work and its FSDP annotations.
+    """
     work = activity.work
     marks = [window.mark for window in windows]
     inside = containing(marks, work.asked()) >= 0
-    copying = np.fromiter((_is_copy(name) for name in trace.names), np.bool_, len(trace.names))
+    copying = trace.names_that(_is_copy)
     computing = inside & ~work.is_communication & ~work.is_copy
     moving = inside & (work.is_copy | (computing & copying[trace.events.name[work.row]]))
     waits = int((containing(marks, spans.start[spans.named(LIMITER_WAIT)]) >= 0).sum())

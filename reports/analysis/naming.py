@@ -1,4 +1,4 @@
-"""What event names mean: which kernels are collectives and of which type, what is computation on a CPU.
+"""Meanings of event names: which kernels are collectives and of which type, what is computation on a CPU.
 
 Each name is examined once (a trace has some hundred names), not once for each event."""
 
@@ -8,9 +8,6 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.readers import Category, Trace
@@ -18,7 +15,7 @@ from fsdpbench.reports.readers.trace import Int64
 
 
 class CollectiveType(StrEnum):
-    """What a collective does, by whatever name its library calls it."""
+    """Types of collectives, by whatever name a library calls them."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -74,7 +71,6 @@ _COMMUNICATION_KERNEL = re.compile(
 )
 
 _CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc|emulated):")
-
 _ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
 
 # Namespaces of operators that only wrap, wait or hand over to communication.
@@ -82,13 +78,13 @@ _NO_COMPUTATION = re.compile(
     r"^(c10d|_c10d_functional\w*|c10d_functional|autograd|torch::autograd|torch::jit|profiler|"
     r"record_param_comms|gloo|nccl|mpi|ucc|emulated)\b"
 )
-
 _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
 
 
 @lru_cache(maxsize=4096)  # a trace has few names, and each of them thousands of times
 def collective_type(name: str) -> CollectiveType:
-    """The type behind a kernel's, a span's or a metadata name ("_allgather_base", "gloo:all_reduce")."""
+    """Return the type behind a kernel's, a span's or a metadata name ("_allgather_base",
+    "gloo:broadcast")."""
     # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
     head = name.replace("(anonymous namespace)::", "").split("(", 1)[0].split("<", 1)[0]
     for pattern, kind in _TYPE_PATTERNS:
@@ -97,74 +93,46 @@ def collective_type(name: str) -> CollectiveType:
     return CollectiveType.OTHER
 
 
-def communication_kernel_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`."""
-    return np.fromiter(map(_is_communication_kernel, trace.names), np.bool_, len(trace.names))
-
-
 @lru_cache(maxsize=16_384)  # the pattern is slow, and traces of one run have most names in common
-def _is_communication_kernel(name: str) -> bool:
+def is_communication_kernel(name: str) -> bool:
+    """Return whether a kernel carries out a collective, or a part of one."""
     return _COMMUNICATION_KERNEL.search(name) is not None
 
 
-def cpu_collective_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: spans of collectives that the CPU itself carries out."""
-    return _mask(trace, _CPU_COLLECTIVE_SPAN)
+def is_cpu_collective(name: str) -> bool:
+    """Return whether this is the span of a collective that the CPU itself carries out."""
+    return _CPU_COLLECTIVE_SPAN.search(name) is not None
 
 
-def issue_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: operators that hand a collective to its process group."""
-    return _mask(trace, _ISSUE)
+def is_issue(name: str) -> bool:
+    """Return whether this operator hands a collective to its process group."""
+    return _ISSUE.search(name) is not None
 
 
-def cpu_computation_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: operators that compute. Autograd's wrappers do not: hooks wait in them."""
-    return _mask(trace, _COMPUTATION_OPERATOR) & ~_mask(trace, _NO_COMPUTATION)
+def is_cpu_computation(name: str) -> bool:
+    """Return whether this operator computes. Autograd's wrappers do not: hooks wait in them."""
+    return _COMPUTATION_OPERATOR.search(name) is not None and _NO_COMPUTATION.search(name) is None
 
 
-def _mask(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    return np.fromiter((bool(pattern.search(name)) for name in trace.names), np.bool_, len(trace.names))
-
-
-_ALLOCATING = frozenset(
-    {
-        "cudaMalloc",
-        "cudaFree",
-        "hipMalloc",
-        "hipFree",
-        "cuMemCreate",
-        "cuMemMap",
-        "cuMemUnmap",
-        "cuMemRelease",
-    }
-)
-
+_ALLOCATING = frozenset(f"{prefix}{call}" for prefix in ("cuda", "hip") for call in ("Malloc", "Free"))
+_ALLOCATING |= {"cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"}
 _SYNCHRONIZING = frozenset(
     f"{prefix}{what}Synchronize" for prefix in ("cuda", "hip") for what in ("Device", "Stream", "Event")
 )
 
 
 def allocator_rows(trace: Trace) -> Int64:
-    """Rows of the driver's allocation calls, in order of their start."""
-    return _rows(trace, _ALLOCATING)
+    """Return rows of the driver's allocation calls, in order of their start."""
+    return trace.by_start(trace.rows_named(_ALLOCATING.__contains__, Category.RUNTIME))
 
 
 def allocator_calls(trace: Trace) -> Intervals:
-    """When the CPU was in the driver's allocation calls."""
-    return _times(trace, allocator_rows(trace))
+    """Return when the CPU was in the driver's allocation calls."""
+    rows = allocator_rows(trace)
+    return intervals.of(trace.events.start[rows], trace.events.end[rows])
 
 
 def synchronizing_calls(trace: Trace) -> Intervals:
-    """When the CPU waited for the device."""
-    return _times(trace, _rows(trace, _SYNCHRONIZING))
-
-
-def _rows(trace: Trace, wanted: frozenset[str]) -> Int64:
-    named = np.fromiter((name in wanted for name in trace.names), np.bool_, len(trace.names))
-    rows = trace.rows(Category.RUNTIME)
-    rows = rows[named[trace.events.name[rows]]]
-    return rows[np.argsort(trace.events.start[rows], kind="stable")]
-
-
-def _times(trace: Trace, rows: Int64) -> Intervals:
+    """Return when the CPU waited for the device."""
+    rows = trace.rows_named(_SYNCHRONIZING.__contains__, Category.RUNTIME)
     return intervals.of(trace.events.start[rows], trace.events.end[rows])

@@ -47,7 +47,7 @@ class Rate:
     least: float | None = None
 
     def __add__(self, other: Rate) -> Rate:
-        """Of both; what one of them knows alone is its own."""
+        """Return the sum; a figure that one side alone knows is that side's."""
         return Rate(
             self.time + other.time,
             _sum(self.flops, other.flops),
@@ -113,7 +113,7 @@ class OperatorTotal:
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs a byte."""
+        """Return FLOPs a byte."""
         return self.flops / self.bytes if self.flops and self.bytes else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,8 +177,8 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class WorkTables:
-    """What ran within the steps, each table by falling time. total: all kernels' durations together, ns.
-    peak: of which chip; None where it is not known."""
+    """Work within the steps, each table by falling time. total: all kernels' durations together, ns.  The
+    chip of `roof` is the one whose peak rates are held against; None where none is known."""
 
     total: int = 0
     kernels: tuple[KernelTotal, ...] = ()
@@ -202,11 +202,6 @@ class WorkTables:
         }
 
 
-# FLOPs and bytes of one operator's call, from its shapes.
-#
-# A product of m x k and k x n is 2 m n k FLOPs; bytes are the least that must cross the memory: each input
-# read once, each output written once. What does not follow from the shapes is None.
-
 _IS_CAUSAL = {
     "_scaled_dot_product_flash_attention": 4,
     "_scaled_dot_product_efficient_attention": 6,
@@ -218,12 +213,10 @@ _IS_CAUSAL = {
 """Where "causal" stands among the inputs (native_functions.yaml)."""
 
 _OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
-
 _BYTES_OF = {"4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2, "23": 1, "24": 1, "44": 1}
 """By type as torch numbers them: int64, float16, float32, float64, bool, bfloat16, and three of 8 bits."""
 
 _MOST_FLOPS = 1 << 80
-
 _MOST_ELEMENTS = 1 << 50
 """No call has more; shapes that say so are not believed."""
 
@@ -239,7 +232,7 @@ class CallCost:
 
 @lru_cache(maxsize=4096)
 def cost_of(name: str, call: OperatorCall) -> CallCost:
-    """Of an operator by its name (`aten::mm`)."""
+    """Return the cost of a call of an operator by its name (`aten::mm`)."""
     short = name.removeprefix("aten::")
     first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
     if call.moved is not None:
@@ -257,7 +250,7 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
 
 
 def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """[b x] m x k times [b x] k x n, behind what is added to it."""
+    """Return FLOPs and elements of [b x] m x k times [b x] k x n, behind the matrix that is added to it."""
     left, right = call.sizes[1:3] if name in ("addmm", "baddbmm") else call.sizes[:2]
     (*batch, m, k), (*_, inner, n) = left, right
     if len(left) != len(right) or k != inner or len(left) not in (2, 3):
@@ -267,7 +260,7 @@ def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
 
 
 def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """m x k times k x n of elements that take a byte; two numbers where they are of 4 bits."""
+    """Return FLOPs and elements of m x k times k x n of a byte each; a byte holds two numbers of 4 bits."""
     flops, elements = _product(name, call)
     if flops is None or elements is None:
         return None, None
@@ -278,7 +271,8 @@ def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | No
 
 
 def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Rows of one matrix, or columns of the other, divided among groups; or a product of each group."""
+    """Return FLOPs and elements: groups divide rows of the left matrix or columns of the right, or each has a
+    product."""
     left, right = call.sizes[:2]
     (*groups, m, k), (*others, inner, n) = left, right
     if k != inner or len(groups) > 1 or len(others) > 1:
@@ -315,7 +309,7 @@ def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]
 
 
 def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Two products forward, five backward; half of each where the mask is causal."""
+    """Return FLOPs and elements: two products forward, five backward; half of each with a causal mask."""
     backward = name.endswith("_backward")
     query, key, value = call.sizes[1:4] if backward else call.sizes[:3]
     if len(query) != 4 or len(key) != 4 or len(value) != 4:
@@ -335,8 +329,8 @@ def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
 
 
 def _one_pass(name: str, call: OperatorCall) -> int | None:
-    """Bytes: each input read in its type, and as much written as the largest of them has. Of what is expanded
-    (stride 0) each element is read once."""
+    """Return bytes: each input read in its type, and as much written as the largest of them has. An expanded
+    input (stride 0) is read once."""
     read, whole = [], []
     for place, size in enumerate(call.sizes):
         each = dtype_bytes(call.types[place] or None)
@@ -360,7 +354,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 _BY_TYPE = frozenset((*PASSES, *REDUCTIONS))
-
 _RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
     **dict.fromkeys(PRODUCTS, _product),
     **dict.fromkeys(SCALED_PRODUCTS, _scaled_product),
@@ -369,11 +362,6 @@ _RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] 
     GROUPED: _grouped_product,
 }
 
-
-# Which kernels an operator's call launched, and how near they came to the peak.
-#
-# A kernel belongs to the innermost call of known shape around its launch. Of several kernels of one call (a
-# product split over K and its sum) the longest stands for the work in the kernels' own table.
 
 _FROM_OR_TO_HOST = re.compile(r"Memcpy (?!DtoD)|CopyHostToDevice|CopyDeviceToHost")
 
@@ -397,7 +385,7 @@ class CallGroup:
     bound: str | None
 
     def rate(self, time: int) -> Rate:
-        """Their work over `time`; nothing where it is not known."""
+        """Return the calls' work over `time` ns; an empty rate where it is not known."""
         if self.cost.flops is None and self.cost.bytes is None:
             return Rate()
         one = (self.cost.flops, self.cost.bytes, self.least)
@@ -406,7 +394,12 @@ class CallGroup:
 
 
 def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) -> list[CallGroup]:
-    """The calls that launched some of `work` (on a CPU: all of the trace)."""
+    """Return the calls that launched some of `work` (on a CPU: all calls of the trace).
+
+    Args:
+        on_device: kernels did the work, not operators of a CPU.
+        chip: whose peak the calls are held against, where it is known.
+    """
     rows = np.fromiter(trace.calls, np.int64, len(trace.calls))
     events = trace.events
     kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
@@ -443,7 +436,7 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
 
 
 def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:
-    """By name and shapes, the longest first; `total`: ns of all kernels."""
+    """Return totals by name and shapes, the longest first; `total`: ns of all kernels."""
     groups: dict[tuple[str, OperatorCall, str | None], list[CallGroup]] = {}
     for each in calls:
         groups.setdefault((each.name, each.call, each.bound), []).append(each)

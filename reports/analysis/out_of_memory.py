@@ -12,14 +12,10 @@ from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.out_of_memory import OomMessage, OomReport
 
 _GIB = 1 << 30
-
 _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
-
 _MUCH_OUTSIDE = 0.1
-
 UNKNOWN = "unknown"
-
 _OF_OTHERS = {
     "driver": (
         "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)",
@@ -40,7 +36,7 @@ _OF_OTHERS = {
 
 
 def describe_report(report: OomReport) -> str:
-    """Several lines, for people."""
+    """Return several lines, for people."""
     message = report.message
     lines = [_headline(message), ""]
     rows = [
@@ -82,7 +78,7 @@ def _headline(message: OomMessage) -> str:
 
 
 def findings(message: OomMessage) -> list[str]:
-    """What follows from the figures alone, the most telling first."""
+    """Return the conclusions from the figures alone, the most telling first."""
     if message.source in _OF_OTHERS:
         return [_OF_OTHERS[message.source][1]]
     found = [finding for part in (_others, _limit, _fragments, _outside) if (finding := part(message))]
@@ -137,7 +133,7 @@ def _outside(message: OomMessage) -> str | None:
 
 
 def told(size: int | None) -> str:
-    """Bytes for people."""
+    """Return bytes as text for people."""
     if size is None:
         return UNKNOWN
     for unit, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -146,39 +142,27 @@ def told(size: int | None) -> str:
     return f"{size} B"
 
 
-# A memory snapshot at its out-of-memory error: what was held, judged by the frames that allocated it.
-#
-# Only lists, dictionaries, strings and numbers are read of the file (`plain_pickle`).
+# A snapshot at its out-of-memory error: held bytes, judged by the frames that allocated them.
 
 OPTIMIZER = "optimizer states and temporaries"
-
 GATHERED = "gathered parameters, all-gather buffers"
-
 REDUCED = "reduce-scatter buffers, reduced gradients"
-
 BACKWARD = "allocated in backward (gradients, recomputed activations)"
-
 FORWARD = "activations and others of forward"
-
 OTHER = "others (parameters, inputs)"
-
 BEFORE = "allocated before the history began"
-
 _FILES = {OPTIMIZER: "/torch/optim/", BACKWARD: "/torch/autograd/__init__", FORWARD: "/torch/nn/modules/"}
-
 _FUNCTIONS = (
     (GATHERED, ("all_gather", "unshard", "allgather")),
     (REDUCED, ("reduce_scatter", "post_backward", "reduce_grad")),
 )
-
 _PHASES = {OPTIMIZER: "optimizer", BACKWARD: "backward", FORWARD: "forward"}
-
 _MOST = 12
 
 
 @dataclass(frozen=True)
 class SnapshotOom:
-    """What a snapshot says about its last out-of-memory error; bytes. None, empty: the history does not say.
+    """A snapshot's last out-of-memory error; bytes. None, empty: the history does not say.
 
     held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that were
     made in each tenth of the history, oldest first.
@@ -197,7 +181,7 @@ class SnapshotOom:
     growth: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         return {
             "device": self.device,
             "asked": self.asked,
@@ -214,8 +198,8 @@ class SnapshotOom:
 
 
 def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:
-    """One result a device that has memory or history. Raises `TraceError` for a file that is not a
-    snapshot."""
+    """Return one result for each device that has memory or history. Raises `TraceError` for
+    a file that is not a snapshot."""
     totals = read_snapshot(path, limits)
     histories = list(load_snapshot(path, limits).get("device_traces") or [])
     found = []
@@ -273,13 +257,13 @@ def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
 
 
 def _free(entry: Mapping[str, Any]) -> int | None:
-    """torch writes the device's free bytes of an `oom` into `addr` (older) or `device_free`."""
+    """Return the device's free bytes of an `oom`, which torch writes into `addr` (older) or `device_free`."""
     free = entry.get("device_free", entry.get("addr"))
     return None if free is None else int(free)
 
 
 def _category(frames: Sequence[Mapping[str, Any]]) -> str:
-    """By the frames, innermost first: who called outweighs what was called only for backward."""
+    """Return the category by the frames, innermost first: a caller outweighs a frame of autograd's."""
     names = [(str(frame.get("filename", "")), str(frame.get("name", ""))) for frame in frames]
     for category, words in _FUNCTIONS:
         if any(word in name for _, name in names for word in words):
@@ -291,7 +275,7 @@ def _category(frames: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe_snapshot(found: SnapshotOom) -> str:
-    """Several lines, for people."""
+    """Return several lines, for people."""
     head = "the history holds no out-of-memory error; the figures are those of its peak"
     if found.asked is not None:
         head = f"{told(found.asked)} asked for"

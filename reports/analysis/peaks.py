@@ -1,4 +1,4 @@
-"""What links and a chip could do at most: the peaks that achieved rates are held against.
+"""Peaks of links and chips, which achieved rates are held against.
 
 A ring inside a node is bound by NVLink; one through several nodes by the NICs of a node, of which it uses a
 rail for each GPU that takes part:
@@ -33,7 +33,8 @@ class Links:
     between_nodes: float
 
     def roof(self, ranks: tuple[int, ...] | None, size: int | None) -> float | None:
-        """Of a collective among these ranks; of `size` ranks side by side where they are not known."""
+        """Return the peak (bytes per second) of a collective among these ranks, or of `size` ranks side by
+        side."""
         count = (size or 0) if ranks is None else len(ranks)
         if count < 2:
             return None
@@ -49,8 +50,8 @@ class Links:
 
 
 def links_of(trace: Trace, known: Mapping[str, Links]) -> Links | None:
-    """The links known for any device, else those that a trace's own label names, else those `known` for its
-    device's name."""
+    """Return the links known for any device, else those that a trace's own label names, else those `known`
+    for its device's name."""
     if ANY_DEVICE in known:
         return known[ANY_DEVICE]
     hardware = (trace.simulated or {}).get("hardware")
@@ -98,8 +99,8 @@ class Chip:
     memory_bandwidth: float
 
     def roof(self, flops: float | None, size: float | None, kind: str) -> tuple[float | None, str | None]:
-        """The ns that so many FLOPs of a type and bytes of memory take at the peak, and which of them bind;
-        None where that is not known."""
+        """Return the ns that these FLOPs of type `kind` and `size` bytes of memory take at the peak, and
+        which of them binds; None where that is not known."""
         peak = self.peak_flops.get(kind)
         if (flops is not None and peak is None) or not (flops or size):
             return None, None
@@ -108,8 +109,8 @@ class Chip:
 
 
 def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
-    """The chip known for any device, else the one that the trace's own label describes, else that known by
-    the label's name or by the first device's."""
+    """Return the chip known for any device, else the one that the trace's own label describes, else that
+    known by the label's name or by the first device's."""
     if ANY_CHIP in known:
         return known[ANY_CHIP]
     hardware = (trace.simulated or {}).get("hardware")
@@ -120,7 +121,7 @@ def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
 
 
 def described(hardware: Mapping[str, Any]) -> Chip | None:
-    """The chip that a description of hardware tells the peaks of; None where it tells none."""
+    """Return the chip whose peaks a description of hardware has; None where it has none."""
     try:
         peaks = {str(kind): float(peak) for kind, peak in hardware["peak_flops"].items()}
         found = Chip(str(hardware["name"])[:200], peaks, float(hardware["memory_bytes_per_s"]))
@@ -130,7 +131,7 @@ def described(hardware: Mapping[str, Any]) -> Chip | None:
 
 
 def compute_type(input_type: str, kernel: str) -> str | None:
-    """In which type a product is computed, from that of its inputs and its kernel's name."""
+    """Return the type in which a product is computed, by that of its inputs and its kernel's name."""
     found = _COMPUTE_TYPES.get(input_type.lower().removeprefix("c10::"))
     if found == "fp32" and ("tf32" in kernel.lower() or "s1688" in kernel):
         return "tf32"

@@ -19,12 +19,9 @@ from fsdpbench.reports.readers import Trace
 
 _UNPACKS_TO = 15
 """Bytes of JSON from a byte of gzip; Kineto's traces shrink to a twelfth or less."""
-
 _MEMORY_A_BYTE = 3
 """Bytes of memory that analysing a byte of JSON takes at most (measured: 2 on a million events)."""
-
 _MEMORY_A_PROCESS = 200 << 20
-
 _WORTH_BYTES = 100 << 20
 """Below so much JSON in all, starting processes costs more than it saves."""
 
@@ -32,7 +29,7 @@ _WORTH_BYTES = 100 << 20
 def suitable_processes(
     files: Sequence[Path], *, processors: int | None = None, memory: int | None = None
 ) -> int:
-    """Processes to read `files` with, at least 1.
+    """Return the number of processes to read `files` with, at least 1.
 
     Args:
         processors: those that this process may use, unless given.
@@ -48,7 +45,7 @@ def suitable_processes(
 
 @contextmanager
 def interruptions_held() -> Iterator[None]:
-    """While processes are started: one that is told to end before it listens would print where it was."""
+    """Hold SIGINT while processes start: interrupted before it listens, one would print a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield
@@ -57,8 +54,8 @@ def interruptions_held() -> Iterator[None]:
 
 
 def end_with_the_caller() -> None:
-    """In a process that reads traces: interrupted it ends silently, and it does not outlive its caller,
-    for whose next trace it would wait."""
+    """Make a process that reads traces end silently when interrupted, and when its caller ends: it would wait
+    for the caller's next trace."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     caller = parent_process()
@@ -72,7 +69,7 @@ def end_with_the_caller() -> None:
 
 
 def free_memory() -> int:
-    """Bytes that are free or can be made so."""
+    """Return the bytes of memory that are free or can be made so."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -95,10 +92,9 @@ def _unpacked(file: Path) -> int:
     return size * (_UNPACKS_TO if packed else 1)
 
 
-# Analysed traces, packed for those that need them next: reading the file again takes ten times as long.
-#
-# They are pickles, so they are taken from the memory of one's own processes alone, never from a file of a run
-# folder. A trace is known by its file, which may be moved meanwhile, but not changed.
+# Analysed traces, packed for the page: reading the file again takes ten times as long. They are pickles, so
+# they come from the memory of our own processes alone, never from a file of a run folder. A trace is known by
+# its file, which may be moved meanwhile, but not changed.
 
 Kept = dict[tuple[int, int, int], bytes]
 """Packed, by the file's number, size and time of change."""
@@ -107,18 +103,18 @@ _QUICK = 1
 
 
 def pack(trace: Trace, rank: RankAnalysis) -> bytes:
-    """What `kept` reads. Raises `OSError` where the trace's file is gone."""
+    """Return a trace and its analysis packed for `kept`. Raises `OSError` where the trace's file is gone."""
     packed = zlib.compress(pickle.dumps((trace, rank), pickle.HIGHEST_PROTOCOL), _QUICK)
     return pickle.dumps((_identity(trace.path), packed), pickle.HIGHEST_PROTOCOL)
 
 
 def kept(records: Iterable[bytes]) -> Kept:
-    """All that was packed."""
+    """Return all packed traces by their files' identity."""
     return dict(pickle.loads(record) for record in records)
 
 
 def unpack(path: Path, kept: Kept) -> tuple[Trace, RankAnalysis] | None:
-    """The trace at `path` and its analysis, as `analyze_trace` makes it; None where it is not kept."""
+    """Return the trace at `path` and its analysis, as `analyze_trace` makes it; None where it is not kept."""
     try:
         packed = kept.get(_identity(path)) if kept else None
     except OSError:
@@ -130,7 +126,7 @@ def unpack(path: Path, kept: Kept) -> tuple[Trace, RankAnalysis] | None:
 
 
 def part_of(path: Path, kept: Kept) -> Kept:
-    """What is kept of one trace, to be handed to another process."""
+    """Return the kept part of one trace, to be handed to another process."""
     try:
         identity = _identity(path)
     except OSError:

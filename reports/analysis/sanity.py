@@ -39,7 +39,8 @@ _LAUNCH_CALLS = (
 
 @dataclass(frozen=True)
 class Gate:
-    """`doubts` take the trust away, `remarks` do not; without `overlap_known` the overlap is unknown."""
+    """Doubts, which take the trust away, and remarks, which do not; without `overlap_known` the overlap is
+    unknown."""
 
     doubts: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -47,12 +48,12 @@ class Gate:
 
     @property
     def trusted(self) -> bool:
-        """Whether times and counts can be believed."""
+        """Return whether times and counts can be believed."""
         return not self.doubts
 
 
 def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
-    """All findings about one trace."""
+    """Return all findings about one trace."""
     doubts = list(trace.problems)
     remarks = list(trace.remarks)
     overlap_known = True
@@ -86,7 +87,7 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
 
 
 def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
-    """Doubts and remarks about kernels that run at the same time on one stream.
+    """Return doubts and remarks about kernels that run at the same time on one stream.
 
     A stream runs one kernel after the other; the next may begin while the last one drains (programmatic
     dependent launch), for a small part of its time.
@@ -109,11 +110,11 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _lost_kernels(trace: Trace) -> list[str]:
-    """Launches whose kernel is missing: the profiler's buffers overflowed, or the trace was thinned."""
+    """Return a line if launches lack their kernels: the profiler's buffers overflowed, or the trace was
+    thinned."""
     events = trace.events
-    calls = trace.rows(Category.RUNTIME)
-    is_launch = np.fromiter((name in _LAUNCH_CALLS for name in trace.names), np.bool_, len(trace.names))
-    calls = calls[is_launch[events.name[calls]] & (events.correlation[calls] > 0)]
+    calls = trace.rows_named(_LAUNCH_CALLS.__contains__, Category.RUNTIME)
+    calls = calls[events.correlation[calls] > 0]
     if not len(calls):
         return []
     kernels = events.correlation[trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)]
@@ -142,9 +143,8 @@ def _several_devices(trace: Trace) -> list[str]:
 
 
 def _collectives_without_device(trace: Trace) -> bool:
-    rows = trace.rows(Category.USER_ANNOTATION, Category.CPU_OP)
-    is_nccl = np.fromiter((name.startswith("nccl:") for name in trace.names), np.bool_, len(trace.names))
-    return bool(is_nccl[trace.events.name[rows]].any())
+    categories = Category.USER_ANNOTATION, Category.CPU_OP
+    return len(trace.rows_named(lambda name: name.startswith("nccl:"), *categories)) > 0
 
 
 def _span(trace: Trace) -> list[str]:
@@ -155,12 +155,11 @@ def _span(trace: Trace) -> list[str]:
 
 
 def _crossing_calls(trace: Trace) -> list[str]:
-    """On a thread, calls are inside of one another or apart: those that do neither have wrong times."""
+    """Return a line if calls of one thread cross: they are inside of one another or apart unless times are
+    wrong."""
     events = trace.events
-    rows = trace.rows(Category.CPU_OP)
-    marks = trace.rows(Category.USER_ANNOTATION)
-    is_step = np.fromiter((bool(STEP.match(name)) for name in trace.names), np.bool_, len(trace.names))
-    rows = np.concatenate([rows, marks[is_step[events.name[marks]]]])
+    steps = trace.rows_named(STEP.match, Category.USER_ANNOTATION)
+    rows = np.concatenate([trace.rows(Category.CPU_OP), steps])
     start, end = events.start[rows], events.end[rows]
     parent = index_spans(events.lane[rows], start, end).parents_by_row()
     inside = parent != NOTHING

@@ -72,7 +72,7 @@ class SnapshotAnalysis:
     reserved_curve: Int64
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the curves."""
+        """Return plain values, without the curves."""
         return {
             "file": str(self.path),
             "device": self.device,
@@ -91,7 +91,7 @@ class SnapshotAnalysis:
 
 
 def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[SnapshotAnalysis]:
-    """Reads and analyses a snapshot file, one result a device that has memory or history.
+    """Read and analyse a snapshot file: one result for each device that has memory or history.
 
     Args:
         limits: how much the file may ask for, as for `read_trace`; of them `unpacked` is its size.
@@ -120,7 +120,7 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
 
 
 def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
-    """The plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
+    """Return the plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
 
     Raises:
         TraceError: as `read_snapshot`.
@@ -191,7 +191,7 @@ def _analyze(
 
 
 def _size(value: Any) -> int:
-    """Bytes; ValueError where they cannot be."""
+    """Return bytes. Raises ValueError where the value cannot be a size."""
     size = int(value)
     if not 0 <= size <= _MOST_BYTES:
         raise ValueError(f"{str(size)[:40]} bytes cannot be")
@@ -199,7 +199,7 @@ def _size(value: Any) -> int:
 
 
 def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: int) -> Int64:
-    """The total after each action, from what it is at the end."""
+    """Return the total (bytes) after each action, from the total at the `end`."""
     changes = np.array(
         [signs.get(entry["action"], 0) * _size(entry.get("size") or 0) for entry in history], np.int64
     )
@@ -208,7 +208,7 @@ def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: 
 
 
 def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> tuple[Holder, ...]:
-    """What was alive at the peak; the history may be without frames."""
+    """Return the lines that allocated the bytes alive at the peak; the history may be without frames."""
     if not len(curve):
         return ()
     alive: dict[int, Mapping[str, Any]] = {}
@@ -231,7 +231,7 @@ def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> t
 
 
 def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
-    """The innermost Python frame that is not torch's own, else the innermost at all."""
+    """Return the innermost Python frame that is not torch's own, else the innermost of all."""
     first = None
     for frame in frames:
         name = str(frame.get("filename", "?"))

@@ -50,7 +50,7 @@ class CollectiveDurations:
         return len(self.kind)
 
     def of_group(self, name: str) -> Int64:
-        """Rows of one communicator's collectives."""
+        """Return rows of one communicator's collectives."""
         return np.flatnonzero(self.group == self.groups.index(name))
 
 
@@ -81,7 +81,7 @@ class Waiting:
 
 
 def collective_durations(trace: Trace, activity: Activity) -> CollectiveDurations:
-    """The durations of a trace's collectives, in the order in which the CPU asked for them."""
+    """Return the durations of a trace's collectives, in the order in which the CPU asked for them."""
     collectives = activity.collectives
     order = np.argsort(collectives.work.asked(), kind="stable")
     duration = (collectives.work.end - collectives.work.start)[order]
@@ -99,7 +99,7 @@ def collective_durations(trace: Trace, activity: Activity) -> CollectiveDuration
 
 
 def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting | None:
-    """Waiting by rank, or None where no communicator's collectives match between two ranks.
+    """Return the waiting by rank, or None where no communicator's collectives match between two ranks.
 
     Args:
         ranks: by rank; ranks of one communicator have it under the same text.
@@ -125,7 +125,8 @@ def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting
 
 @dataclass(frozen=True, eq=False)
 class _Communicator:
-    """`rows`: of each member's table, one a collective; `waits`: ns, members x collectives."""
+    """A communicator whose collectives match. `rows`: of each member's table, one a collective; `waits`: ns,
+    members x collectives."""
 
     name: str
     members: tuple[int, ...]
@@ -134,7 +135,7 @@ class _Communicator:
 
 
 def _communicators(ranks: Mapping[int, CollectiveDurations]) -> tuple[list[_Communicator], list[str]]:
-    """Those with two ranks at least whose collectives match, and the names of those that do not."""
+    """Return communicators of at least two ranks whose collectives match, and the names of the unmatched."""
     found: list[_Communicator] = []
     unmatched: list[str] = []
     for name in dict.fromkeys(name for each in ranks.values() for name in each.groups):
@@ -169,7 +170,7 @@ def _group_waiting(communicator: _Communicator) -> GroupWaiting:
 def _blame(
     communicators: Sequence[_Communicator], numbers: Sequence[int], ranks: Mapping[int, CollectiveDurations]
 ) -> Float64:
-    """ns of waiting that go back to each rank."""
+    """Return the ns of waiting that go back to each rank."""
     place = {number: index for index, number in enumerate(numbers)}
     if len(communicators) == 1:
         only = communicators[0]
@@ -199,8 +200,8 @@ def _blame(
 def _in_order(
     communicators: Sequence[_Communicator], ranks: Mapping[int, CollectiveDurations]
 ) -> list[tuple[int, int]]:
-    """(communicator, its how manieth collective) in an order that is every rank's own; what contradicts it
-    (ranks that issue in different orders) comes as its communicators are listed."""
+    """Return (communicator, number of its collective) in an order that is every rank's own. Where ranks issue
+    in different orders, the communicators' order decides."""
     queues: dict[int, list[tuple[int, int]]] = {}
     for number in ranks:
         own = [

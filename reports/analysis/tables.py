@@ -30,7 +30,12 @@ from fsdpbench.reports.readers.trace import Int32, Int64
 def work_tables(
     trace: Trace, activity: Activity, windows: Sequence[Window], chip: Chip | None = None
 ) -> WorkTables:
-    """Kernels, operators, modules and devices; `chip`: whose peak the rates are held against."""
+    """Return tables of the kernels, operators, modules and devices of `trace` within the steps' `windows`.
+
+    Args:
+        activity: of the trace: its work.
+        chip: whose peak the rates are held against, where it is known.
+    """
     on_device = activity.kind == "gpu"
     # Own times first: an operator that reaches out of a step takes what is in it along.
     whole = activity.work
@@ -52,7 +57,7 @@ def work_tables(
 
 
 def _own_times(trace: Trace, work: Work) -> Int64:
-    """Of operators on a CPU: without the operators inside them."""
+    """Return the ns of each operator on a CPU without the operators inside it."""
     index = index_spans(trace.events.lane[work.row], work.start, work.end)
     parents = index.parents_by_row()
     duration = work.end - work.start
@@ -92,8 +97,8 @@ def _kernels(
 def _rates(
     work: Work, found: Int32, where: Int64, calls: Sequence[CallGroup], activity: Activity
 ) -> dict[int, Rate]:
-    """By place of the name: known work of the operators whose longest kernel it is, and of collectives by
-    their wire bytes against the links' peak."""
+    """Return rates by place of the name: known work of the operators whose longest kernel it is, and of
+    collectives by their wire bytes against the links' peak."""
     rates: dict[int, Rate] = {}
     duration = work.end - work.start
     for call in calls:
@@ -176,7 +181,7 @@ _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern i
 
 
 def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
-    """`matrix product`, `attention`, ..., the type of a collective (`all_gather`), or `other`."""
+    """Return `matrix product`, `attention`, ..., the type of a collective (`all_gather`), or `other`."""
     if is_communication:
         return str(collective_type(name))
     if is_copy:
@@ -184,7 +189,7 @@ def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
     return next((family for family, pattern in _PATTERNS if pattern.search(name)), "other")
 
 
-# Time by module, where the profiler was told to record them (`with_modules` or `with_stack`).
+# Time by module, where the profiler records them (`with_modules` or `with_stack`).
 # A kernel belongs to the innermost module whose forward was running on the thread that launched it. Backward
 # runs on autograd's thread, outside of every module's frame, so these are the times of forward (and of what
 # is recomputed there).
@@ -194,7 +199,12 @@ MOST_CLASSES = 500
 
 
 def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[ModuleTotal, ...]:
-    """By class, the longest first. `time`: ns of each event of `work`; `total`: ns of all of it."""
+    """Return totals by class of modules, the longest first.
+
+    Args:
+        work, time: the events within the steps, and ns of each of them.
+        total: ns of all of it.
+    """
     rows = trace.rows(Category.MODULE)
     if not len(rows):
         return ()

@@ -29,7 +29,7 @@ _IDLE_WORDS = {
 
 
 def describe(analysis: Analysis) -> str:
-    """A few lines a rank, then what the ranks say together."""
+    """Return a few lines a rank, then lines on the ranks together."""
     lines: list[str] = []
     for rank in analysis.ranks:
         lines += [*_rank(rank), ""]
@@ -85,7 +85,7 @@ def _rank(rank: RankAnalysis) -> list[str]:
 
 
 def _fused(rank: RankAnalysis) -> list[str]:
-    """What the compiler fused: a line a group of kernels of the same operators."""
+    """Return a line for each group of fused kernels of the same operators."""
     steps = max(len(rank.steps), 1)
     groups = rank.fused
     lines = [
@@ -101,7 +101,7 @@ def _fused(rank: RankAnalysis) -> list[str]:
 
 
 def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
-    """The achieved bus bandwidth against its peak."""
+    """Return the achieved bus bandwidth against its peak."""
     if figures.bus_bandwidth is None or figures.best_bandwidth is None:
         return ""
     told = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth, best {figures.best_bandwidth / 1e9:.2f}"
@@ -112,7 +112,7 @@ def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
 
 
 def _memory(memory: MemoryAnalysis) -> list[str]:
-    """Peaks, and what is alive at the peak, units of one phase together."""
+    """Return the peaks, and the allocations alive at the peak, units of one phase together."""
     if memory.peak_allocated is None:
         return []
     peaks = f"{memory.peak_allocated / _MIB:.1f} MiB allocated"
@@ -134,7 +134,7 @@ def _memory(memory: MemoryAnalysis) -> list[str]:
 
 
 def _communicators(waiting: Waiting) -> list[str]:
-    """Where the ranks are in several communicators: who waited how long in which."""
+    """Return who waited how long in which communicator, where the ranks are in several."""
     lines = [
         f"  among {group.group or 'all ranks'}: {group.matched} collectives, waited "
         + ", ".join(f"rank {rank} {ns / _MS:.3f} ms" for rank, ns in group.waited.items())
@@ -148,7 +148,7 @@ def _communicators(waiting: Waiting) -> list[str]:
 
 
 def _retries(rank: RankAnalysis) -> list[str]:
-    """Each allocator retry with its place and its cost."""
+    """Return a line for each allocator retry with its place and its cost."""
     lines = []
     for retry in rank.memory.retries[:_MAX_RETRIES]:
         where = ", ".join(
@@ -168,7 +168,7 @@ def _retries(rank: RankAnalysis) -> list[str]:
 
 
 def _idle(rank: RankAnalysis) -> list[str]:
-    """Why the device was idle on average step."""
+    """Return why the device was idle in a mean step."""
     steps = max(len(rank.steps), 1)
     parts = {
         name: ns / steps / _MS for name, ns in rank.idle_causes.parts().items() if ns >= _WORTH_NS * steps
@@ -198,7 +198,7 @@ def _snapshot(snapshot: SnapshotAnalysis) -> list[str]:
 
 
 def _units(rank: RankAnalysis) -> list[str]:
-    """The units with most exposed communication."""
+    """Return lines on the units with most exposed communication."""
     worst = sorted(rank.units, key=lambda unit: unit.exposed, reverse=True)
     lines = [
         f"  unit {unit.unit:<20} {unit.exposed / _MS:.3f} ms exposed ("

@@ -34,16 +34,6 @@ class Bar:
     unit: str | None
     count: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "start_ns": self.start,
-            "duration_ns": self.duration,
-            "name": self.name,
-            "category": self.category,
-            "unit": self.unit,
-            "count": self.count,
-        }
-
 
 @dataclass(frozen=True)
 class Row:
@@ -54,12 +44,9 @@ class Row:
     kind: str
     bars: tuple[Bar, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"label": self.label, "kind": self.kind, "bars": [bar.to_dict() for bar in self.bars]}
-
 
 def stream_rows(trace: Trace, step: StepAnalysis | None = None, *, max_bars: int = MAX_BARS) -> list[Row]:
-    """The rows of one step (or of the whole trace): streams first, then the CPU's annotations.
+    """Return the rows of one step (or of the whole trace): streams first, then the CPU's annotations.
 
     Bars have the categories "computation", "communication", "copy", "phase" and "fsdp". Those that reach over
     the step's window are cut at its edges.
@@ -122,7 +109,7 @@ def _bars(trace: Trace, work: Work, unit: Any, spans: FsdpSpans, start: int, end
 
 
 def _outermost(bars: Sequence[Bar]) -> list[Bar]:
-    """Operators call operators; only the outer ones are drawn."""
+    """Return the outer operators alone: operators call operators."""
     kept: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.start, -bar.duration)):
         if not kept or bar.start >= kept[-1].start + kept[-1].duration:
@@ -131,7 +118,8 @@ def _outermost(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def _thin(bars: Sequence[Bar], most: int) -> list[Bar]:
-    """At most `most` bars: neighbours shorter than a resolution, with gaps shorter than it, are joined.
+    """Return at most `most` bars: neighbours shorter than a resolution, with gaps shorter than it, are
+    joined.
 
     The resolution doubles until few enough are left; long bars and long gaps stay. Bars of different units or
     categories join only when nothing else helps.
@@ -166,7 +154,7 @@ def _join(bars: Sequence[Bar]) -> Bar:
 
 
 def _annotation_rows(trace: Trace, spans: FsdpSpans, start: int, end: int, max_bars: int) -> list[Row]:
-    """The phases, and for each thread its FSDP annotations (nested ones follow their parents)."""
+    """Return the phases, and for each thread its FSDP annotations (nested ones follow their parents)."""
     rows: list[Row] = []
     phases = [
         Bar(

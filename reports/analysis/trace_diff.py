@@ -1,4 +1,4 @@
-"""What changed from one trace to another: the mean step's parts, collectives, units, and what ran, by name.
+"""Changes from one trace to another: the mean step's parts, collectives, units, and names that ran.
 
     before  [compute 10 | exposed 2]         step +3 ms: exposed communication +2, compute only +1
     after   [compute 11 | exposed 4  ]       all-gather +2 ms; `gemm_128` +1 ms; `copy` is new, 4 a step
@@ -18,7 +18,6 @@ from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
 from fsdpbench.reports.reading import printable
 
 _TIMES = ("time", "exposed")
-
 PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
 
 
@@ -32,13 +31,13 @@ class Change:
 
     @property
     def by(self) -> float:
-        """After minus before."""
+        """Return after minus before."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class NameChange:
-    """What ran under one name in a mean step: how often, and ns in all."""
+    """Work under one name in a mean step: how often, and ns in all."""
 
     name: str
     count: Change
@@ -65,7 +64,7 @@ class TraceDiff:
     names: tuple[NameChange, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Times in seconds."""
+        """Return plain values, with times in seconds."""
         return {
             "before": {"trace": str(self.before.path), "rank": self.before.rank},
             "after": {"trace": str(self.after.path), "rank": self.after.rank},
@@ -93,7 +92,7 @@ class TraceDiff:
 
 
 def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
-    """The ranks that both have, compared; the first of each where none is on both sides."""
+    """Return comparisons of the ranks that both have; of each one's first rank where they share none."""
     old = {rank.rank: rank for rank in reversed(before.ranks)}
     new = {rank.rank: rank for rank in reversed(after.ranks)}
     common = sorted(old.keys() & new.keys())
@@ -103,7 +102,7 @@ def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
 
 
 def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
-    """Compares two traces of any origin."""
+    """Return a comparison of two traces of any origin."""
     old, new = before.mean_step, after.mean_step
     return TraceDiff(
         before,
@@ -127,7 +126,7 @@ def _per_step(rank: RankAnalysis, figures: Mapping[str, int]) -> dict[str, float
 
 
 def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
-    """Every name of either side."""
+    """Return a change for every name of either side."""
     return tuple(
         Change(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys([*before, *after])
     )
@@ -138,14 +137,14 @@ def _phases(rank: RankAnalysis) -> dict[str, float]:
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
-    """Exposed time by unit, the largest change first."""
+    """Return exposed time by unit, the largest change first."""
     old, new = ({unit.unit: unit.exposed for unit in rank.units} for rank in (before, after))
     changes = _matched(_per_step(before, old), _per_step(after, new))
     return tuple(sorted((each for each in changes if each.by), key=lambda each: -abs(each.by)))
 
 
 def _collectives(before: RankAnalysis, after: RankAnalysis) -> dict[str, tuple[Change, ...]]:
-    """By type, of those that either side has; bytes only where both sides' are known."""
+    """Return changes by type of collective, of either side; bytes only where both sides know them."""
     found: dict[str, tuple[Change, ...]] = {}
     for kind in dict.fromkeys([*before.communication, *after.communication]):
         old, new = (_of_kind(rank, kind) for rank in (before, after))
@@ -154,7 +153,7 @@ def _collectives(before: RankAnalysis, after: RankAnalysis) -> dict[str, tuple[C
 
 
 def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
-    """A mean step's; times in ns."""
+    """Return a mean step's figures; times in ns."""
     figures = rank.communication.get(kind, CollectiveFigures(bytes=0))
     known = {"count": figures.count, "time": figures.time, "exposed": figures.exposed}
     if figures.bytes is not None:
@@ -195,19 +194,15 @@ def _pairs(changes: Iterable[Change] | Sequence[Change], scale: float) -> dict[s
 
 
 _MS = 1e6
-
 _MIB = 2**20
-
 _MOST_NAMES = 12
-
 _MOST_UNITS = 6
-
 _WORTH_NS = 1000
-"""Changes of time below a microsecond a step are not told."""
+"""Changes of time below a microsecond a step are left out."""
 
 
 def describe_diff(diff: TraceDiff) -> str:
-    """What changed, the step first, then what it is made of."""
+    """Return lines on the changes: the step first, then its parts."""
     lines = [
         f"rank {diff.after.rank}: {diff.after.path}",
         f"  against rank {diff.before.rank}: {diff.before.path}",

@@ -65,15 +65,15 @@ class FsdpSpans:
 
 
 def parse_annotation(name: str) -> tuple[str, str] | None:
-    """(event, unit) of an FSDP annotation's name, None for other names; a unit without name is the root."""
-    found = _EVENT.match(name)
+    """Return (event, unit) of an FSDP annotation's name, None for other names; no unit is the root."""
+    found = _EVENT.match(name) if name.startswith("FSDP::") else None
     if not found or found["event"] in _OF_NO_UNIT:
         return None
     return found["event"], (found["unit"] or found["target"] or "").strip() or ROOT_UNIT
 
 
 def fsdp_spans(trace: Trace) -> FsdpSpans:
-    """The annotations; units are in the order in which they first appear."""
+    """Return the trace's annotations; units are in the order in which they first appear."""
     named = _named_annotations(trace)
     annotations = named or number_units(trace, ROOT_UNIT)
     events: dict[str, int] = {}
@@ -110,7 +110,8 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
 
 
 def _rank(event: str) -> int:
-    """Hooks call prefetches, and those the rest: which of two is outside where their times are the same."""
+    """Return which of two events is outside where their times are equal: hooks call prefetches, and those the
+    rest."""
     if event.startswith("root_"):
         return 0
     if event.startswith(("pre_", "post_")):
@@ -119,25 +120,16 @@ def _rank(event: str) -> int:
 
 
 def _named_annotations(trace: Trace) -> list[Annotation]:
-    """Those that name their unit, by start; each name is parsed once."""
-    parsed = {
-        number: found
-        for number, name in enumerate(trace.names)
-        if name.startswith("FSDP::") and (found := parse_annotation(name))
-    }
-    events = trace.events
-    rows = trace.rows(Category.USER_ANNOTATION)
-    rows = rows[np.isin(events.name[rows], np.fromiter(parsed, np.int64, len(parsed)))]
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
+    """Return the annotations that name their unit, by start."""
     return [
-        Annotation(start, end, lane, *parsed[name])
-        for start, end, lane, name in zip(*(column.tolist() for column in columns), strict=True)
+        Annotation(start, end, lane, *parsed)
+        for parsed, start, end, lane in trace.parsed_annotations(parse_annotation)
     ]
 
 
 def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
-    """For each launch (lane, time): index into `spans.units`, MISSING where no annotation encloses it."""
+    """Return for each launch (lane, ns) the index into `spans.units`, MISSING where no annotation encloses
+    it."""
     found = spans.index.innermost(lane, time)
     unit = np.full(len(time), MISSING, np.int32)
     known = found != NOTHING
@@ -145,7 +137,6 @@ def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
     return unit
 
 
-# Which of a set of nested spans encloses a point in time, on which thread.
 # Spans of one thread nest, as calls do; so the innermost span around a point is the last one to begin before
 # it, or one of that span's ancestors:
 #     |--------- a ----------|
@@ -166,7 +157,7 @@ class SpanIndex:
     row: Int64
 
     def innermost(self, lane: Int32 | Int64, time: Int64) -> Int64:
-        """The input row of the innermost span [start, end] around each point (lane, time), or NOTHING."""
+        """Return the input row of the innermost span [start, end] around each (lane, ns), or NOTHING."""
         found = np.full(len(time), NOTHING, np.int64)
         for each in np.unique(self.lane):
             low, high = np.searchsorted(self.lane, [each, each + 1])
@@ -186,7 +177,7 @@ class SpanIndex:
         return found
 
     def parents_by_row(self) -> Int64:
-        """For each input row: the input row of the span around it, or NOTHING."""
+        """Return for each input row the input row of the span around it, or NOTHING."""
         parents = np.full(len(self.row), NOTHING, np.int64)
         known = self.parent != NOTHING
         parents[self.row[known]] = self.row[self.parent[known]]
@@ -196,7 +187,7 @@ class SpanIndex:
 def index_spans(
     lane: Int32 | Int64, start: Int64, end: Int64, rank: Int32 | Int64 | None = None
 ) -> SpanIndex:
-    """Sorts the spans and finds each one's parent: the innermost earlier one that has not ended.
+    """Sort the spans and find each one's parent: the innermost earlier one that has not ended.
 
     Of spans that begin and end together the one of lower `rank` is outside; without ranks the earlier row.
     """
@@ -220,14 +211,12 @@ def index_spans(
 #     _post_backward_hook, in the reverse order of the units' _pre_forward        unit.n ... unit.0 root
 #
 # One such round is one forward and backward of the model.  A prefetch is for the unit whose turn is next.
-# What is found is given the names of FSDP2's events, so that the rest of the analysis is written once.
+# The annotations get the names of FSDP2's events, so that the rest of the analysis is written once.
 # Backward is left unnamed where it has another number of hooks than forward had units (frozen units, several
 # losses).
 
 _PREFIX = "FullyShardedDataParallel."
-
 _FORWARD = "forward"
-
 _NAMES = {
     "_pre_forward": "pre_forward",
     "_post_forward": "post_forward",
@@ -238,13 +227,9 @@ _NAMES = {
     "_post_backward_prefetch": "backward_prefetch",
     "rate_limiter": "limiter_wait",
 }
-
 _HOOKS = ("forward", "_pre_forward", "_post_forward", "_pre_backward_hook", "_post_backward_hook")
-
 _INSIDE = ("_pre_forward_prefetch", "_pre_backward_prefetch", "_post_backward_prefetch", "rate_limiter")
-
 _GATHERING = ("pre_forward", "pre_backward")
-
 WAIT = "wait_all_gather"
 
 
@@ -271,7 +256,7 @@ class _Span:
 
 
 def number_units(trace: Trace, root: str) -> list[Annotation]:
-    """All annotations whose unit could be found, in order of their start; `root` names the outermost unit."""
+    """Return all annotations whose unit was found, by their start; `root` names the outermost unit."""
     spans = _spans(trace)
     found: list[Annotation] = []
     for spans_of_round in _rounds(spans):
@@ -281,9 +266,7 @@ def number_units(trace: Trace, root: str) -> list[Annotation]:
 
 def _spans(trace: Trace) -> list[_Span]:
     events = trace.events
-    named = np.fromiter((name.startswith(_PREFIX) for name in trace.names), np.bool_, len(trace.names))
-    rows = trace.rows(Category.USER_ANNOTATION)
-    rows = rows[named[events.name[rows]]]
+    rows = trace.rows_named(lambda name: name.startswith(_PREFIX), Category.USER_ANNOTATION)
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
     columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
     return [
@@ -293,7 +276,7 @@ def _spans(trace: Trace) -> list[_Span]:
 
 
 def _rounds(spans: list[_Span]) -> list[list[_Span]]:
-    """The spans by round: one begins with each forward of the outermost unit.
+    """Return the spans by round: one begins with each forward of the outermost unit.
 
     A checkpointed unit runs its forward again in backward; that one encloses no other unit's, as the
     outermost one does (unless the model is one unit).
@@ -342,7 +325,7 @@ def _name_round(spans: list[_Span], root: str) -> list[Annotation]:
 
 
 def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> list[Annotation]:
-    """One hook's annotations: itself, what is inside it, and the wait for its all-gather at its end."""
+    """Return one hook's annotations: itself, spans inside it, the wait for its all-gather at its end."""
     event, unit = _NAMES[hook.name], order[place]
     found = [Annotation(hook.start, hook.end, hook.lane, event, unit)]
     following = order[place + 1] if place + 1 < len(order) else unit
@@ -361,9 +344,7 @@ def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> l
     return found
 
 
-# To which FSDP unit any device work belongs: collectives by the annotation around their launch, computation
-# by the unit whose forward or backward was running on the CPU when it was launched.
-#
+# Computation belongs to the unit whose forward or backward was running on the CPU when it was launched.
 # A unit's forward runs between its `pre_forward` and its `post_forward`, its backward between `pre_backward`
 # and `post_backward`:
 #
@@ -372,7 +353,6 @@ def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> l
 #     |---------------------------------- root ------------------------------------------------------|
 
 _OPENS = {"pre_forward": "forward", "pre_backward": "backward"}
-
 _CLOSES = {
     "post_forward": "forward",
     "post_backward": "backward",
@@ -382,7 +362,7 @@ _CLOSES = {
 
 
 def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
-    """Columns (lane, start, end, unit) of the stretches in which a unit's own code runs on the CPU."""
+    """Return columns (lane, start, end, unit) of the stretches in which a unit's own code runs on the CPU."""
     found: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[str, int], tuple[int, int]] = {}
     for event, unit, lane, start, end in zip(
@@ -406,7 +386,7 @@ def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
 
 
 def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:
-    """The stretches of `running_spans`, indexed, and the unit of each."""
+    """Return the stretches of `running_spans`, indexed, and the unit of each."""
     lane, start, end, unit = running_spans(spans)
     return index_spans(lane, start, end), unit
 

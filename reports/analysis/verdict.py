@@ -1,4 +1,4 @@
-"""From figures to words: what costs most in this trace, and which setting to try next.
+"""Verdicts on traces: what costs most, and which setting to try next.
 
 Each rule looks at one cause, returns a finding when it costs at least `WORTH` of the step, and names what it
 saw.  A predicted gain is an upper bound: the time that would be saved if the cause vanished altogether.
@@ -67,7 +67,7 @@ _BY_CAUSE: dict[tuple[LateCause, str | None], tuple[str, tuple[Suggestion, ...]]
 
 
 def judge_rank(rank: RankAnalysis) -> Verdict:
-    """The verdict on one rank's trace."""
+    """Return the verdict on one rank's trace."""
     if not rank.trusted:
         return Verdict(Outcome.CANNOT_TELL, f"Cannot tell, because {rank.warnings[0]}.")
     if not rank.time.total:
@@ -97,7 +97,7 @@ def _fine(rank: RankAnalysis, exposed: float) -> str:
 
 
 def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
-    """One finding for each cause and phase of late all-gathers."""
+    """Yield one finding for each cause and phase of late all-gathers."""
     groups: dict[tuple[LateCause, str | None], list[GatherTiming]] = {}
     for gather in rank.gathers:
         # With one unit only, `_root_only` says more than "the first of its step".
@@ -123,7 +123,7 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
-    """One unit only: its collectives have no other unit's computation beside them."""
+    """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
     if _is_root_only(rank):
         share = rank.time.exposed_communication / rank.time.total
         suggestion = Suggestion("wrap", "block")
@@ -143,7 +143,7 @@ def _is_root_only(rank: RankAnalysis) -> bool:
 
 
 def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
-    """Gradient reductions that nothing hides, unless another finding covers them."""
+    """Yield gradient reductions that nothing hides, unless another finding covers them."""
     if _is_root_only(rank) or any(
         gather.cause is LateCause.NO_PREFETCH and gather.phase == "backward" for gather in rank.gathers
     ):
@@ -166,7 +166,7 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
-    """Gathers and reductions of no FSDP unit: activations, where ranks share layers."""
+    """Yield gathers and reductions of no FSDP unit: activations, where ranks share layers."""
     by_kind = {kind: _of_no_unit(rank, kind) for kind in ("all_gather", *_REDUCTIONS)}
     share = sum(by_kind.values()) / rank.time.total
     suggestion = Suggestion("tp", "less")
@@ -187,13 +187,13 @@ def _exposed(rank: RankAnalysis, kind: str) -> int:
 
 
 def _of_no_unit(rank: RankAnalysis, kind: str) -> int:
-    """ns that computation waits for collectives outside of FSDP's units; 0 where the trace names none."""
+    """Return the ns that computation waits for collectives outside of FSDP's units; 0 where none is named."""
     of_units = [unit.communication[kind].exposed for unit in rank.units if kind in unit.communication]
     return max(_exposed(rank, kind) - sum(of_units), 0) if of_units else 0
 
 
 def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
-    """Collectives that no rule above knows: other types, and all-gathers without FSDP annotations."""
+    """Yield collectives that no rule above knows: other types, and all-gathers without FSDP annotations."""
     for kind, figures in rank.communication.items():
         if kind in _REDUCTIONS or (kind == "all_gather" and rank.units):
             continue
@@ -210,7 +210,7 @@ def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _retries(rank: RankAnalysis) -> Iterable[Finding]:
-    """Retries free every cached block and wait for the device: even a few cost much."""
+    """Yield allocator retries: they free all cached blocks and wait for the device, so a few cost much."""
     memory = rank.memory
     if not memory.retries:
         return
@@ -252,7 +252,7 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
-    """Copies that run beside nothing else; only what goes to the host and back may be offloaded shards."""
+    """Yield copies beside which nothing runs; only copies to the host and back may be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
     there, back = (
         sum(each.time for each in rank.names if re.search(words, each.name))
@@ -301,7 +301,7 @@ def _settings(suggestions: Sequence[Suggestion]) -> str:
 
 
 def _pattern(gathers: Sequence[GatherTiming]) -> str:
-    """`blocks.*` for several of `blocks.0`, `blocks.1`, ...; at most three patterns."""
+    """Return `blocks.*` for several of `blocks.0`, `blocks.1`, ...; at most three patterns."""
     units = list(dict.fromkeys(gather.unit for gather in gathers))
     stems: dict[str, list[str]] = {}
     for unit in units:
@@ -311,7 +311,7 @@ def _pattern(gathers: Sequence[GatherTiming]) -> str:
 
 
 def _most_frequent(values: Iterable[str | None]) -> str | None:
-    """The most frequent known value, collectives of numbered units taken together."""
+    """Return the most frequent known value, collectives of numbered units taken together."""
     counts: dict[str, int] = {}
     for value in values:
         if value is not None:
@@ -334,7 +334,8 @@ _WORDS = {
 
 
 def largest_idle(rank: RankAnalysis, found: Sequence[Finding]) -> Finding | None:
-    """A finding where the device idles more than it computes, and more than it waits for communication."""
+    """Return a finding where the device idles more than it computes, and more than it waits for
+    communication."""
     time = rank.time
     if rank.kind != "gpu" or time.idle < max(time.compute_only + time.overlapped, time.exposed_communication):
         return None

@@ -57,13 +57,14 @@ class Window:
 
     @property
     def index(self) -> int:
-        """The number of a step's window."""
+        """Return the number of a step's window."""
         found = STEP.match(self.mark.name)
         return int(found[1]) if found else 0
 
 
 def containing(marks: Sequence[Mark], times: Int64) -> Int64:
-    """For each time the number of the mark [start, end) around it, -1 for none; marks disjoint, in order."""
+    """Return for each time (ns) the number of the mark [start, end) around it, -1 for none; marks are
+    disjoint and in order."""
     starts = np.array([mark.start for mark in marks], np.int64)
     ends = np.array([mark.end for mark in marks], np.int64)
     place = np.searchsorted(starts, times, side="right") - 1
@@ -73,12 +74,13 @@ def containing(marks: Sequence[Mark], times: Int64) -> Int64:
 
 
 def step_marks(trace: Trace) -> list[Mark]:
-    """The `ProfilerStep#k` annotations by start; empty where the trace has none."""
-    return _marks(trace, Category.USER_ANNOTATION, {"": STEP}, rename=False)
+    """Return the `ProfilerStep#k` annotations by start; empty where the trace has none."""
+    found = trace.parsed_annotations(lambda name: name if STEP.search(name) else None)
+    return [Mark(name, start, end) for name, start, end, _ in found]
 
 
 def step_windows(trace: Trace, activity: Activity) -> list[Window]:
-    """The steps' windows; one over the whole trace where there are no step annotations."""
+    """Return the steps' windows; one over the whole trace where there are no step annotations."""
     marks = step_marks(trace)
     if not marks:
         events = trace.events
@@ -104,7 +106,7 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
 
 
 def phase_windows(marks: list[Mark], activity: Activity, steps: list[Window]) -> list[list[Window]]:
-    """For each step the windows of its phases (`phase_marks`), in order, disjoint."""
+    """Return for each step the windows of its phases (`phase_marks`), in order, disjoint."""
     busy = _last_ends(marks, activity)
     starts = [mark.start for mark in marks]
     found: list[list[Window]] = []
@@ -121,11 +123,11 @@ def phase_windows(marks: list[Mark], activity: Activity, steps: list[Window]) ->
 
 
 def phase_marks(trace: Trace) -> list[Mark]:
-    """Forward, backward and optimizer spans on the CPU by start, named so; nested repetitions left out."""
-    marks = _marks(trace, Category.USER_ANNOTATION, _PHASES, rename=True)
+    """Return forward, backward and optimizer spans on the CPU by start; nested repetitions are left out."""
+    marks = _marks(trace, _PHASES)
     present = {mark.name for mark in marks}
     fallback = {name: pattern for name, pattern in _FALLBACK_PHASES.items() if name not in present}
-    marks += _marks(trace, Category.USER_ANNOTATION, fallback, rename=True)
+    marks += _marks(trace, fallback)
     if marks and "backward" not in present:
         marks += _backward_from_autograd(trace)
     marks.sort(key=lambda mark: (mark.start, -mark.end))
@@ -136,34 +138,18 @@ def phase_marks(trace: Trace) -> list[Mark]:
     return outermost
 
 
-def _marks(
-    trace: Trace, category: Category, patterns: dict[str, re.Pattern[str]], *, rename: bool
-) -> list[Mark]:
-    called: dict[int, str] = {}
-    for number, name in enumerate(trace.names):
-        for phase, pattern in patterns.items():
-            if pattern.search(name):
-                called[number] = phase if rename else name
-                break
-    rows = trace.rows(category)
-    rows = rows[np.isin(trace.events.name[rows], np.fromiter(called, np.int64, len(called)))]
-    rows = rows[np.argsort(trace.events.start[rows], kind="stable")]
-    return [
-        Mark(called[name], start, end)
-        for name, start, end in zip(
-            trace.events.name[rows].tolist(),
-            trace.events.start[rows].tolist(),
-            trace.events.end[rows].tolist(),
-            strict=True,
-        )
-    ]
+def _marks(trace: Trace, patterns: dict[str, re.Pattern[str]]) -> list[Mark]:
+    """Return the annotations that match a pattern, named by its key, in order of their start."""
+
+    def phase_of(name: str) -> str | None:
+        return next((phase for phase, pattern in patterns.items() if pattern.search(name)), None)
+
+    return [Mark(name, start, end) for name, start, end, _ in trace.parsed_annotations(phase_of)]
 
 
 def _backward_from_autograd(trace: Trace) -> list[Mark]:
-    """One span a step around autograd's own operators."""
-    wanted = np.fromiter((name.startswith(_BACKWARD_OPERATOR) for name in trace.names), np.bool_)
-    rows = trace.rows(Category.CPU_OP)
-    rows = rows[wanted[trace.events.name[rows]]]
+    """Return one span a step around autograd's own operators."""
+    rows = trace.rows_named(lambda name: name.startswith(_BACKWARD_OPERATOR), Category.CPU_OP)
     start, end = trace.events.start[rows], trace.events.end[rows]
     spans = [(mark.start, mark.end) for mark in step_marks(trace)]
     found: list[Mark] = []
@@ -175,7 +161,7 @@ def _backward_from_autograd(trace: Trace) -> list[Mark]:
 
 
 def _last_ends(marks: list[Mark], activity: Activity) -> list[int]:
-    """For each mark: the end of the last device work that was launched in it, or the mark's start.
+    """Return for each mark the end (ns) of the last device work launched in it, or the mark's start.
 
     On a CPU trace work runs where it is called, so the marks themselves are the truth."""
     last = np.fromiter((mark.start for mark in marks), np.int64, len(marks))

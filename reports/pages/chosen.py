@@ -16,7 +16,7 @@ _NOT_YET = "ours has not run on GPUs yet"
 
 @dataclass(frozen=True)
 class Chosen:
-    """`torchs` and `ours`: each None where no such system ran, or both where only others did."""
+    """The recommended rows, of torch's FSDPs and of ours: each None where no such system ran, or both."""
 
     torchs: Ranked | None
     ours: Ranked | None
@@ -27,12 +27,12 @@ class Chosen:
 
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:
-    """The first of each in the ranking; of equal ones (rank) one that is not risky."""
+    """Return the first of each in the ranking; of equally fast ones (one rank) one that is not risky."""
     return Chosen(_best(ranked, "torch-fsdp"), _best(ranked, "impl-"))
 
 
 def doubt(row: Configuration) -> str:
-    """What a reader should know before running it, as words in brackets; nothing where there is nothing."""
+    """Return a warning about a row, as words in brackets; empty where there is none."""
     told = []
     if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         told.append(_NOT_YET)
@@ -44,7 +44,7 @@ def doubt(row: Configuration) -> str:
 
 
 def is_risky(row: Configuration) -> bool:
-    """Whether its memory fits only inside the prediction's error, or with retries."""
+    """Return whether its memory fits only inside the prediction's error, or with retries."""
     predicted = row.result.interval is not None and row.result.interval.risky
     return predicted or (row.result.alloc_retries_per_step or 0) > 0
 

@@ -21,12 +21,12 @@ from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
-# More lines than this cannot be told apart.
+# More lines than this cannot be distinguished.
 MOST_LINES = 6
 
 
 def peers(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Each system's own best configuration; None unless two systems finished one."""
+    """Return a chart of each system's own best configuration; None unless two systems finished one."""
     best: dict[str, Ranked] = {}
     for entry in ranked:
         system = entry.row.config.system
@@ -89,7 +89,8 @@ def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, 
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Throughput per GPU over GPU counts, a line for each set of otherwise equal settings (the best ones)."""
+    """Return a chart of throughput per GPU over GPU counts, a line for each set of otherwise equal
+    settings."""
     others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
     lines: dict[str, dict[int, Ranked]] = {}
     for entry in ranked:
@@ -152,7 +153,7 @@ def _scaling_rows(points: dict[int, Ranked], others: Sequence[str]) -> list[tupl
 
 
 def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
-    """Simulated step times over measured ones of the same settings; None where no settings have both."""
+    """Return a chart of simulated step times over measured ones of the same settings; None without such."""
     # The names of the same hardware differ between a profile and a driver.
     others = [name for name in varying if name not in ("device", "hardware")]
     pairs = _pairs(ranked, others)
@@ -203,7 +204,7 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
 
 
 def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked, Ranked]]:
-    """Simulated and measured runs of the same settings."""
+    """Return simulated and measured runs of the same settings."""
     simulated = {_identity(e, names): e for e in reversed(ranked) if e.throughput and e.row.device == "sim"}
     return [
         (simulated[_identity(entry, names)], entry)

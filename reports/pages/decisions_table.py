@@ -1,4 +1,4 @@
-"""What scripts decided by values that simulated tensors do not have."""
+"""Decisions of scripts by values that simulated tensors do not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_ROWS = 200
 
 
 def decisions_table(rows: Sequence[Configuration]) -> Table | None:
-    """The decisions of all configurations, most frequent first; None where nothing was decided."""
+    """Return the decisions of all configurations, most frequent first; None where nothing was decided."""
     found = [(row.name, decision) for row in rows for decision in row.result.placeholder_decisions or ()]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""What the page shows of one configuration: its timeline, memory, units, phases, settings, files.
+"""Details of one configuration: its timeline, memory, units, phases, settings, files.
 
 Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its
 message in the place of the charts.
@@ -62,8 +62,8 @@ def build_details(
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> list[Detail]:
-    """A detail for every configuration, in the order of the ranking; `known`: of an earlier page; `workers`
-    draw many of them; `kept`: traces that were analysed already."""
+    """Return a detail for every configuration, in the order of the ranking. `known`: drawn for an earlier
+    page; `workers` draw many of them; `kept`: traces that were analysed already."""
     traced = [entry.row for entry in ranked if entry.row.traces]
     most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, len(traced)))
     drawn = {} if known is None else known
@@ -105,7 +105,7 @@ def _detail(
 
 
 def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
-    """What the trace says, and the parts that need it. Raises `TraceError`."""
+    """Return the trace's verdict, and the parts that need the trace. Raises `TraceError`."""
     key = _key(row, most)
     if key not in known:
         found = unpack(row.traces[0], kept)
@@ -152,7 +152,7 @@ def _drawn_there(row: Configuration, kept: Kept, most: int) -> Known:
 
 
 def _soak(row: Configuration) -> dict[str, Any]:
-    """Memory over steps, which takes the place of memory in a trace: a soak has none."""
+    """Return memory over steps, which takes the place of memory in a trace: a soak has none."""
     soak = row.result.soak
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
     if chart is None:
@@ -161,14 +161,14 @@ def _soak(row: Configuration) -> dict[str, Any]:
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
-    """The parts that need the trace, and what the other ranks' traces say."""
+    """Return the parts that need the trace, and the comparison with the other ranks' traces."""
     ranks = ranks_table(analysis, row.traces[1:])
     told = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
     return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": told}
 
 
 def _results(entry: Ranked) -> list[list[str]]:
-    """Every figure of the result, in words."""
+    """Return every figure of the result, in words."""
     result = entry.row.result
     peaks = result.peak_memory_bytes
     each = "rank" if entry.row.device == "cpu" else "GPU"
@@ -197,7 +197,7 @@ def _results(entry: Ranked) -> list[list[str]]:
 
 
 def _sampling(result: Result) -> list[tuple[str, str]]:
-    """How the step time was measured, where it was."""
+    """Return how the step time was measured, where it was."""
     pairs = []
     if result.repeats and len(result.repeats.step_time_s) > 1:
         times = [display.milliseconds(time) for time in sorted(result.repeats.step_time_s)]

@@ -10,7 +10,7 @@ NOTHING = "–"  # An en dash: the device cannot know this figure.
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """`12,345`, `98.7`, `0.123`: `digits` significant, thousands grouped."""
+    """Return `12,345`, `98.7`, `0.123`: `digits` significant, thousands grouped."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
@@ -20,7 +20,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def gib(value: float | None) -> str:
-    """Bytes as GiB without the unit, one decimal (two below 1 GiB)."""
+    """Return bytes as GiB without the unit, one decimal (two below 1 GiB)."""
     if value is None:
         return NOTHING
     amount = value / GIB
@@ -28,7 +28,7 @@ def gib(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes with the unit that suits them."""
+    """Return bytes with the unit that suits them."""
     if value is None:
         return NOTHING
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -39,36 +39,36 @@ def size(value: float | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Seconds as milliseconds without the unit."""
+    """Return seconds as milliseconds without the unit."""
     return NOTHING if seconds is None else ms(seconds * 1e3)
 
 
 def ms(value: float) -> str:
-    """Milliseconds, three significant digits and at most three decimals."""
+    """Return milliseconds with three significant digits and at most three decimals."""
     return f"{value:.3f}" if 0 < abs(value) < 1 else number(value)
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """A fraction as `54.3 %`."""
+    """Return a fraction as `54.3 %`."""
     return NOTHING if fraction is None or not math.isfinite(fraction) else f"{fraction * 100:.{digits}f} %"
 
 
 def signed_percent(fraction: float) -> str:
-    """A change as `+17 %` or `−4.2 %` (one decimal below 10 %)."""
+    """Return a change as `+17 %` or `−4.2 %` (one decimal below 10 %)."""
     points = fraction * 100
     text = f"{abs(points):.0f}" if abs(points) >= 10 else f"{abs(points):.1f}"
     return f"{'−' if points < 0 else '+'}{text} %"
 
 
 def count(value: float | None) -> str:
-    """A count, whole where it is whole."""
+    """Return a count, whole where it is whole."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if float(value).is_integer() else number(value)
 
 
 def parameters(value: float | None) -> str:
-    """A model's size: `2.78 B`, `125 M`."""
+    """Return a model's size: `2.78 B`, `125 M`."""
     if value is None:
         return NOTHING
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -78,7 +78,7 @@ def parameters(value: float | None) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting's value as it is typed on the command line."""
+    """Return a setting's value as it is typed on the command line."""
     if value is None:
         return NOTHING
     if isinstance(value, bool):

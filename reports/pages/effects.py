@@ -1,4 +1,4 @@
-"""What one setting does, all others held equal.
+"""Effects of one setting, all others held equal.
 
 For a setting and two of its values, every pair of finished configurations that differ in that setting alone
 gives one ratio of throughputs. Their geometric mean is the effect; its 95 % interval (Student's t over the
@@ -64,7 +64,7 @@ class Effect:
 
     @property
     def strength(self) -> float:
-        """How much the setting matters, whichever way: |log ratio|."""
+        """Return how much the setting matters, whichever way: |log ratio|."""
         return abs(math.log(self.ratio)) if self.ratio else 0.0
 
 
@@ -77,9 +77,7 @@ class _Pair:
 
 
 def effects(ranked: Sequence[Ranked]) -> list[Effect]:
-    """Every varying setting's effects; the settings that matter most come first, values in order of their
-    effect.
-    """
+    """Return every varying setting's effects; settings that matter most first, values in order of effect."""
     if not ranked or not ranked[0].throughput:
         return []
     best = ranked[0].row
@@ -141,7 +139,7 @@ def _retries(row: Configuration) -> bool:
 def _pairs(
     rows: Sequence[Configuration], name: str, first: str, second: str
 ) -> list[tuple[Configuration, Configuration]]:
-    """Rows with `name=first` beside rows with `name=second` that are equal otherwise."""
+    """Return rows with `name=first` beside rows with `name=second` that are equal otherwise."""
     # Systems differ in which settings they have, and each fills in its own default where none is typed.
     shared = _common_settings(rows, name, (first, second)) if name == "system" else None
     if shared is not None:
@@ -164,7 +162,7 @@ def _pairs(
 
 
 def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str, str]) -> frozenset[str]:
-    """Settings that vary and that every row with one of the two values has."""
+    """Return settings that vary and that every row with one of the two values has."""
     concerned = [row for row in rows if setting(row.settings.get(name)) in values]
     common = set(varying_settings(rows)) - {name}
     for row in concerned:
@@ -175,7 +173,7 @@ def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str
 def _at_best_elsewhere(
     rows: Sequence[Configuration], name: str, shared: frozenset[str]
 ) -> list[Configuration]:
-    """The rows whose settings outside `shared` have the values of the best row that has them (best first)."""
+    """Return the rows whose settings outside `shared` have the values of the best row that has them."""
     kept = list(rows)
     for other in set(varying_settings(rows)) - shared - {name}:
         best = next((setting(row.settings[other]) for row in rows if other in row.settings), None)
@@ -184,8 +182,8 @@ def _at_best_elsewhere(
 
 
 def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """The mean of the ratios on the logarithmic scale, and its 95 % interval from three of them on; None for
-    what no number holds."""
+    """Return the geometric mean of the ratios, and its 95 % interval from three of them on; None where no
+    float holds it."""
     if not ratios:
         return None, None, None
     logs = np.log(np.asarray(ratios, dtype=np.float64))

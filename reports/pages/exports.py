@@ -22,7 +22,7 @@ from fsdpbench.reports.reading import printable
 
 
 def write_markdown(run_dir: Path) -> str:
-    """The recommendation, the findings and the ranked table as GitHub Markdown. Raises `RunFolderError`."""
+    """Return recommendation, findings and ranked table as GitHub Markdown. Raises `RunFolderError`."""
     view = load_run(run_dir)
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
@@ -48,7 +48,7 @@ def write_markdown(run_dir: Path) -> str:
 
 
 def write_json(run_dir: Path) -> str:
-    """`{"schema": 1, "recommendation", "findings", "metric", "configurations": [...]}`. Raises
+    """Return `{"schema": 1, "recommendation", "findings", "metric", "configurations": [...]}`. Raises
     `RunFolderError`.
     """
     view = load_run(run_dir)
@@ -67,7 +67,8 @@ def write_json(run_dir: Path) -> str:
 
 
 def write_csv(run_dir: Path) -> str:
-    """One line a configuration: place, name, status, every setting, every figure. Raises `RunFolderError`."""
+    """Return a line for each configuration: place, name, status, settings, figures. Raises
+    `RunFolderError`."""
     ranked = rank(load_run(run_dir))
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()
@@ -108,7 +109,7 @@ def _record(entry: Ranked) -> dict[str, Any]:
 
 
 def _harmless(cell: Any) -> Any:
-    """Text that a spreadsheet would run as a formula is made text."""
+    """Return the cell, as text where a spreadsheet would run it as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
@@ -117,7 +118,7 @@ def _markdown_row(cells: Sequence[str], *, escape: bool = True) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in Markdown: one line, no markup, no HTML."""
+    """Return text for Markdown: one line, no markup, no HTML."""
     text = printable(" ".join(text.split()))
     for character in "\\`*_[]|":
         text = text.replace(character, f"\\{character}")

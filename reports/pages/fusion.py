@@ -1,4 +1,4 @@
-"""What compiling changed: configurations that differ in `compile` alone, side by side."""
+"""Effects of compiling: configurations that differ in `compile` alone, side by side."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class CompiledPair:
 
     @property
     def gain(self) -> float:
-        """How much faster the compiled one is: 0.14 for 14 % more throughput."""
+        """Return how much faster the compiled one is: 0.14 for 14 % more throughput."""
         return (self.eager.result.step_time_s or 0.0) / (self.compiled.result.step_time_s or 1.0) - 1
 
 
 def compiled_pairs(ranked: Sequence[Ranked]) -> list[CompiledPair]:
-    """All pairs, those of the best configurations first."""
+    """Return all pairs, those of the best configurations first."""
     rows = [entry.row for entry in ranked if entry.throughput and entry.row.result.step_time_s]
     eager = {_rest(row): row for row in rows if setting(row.settings.get(_NAME)) == "false"}
     compiled = [row for row in rows if setting(row.settings.get(_NAME)) == "true"]
@@ -51,8 +51,8 @@ def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
 def fusion_table(
     ranked: Sequence[Ranked], varying: Sequence[str], held: Mapping[str, Mapping[str, int]]
 ) -> Table | None:
-    """A row a figure of each pair; None where nothing was tried both ways. `held`: bytes alive at the peak of
-    each folder's trace, by the phase that took them."""
+    """Return a row for each figure of each pair; None where nothing was tried both ways. `held`: bytes alive
+    at the peak of each folder's trace, by the phase that took them."""
     lines: list[tuple[str, ...]] = []
     others = [name for name in varying if name != _NAME]
     for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
@@ -66,7 +66,7 @@ def fusion_table(
 def _figures(
     pair: CompiledPair, held: Mapping[str, Mapping[str, int]]
 ) -> list[tuple[str, float, float, Callable[[float], str]]]:
-    """Name, both values and how they are written, of what both sides know."""
+    """Return name, both values and format of each figure that both sides know."""
     asked: tuple[tuple[str, Callable[[Configuration], float | None], Callable[[float], str]], ...] = (
         ("step time, ms", lambda row: row.result.step_time_s, milliseconds),
         ("kernels a step", lambda row: _of(row.result.work, "kernels"), count),
@@ -97,7 +97,7 @@ def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def compile_findings(view: RunView, ranked: Sequence[Ranked]) -> list[str]:
-    """What compiling gains, or that it was not tried; one sentence."""
+    """Return one sentence: how much compiling gains, or that it was not tried."""
     pairs = compiled_pairs(ranked)
     if pairs:
         verb = "gains" if pairs[0].gain >= 0 else "loses"

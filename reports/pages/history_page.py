@@ -1,4 +1,4 @@
-"""From a history (as `check --history --json` prints it) to an offline page."""
+"""The page of a history (as `check --history --json` prints it): figures over commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StepGroup:
 
 
 def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
-    """The steps by commit and figure, newest first."""
+    """Return the steps by commit and figure, newest first."""
     groups: dict[tuple[str | None, str], list[Mapping[str, Any]]] = {}
     for step in content["steps"]:
         groups.setdefault((step["revision"], step["metric"]), []).append(step)
@@ -60,7 +60,7 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
 
 
 def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
-    """Writes the page to `target`, whole or not at all. Raises OSError."""
+    """Write the page to `target`, whole or not at all. Raises OSError."""
     groups = step_groups(content)
     page = render_page(
         "pages/assets/history.html.jinja",
@@ -76,7 +76,7 @@ def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
 
 
 def _percent(change: float) -> str:
-    """With as many digits as it takes to see that it is one."""
+    """Return a change with as many digits as show that it is one."""
     if abs(change) >= 5e-4:
         return display.signed_percent(change)
     return f"{'−' if change < 0 else '+'}{abs(change) * 100:.2g} %"
@@ -115,7 +115,7 @@ def _label(revision: str | None) -> str:
 
 
 def _charts(content: Mapping[str, Any]) -> list[Chart]:
-    """One for each figure that has a step, in the order of the figures."""
+    """Return a chart for each figure that has a step, in the order of the figures."""
     stepped = {step["metric"] for step in content["steps"]}
     metrics = dict.fromkeys(each["metric"] for each in content["series"])
     return [_chart(content, metric) for metric in metrics if metric in stepped]

@@ -128,7 +128,7 @@ def render(
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> str:
-    """The page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
+    """Return the page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
@@ -161,7 +161,7 @@ def render(
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:
-    """What is simulated, on which profile, from which source; None where nothing is."""
+    """Return what is simulated, on which profile, from which source; None where nothing is."""
     simulated = [row for row in rows if row.simulated]
     if not simulated:
         return None
@@ -189,7 +189,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
-    """What was run, on what: name and value, only where all rows agree."""
+    """Return names and values of what was run, on what; only where all rows agree."""
     rows = [entry.row for entry in ranked]
 
     def common(values: Sequence[Any]) -> Any:
@@ -239,7 +239,7 @@ def _choice(detail: Detail) -> dict[str, Any]:
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
-    """Links from the page to what the configuration left, relative, so that the folder can be moved as a
+    """Return links to the configuration's files, relative to the page, so that the folder can be moved as a
     whole.
     """
     files = [
@@ -255,9 +255,7 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
 
 
 def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """Groups of name and value: the environments and the hardware that the rows name, each different one
-    once.
-    """
+    """Return groups of name and value: the rows' environments and hardware, each different one once."""
     groups: list[dict[str, Any]] = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),
@@ -271,7 +269,7 @@ def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested mappings as dotted names."""
+    """Return nested mappings as dotted names."""
     pairs: list[tuple[str, str]] = []
     for name, value in mapping.items():
         if isinstance(value, Mapping) and value:

@@ -32,8 +32,12 @@ class MemoryChart:
 def memory_chart(
     trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
 ) -> MemoryChart | None:
-    """The chart of one rank, `most_points` points a line at most; None where the trace has no memory
-    events.
+    """Return the chart of one rank; None where the trace has no memory events.
+
+    Args:
+        analysis: of `trace`.
+        capacity: bytes of the device's memory, where known.
+        most_points: of a line.
     """
     origin = analysis.steps[0].start if analysis.steps else None
     clock = device_clock(find_activity(trace, fsdp_spans(trace)))
@@ -80,7 +84,7 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> d
 
 
 def _retries(curve: MemoryCurve) -> dict[str, Any]:
-    """A mark for every retry at the height of the reserved memory before it."""
+    """Return a mark for every retry at the height of the reserved memory before it."""
     place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
     asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
     return {

@@ -1,4 +1,4 @@
-"""What is in the first screen: code to copy, four tiles, and the one chart that explains the verdict."""
+"""The first screen: code to copy, four tiles, and the one chart that explains the verdict."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Code:
 def overview_chart(
     view: RunView, ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
-    """The step of the best beside those that it is judged against: the best of each other system, the first
-    one tried, and the slowest."""
+    """Return the step of the best beside those that it is judged against: the best of each other system, the
+    first one tried, and the slowest."""
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:
         return None
@@ -48,8 +48,8 @@ def overview_chart(
 
 
 def code_to_copy(view: RunView, command: str | None) -> list[Code]:
-    """The best settings as code, where the sweep left it in its folder, else the command that repeats the
-    best."""
+    """Return the best settings as code, where the sweep left it in its folder, else the command that repeats
+    the best."""
     found = []
     for path in sorted(view.folder.glob(_CODE_FILES))[:4]:
         try:
@@ -60,7 +60,7 @@ def code_to_copy(view: RunView, command: str | None) -> list[Code]:
 
 
 def tiles(ranked: Sequence[Ranked], metric: Metric) -> list[dict[str, str]]:
-    """Four figures of the best configuration in large type."""
+    """Return four figures of the best configuration in large type."""
     if not ranked or not ranked[0].throughput:
         return []
     best = ranked[0].row.result
@@ -92,12 +92,12 @@ def _rate(tflops: float | None, each: str) -> str:
 
 
 def plus_minus(interval: Interval) -> str:
-    """`±7 %`: half the interval of the step time."""
+    """Return `±7 %`: half the interval of the step time."""
     return f"±{percent(interval.half_width, 0)}"
 
 
 def time_words(interval: Interval | None) -> str:
-    """The step time's interval behind its unit; nothing where there is none."""
+    """Return the step time's interval behind its unit; empty where there is none."""
     if interval is None:
         return ""
     low, high = (milliseconds(value) for value in interval.step_time_s)
@@ -105,7 +105,7 @@ def time_words(interval: Interval | None) -> str:
 
 
 def reserved_words(interval: Interval | None) -> str:
-    """The interval of reserved memory; nothing where there is none."""
+    """Return the interval of reserved memory; empty where there is none."""
     found = None if interval is None else interval.peak_memory_bytes.get("reserved")
     if interval is None or found is None:
         return ""
@@ -113,7 +113,7 @@ def reserved_words(interval: Interval | None) -> str:
 
 
 def interval_findings(ranked: Sequence[Ranked]) -> list[str]:
-    """What the intervals say of a run: how wide and why, who shares the first rank, which rows are risky."""
+    """Return sentences on intervals: how wide and why, who shares the first rank, which rows are risky."""
     known = [entry for entry in ranked if entry.throughput and entry.row.result.interval]
     if not known:
         return []

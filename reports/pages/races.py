@@ -1,4 +1,4 @@
-"""What the sanitizer found, as the page shows it: each pair of accesses with both stacks."""
+"""The sanitizer's findings for the page: each pair of accesses with both stacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Races:
 
 
 def races(rows: Sequence[Configuration]) -> Races | None:
-    """What the sanitizer found in all configurations; None where it did not run."""
+    """Return the sanitizer's findings in all configurations; None where it did not run."""
     reports = [(row.name, row.result.sanitizer) for row in rows if row.result.sanitizer is not None]
     if not reports:
         return None

@@ -1,4 +1,4 @@
-"""Where ranks call different collectives, as the page shows it: a sentence and both stacks."""
+"""Differences between ranks' collectives for the page: a sentence and both stacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DifferenceView:
 
 
 def rank_differences(rows: Sequence[Configuration]) -> tuple[DifferenceView, ...]:
-    """The differences of all configurations whose ranks were compared."""
+    """Return the differences of all configurations whose ranks were compared."""
     found = []
     for row in rows:
         check = row.result.rank_check

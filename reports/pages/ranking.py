@@ -1,4 +1,4 @@
-"""Which configuration is better: the metric, the order of the rows, near ties, and the Pareto front.
+"""The ranking: the metric, the order of the rows, near ties, and the Pareto front.
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
 comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
@@ -24,23 +24,23 @@ _COMPILE = "compile"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What throughput means in this run."""
+    """The kind of throughput that a run is ranked by."""
 
     field: str
     words: str
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether it is tokens a second, and not samples."""
+        """Return whether it is tokens a second, and not samples."""
         return self.field == TOKENS.field
 
     @property
     def each(self) -> str:
-        """What the throughput is of: a GPU, or a rank on the CPU."""
+        """Return the unit of throughput: a GPU, or a rank on the CPU."""
         return "rank" if self.words.endswith("/rank") else "GPU"
 
     def of(self, row: Configuration) -> float | None:
-        """The row's throughput; None where it has none."""
+        """Return the row's throughput; None where it has none."""
         value = getattr(row.result, self.field) if row.status is Status.OK else None
         if value is None or value <= 0:
             return None
@@ -68,8 +68,8 @@ class Ranked:
 
 
 def metric_of(view: RunView) -> Metric:
-    """Tokens where every finished configuration counts them, samples otherwise, of a rank where all ran on
-    CPUs; steps where none counts either."""
+    """Return tokens where every finished configuration counts them, samples otherwise, of a rank where all
+    ran on CPUs; steps where none counts either."""
     finished = view.with_status(Status.OK)
     if finished and not any(TOKENS.of(row) or SAMPLES.of(row) for row in finished):
         return STEPS
@@ -80,7 +80,8 @@ def metric_of(view: RunView) -> Metric:
 
 
 def rank(view: RunView) -> list[Ranked]:
-    """Every configuration, best first; equal throughput is decided by less reserved memory, then by name."""
+    """Return every configuration, best first; equal throughput is decided by reserved memory, then
+    by name."""
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
@@ -98,13 +99,13 @@ def rank(view: RunView) -> list[Ranked]:
 
 
 def reserved(row: Configuration) -> float | None:
-    """Peak reserved memory in bytes, what decides whether a configuration fits."""
+    """Return peak reserved memory in bytes, which decides whether a configuration fits."""
     peaks = row.result.peak_memory_bytes
     return peaks.reserved if peaks else None
 
 
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The rows that no other beats in both throughput and reserved memory, by rising memory."""
+    """Return the rows that no other beats in both throughput and reserved memory, by rising memory."""
     measured = [(memory, entry) for entry in ranked if entry.throughput and (memory := reserved(entry.row))]
     front: list[Ranked] = []
     for _, entry in sorted(measured, key=lambda pair: (pair[0], -(pair[1].throughput or 0.0))):
@@ -114,7 +115,7 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
+    """Return rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
     first.
     """
     best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
@@ -128,9 +129,8 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Names of the settings that take at least two values over the rows, in the order of their first
-    sight.
-    """
+    """Return names of the settings that take at least two values over the rows, in the order of
+    first sight."""
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.settings.items():
@@ -139,7 +139,7 @@ def varying_settings(rows: Sequence[Configuration]) -> list[str]:
 
 
 def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
-    """Settings with one value wherever they apply: name to value, with a note where some rows lack them."""
+    """Return settings with one value wherever they apply: name to value, noted where some rows lack them."""
     varying = set(varying_settings(rows))
     found: dict[str, str] = {}
     for name in dict.fromkeys(name for row in rows for name in row.settings if name not in varying):
@@ -150,7 +150,7 @@ def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
 
 
 def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
-    """A setting's values over the rows, numbers in their order, then words."""
+    """Return a setting's values over the rows, numbers in their order, then words."""
 
     def order(text: str) -> tuple[int, float, str]:
         return (0, float(text), text) if text.replace(".", "", 1).isdigit() else (1, 0.0, text)
@@ -159,13 +159,14 @@ def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
 
 
 def label(row: Configuration, varying: Sequence[str]) -> str:
-    """What sets a row apart: `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name where nothing does."""
+    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name
+    without any."""
     parts = [_part(name, setting(row.settings[name])) for name in varying if name in row.settings]
     return ", ".join(parts) or row.name
 
 
 def short_label(row: Configuration, varying: Sequence[str]) -> str:
-    """The varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
+    """Return the varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
     varies, and `compiled` where all are."""
     words = [_short(name, setting(row.settings[name])) for name in varying if name in row.settings]
     if row.compiled and _COMPILE not in varying:

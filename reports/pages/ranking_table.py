@@ -82,7 +82,7 @@ class Shown:
 
 
 def figures(metric: Metric) -> list[Shown]:
-    """Return the columns of figures: throughput and its interval, then those of the table of figures."""
+    """Return every figure that a result can hold, in the order of the table's columns."""
 
     def half_width(row: Configuration) -> float | None:
         return None if row.result.interval is None else row.result.interval.half_width
@@ -99,7 +99,7 @@ def figures(metric: Metric) -> list[Shown]:
 
 
 def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Shown]:
-    """The figures that at least one row knows; HFU only where it says something else than MFU."""
+    """Return the figures that at least one row knows; HFU only where it differs from MFU."""
     rows = [entry.row for entry in ranked]
     known = [figure for figure in figures(metric) if any(figure.value(row) is not None for row in rows)]
     if all(row.result.hfu == row.result.mfu for row in rows):
@@ -110,7 +110,7 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Shown]:
 
 
 def _shared_ranks(ranked: Sequence[Ranked]) -> list[Shown]:
-    """The column of ranks, where rows share one because they cannot be distinguished."""
+    """Return the column of ranks, where rows share one because they cannot be distinguished."""
     ranks = {id(entry.row): entry.rank for entry in ranked}
     given = [rank for rank in ranks.values() if rank is not None]
     if len(set(given)) == len(given):
@@ -125,7 +125,7 @@ def ranking_table(
     with_detail: frozenset[str],
     links: Links,
 ) -> RankingTable:
-    """The table of all configurations; `with_detail` names the folders whose step can be shown."""
+    """Return the table of all configurations; `with_detail` names the folders whose step can be shown."""
     shown = known_figures(ranked, metric)
     shown[1:1] = _shared_ranks(ranked)
     columns = [Column("#", True), *(Column(name, False) for name in varying)]

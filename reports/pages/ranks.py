@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
-    """The rank of each of `speeds`: 1 and as many as are surely faster; None where there is no speed.
+    """Return the rank of each of `speeds`: 1 and as many as are surely faster; None without a speed.
 
     `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
     it is 0 (measured), equal speeds rank in their order.

@@ -29,7 +29,7 @@ from fsdpbench.reports.pages.view import Configuration, RunView, Status
 
 
 def best_sentence(view: RunView) -> str:
-    """What to run and why, in three short sentences; plain text.
+    """Return which configuration to run and why, in three short sentences; plain text.
 
     The settings that are best for torch's FSDPs and for ours, what they reach and how far that is from the
     slowest and from the first, and which settings mattered most.
@@ -51,7 +51,7 @@ def best_sentence(view: RunView) -> str:
 
 
 def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
-    """The first sentence: what to run."""
+    """Return the first sentence: the configuration to run."""
     varying = varying_settings([entry.row for entry in ranked])
     hardware = named[0].row.hardware.get("name")
     start = f"Simulated{f' on {hardware}' if hardware else ''}: run " if named[0].row.simulated else "Run "
@@ -63,7 +63,7 @@ def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
 
 
 def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view: RunView) -> str:
-    """The second one: what that gives."""
+    """Return the second sentence: the throughput that it gives."""
     metric = metric_of(view)
     best = max(named, key=lambda each: each.throughput or 0.0)
     if len(named) == 1:
@@ -78,7 +78,7 @@ def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view
 
 
 def _speed(each: Ranked) -> str:
-    """`11,027 ±9 % (MFU 63.2 %, 72.4 GiB)`."""
+    """Return `11,027 ±9 % (MFU 63.2 %, 72.4 GiB)`."""
     result, held = each.row.result, reserved(each.row)
     figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
     figures += [f"{gib(held)} GiB"] if held is not None else []
@@ -87,9 +87,7 @@ def _speed(each: Ranked) -> str:
 
 
 def findings(view: RunView) -> list[str]:
-    """What else a reader should know: ties with less memory, retries, what ran out of memory; one sentence
-    each.
-    """
+    """Return further sentences: ties with less memory, retries, configurations that ran out of memory."""
     ranked = rank(view)
     found = [difference.sentence for difference in differences(view)]
     found += [
@@ -129,7 +127,7 @@ def findings(view: RunView) -> list[str]:
 
 
 def advice(verdict: Verdict | None, found: Sequence[Effect]) -> list[str]:
-    """What the trace's verdict says, a sentence a cause, with what this run knows of the settings to try."""
+    """Return the trace's verdict, a sentence a cause, with this run's effects of the settings to try."""
     if verdict is None:
         return []
     if not verdict.findings:
@@ -138,7 +136,7 @@ def advice(verdict: Verdict | None, found: Sequence[Effect]) -> list[str]:
 
 
 def _tried_here(suggestions: Sequence[Suggestion], found: Sequence[Effect]) -> str:
-    """The effects that this run measured for the suggested values, as a further sentence; or nothing."""
+    """Return the effects that this run measured for the suggested values, as a sentence; or nothing."""
     known = {(effect.name, effect.value): effect for effect in found}
     tried = [known[key] for each in suggestions if (key := (each.setting, each.value)) in known]
     words = [f"{effect.name}={effect.value} {_changed(effect)}" for effect in tried]
@@ -152,13 +150,13 @@ def _changed(effect: Effect) -> str:
 
 
 def endings(rows: Sequence[Configuration]) -> str:
-    """`12 out of memory, 1 error`: how many configurations ended in which way."""
+    """Return `12 out of memory, 1 error`: how many configurations ended in which way."""
     counted = Counter(row.status for row in rows)
     return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
 
 
 def _reached(best: Ranked, each: str) -> str:
-    """The figures in parentheses behind the best throughput."""
+    """Return the figures in parentheses behind the best throughput."""
     result = best.row.result
     told = []
     if result.tflops_per_gpu is not None:
@@ -175,7 +173,7 @@ _FIRST = "the first one tried (the first value of each setting)"
 
 
 def _against(best: Ranked, finished: Sequence[Ranked], tried: int, first_point: str | None) -> str:
-    """How far the best is from the slowest, and from where the space begins: what people start with."""
+    """Return how far the best is from the slowest, and from the space's first point, where people start."""
     slowest = finished[-1]
     words = (
         f"{_times((best.throughput or 0.0) / (slowest.throughput or 1.0))} the slowest of the {len(finished)}"
@@ -196,7 +194,7 @@ def _times(ratio: float) -> str:
 
 
 def _mattered(found: Sequence[Effect]) -> str:
-    """The two settings with the largest effects and what leaving the best value costs."""
+    """Return the two settings with the largest effects and what leaving the best value costs."""
     strongest: dict[str, Effect] = {}
     for effect in found:
         held = strongest.get(effect.name)
@@ -245,7 +243,7 @@ def _ties(ranked: Sequence[Ranked]) -> list[str]:
 
 
 def _exposure(ranked: Sequence[Ranked]) -> list[str]:
-    """Where the best configuration's step goes that is not computation."""
+    """Return where the best configuration's step goes that is not computation."""
     parts = ranked[0].row.result.time_s if ranked and ranked[0].throughput else None
     if parts is None:
         return []
@@ -276,7 +274,7 @@ def _retries(ranked: Sequence[Ranked]) -> list[str]:
 
 
 def _noise(view: RunView) -> list[str]:
-    """What is known of chance in measured figures; simulated ones are exact."""
+    """Return a sentence on chance in measured figures; simulated ones are exact."""
     measured = [row for row in view.with_status(Status.OK) if not row.simulated]
     if not measured:
         return []
@@ -309,9 +307,7 @@ def _out_of_memory(view: RunView) -> list[str]:
 
 
 def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
-    """Values, and pairs of values, with which every configuration ran out of memory (at least two of
-    them).
-    """
+    """Return values, and pairs of values, with which every configuration (at least two) ran out of memory."""
     facts = [(name, value) for name in varying_settings(rows) for value in values_of(rows, name)]
     having = {
         fact: {id(row) for row in rows if setting(row.settings.get(fact[0])) == fact[1]} for fact in facts

@@ -22,7 +22,7 @@ MOST_SHARED = 60
 
 
 def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
-    """Writes the page of at least two run folders to `target`, whole or not at all.
+    """Write the page of at least two run folders to `target`, whole or not at all.
 
     Raises:
         RunFolderError: one of them is not a run folder.
@@ -51,7 +51,7 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
 
 
 def _names(views: Sequence[RunView]) -> list[str]:
-    """Folders' names; with their parents' where they are alike."""
+    """Return folders' names; with their parents' where they are alike."""
     titles = [view.title for view in views]
     if len(set(titles)) == len(titles):
         return titles
@@ -130,7 +130,7 @@ def _runs_table(
 
 
 def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Metric | None) -> Chart | None:
-    """The step of the best of each run, numbered as in the table."""
+    """Return a chart of the best step of each run, numbered as in the table."""
     best = [
         replace(ranked[0], place=number)
         for number, ranked in enumerate(runs, start=1)
@@ -176,11 +176,11 @@ class Shared:
 
     @property
     def known(self) -> Ranked:
-        """Any of them, for its name."""
+        """Return any of them, for its name."""
         return next(entry for entry in self.entries if entry is not None)
 
     def ratio(self, number: int) -> float | None:
-        """Throughput of run `number` over that of the first run; None where one has none."""
+        """Return throughput of run `number` over that of the first run; None where one has none."""
         first, other = self.entries[0], self.entries[number]
         if first is None or other is None or not first.throughput or not other.throughput:
             return None
@@ -188,7 +188,7 @@ class Shared:
 
 
 def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> list[Shared]:
-    """Those with equal settings, the largest change against the first run first."""
+    """Return configurations with equal settings, the largest change against the first run first."""
     by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
     for number, ranked in enumerate(runs):
         for entry in ranked:
@@ -205,7 +205,7 @@ def _by_change(shared: Shared) -> tuple[float, str]:
 
 
 def mean_ratio(shared: Sequence[Shared], number: int) -> tuple[float, float, float, int] | None:
-    """Geometric mean, least and greatest ratio of run `number` to the first, and of how many."""
+    """Return geometric mean, least and greatest ratio of run `number` to the first, and their count."""
     ratios = [ratio for each in shared if (ratio := each.ratio(number))]
     if not ratios:
         return None

@@ -1,4 +1,4 @@
-"""Which charts of the whole run the page has, in their order, and the words around them."""
+"""Charts of the whole run on the page, in their order, and the words around them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Section:
 
 
 def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> list[Section]:
-    """The sections that this run has figures for."""
+    """Return the sections that this run has figures for."""
     drawn: tuple[tuple[Chart | None, str, str, str], ...] = (
         (
             charts.breakdown(ranked, varying, metric),

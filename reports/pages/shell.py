@@ -1,4 +1,4 @@
-"""What every page shares: one HTML file with its styles, scripts and data inside, which fetches nothing."""
+"""The shell of every page: one HTML file with its styles, scripts and data inside, which fetches nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from fsdpbench.reports.writing import write_whole
 
 
 def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
-    """The page of a template of `reports` (`pages/assets/report.html.jinja`), with scripts from there."""
+    """Return the page of a template of `reports` (`pages/assets/report.html.jinja`), with scripts
+    from there."""
     plotly = Markup(get_plotlyjs())
     script = Markup("\n".join(own_file(f"pages/assets/{name}") for name in scripts))
     return _template(template).render(
@@ -48,17 +49,17 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _unbroken(text: str) -> str:
-    """Figures stay on one line with their units."""
+    """Return text in which figures stay on one line with their units."""
     return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
 
 
 def _breakable(text: str) -> Markup:
-    """A header that may continue on the next line behind an underscore or a slash."""
+    """Return a header that may continue on the next line behind an underscore or a slash."""
     return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 
 def island(value: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -66,13 +67,13 @@ def island(value: Any) -> Markup:
 
 
 def own_file(name: str) -> str:
-    """The text of a file of `reports`, such as `pages/assets/report.css`."""
+    """Return the text of a file of `reports`, such as `pages/assets/report.css`."""
     return resources.files("fsdpbench.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got
-    through.
+    """Return a policy under which only these scripts run, and nothing is fetched: a hostile name could do
+    nothing even if it got through.
     """
     allowed = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -73,7 +73,7 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, for people."""
+        """Return the difference in words."""
         return (
             f"{system_of(self.row)} computes something else than {system_of(self.reference)}: its loss in "
             f"step {self.step} is {self.loss:.6g}, not {self.expected:.6g} ({self.row.name})."
@@ -81,13 +81,13 @@ class Difference:
 
 
 def system_of(row: Configuration) -> str:
-    """The row's system."""
+    """Return the row's system."""
     return str(row.settings.get("system") or "")
 
 
 def ratios(view: RunView) -> list[Ratio]:
-    """Each system against the reference, on the work of the fastest row; the reference first, then fastest
-    first. Empty where that work was done by one system alone."""
+    """Return each system against the reference, on the work of the fastest row; the reference first, then
+    fastest first. Empty where one system alone did that work."""
     finished = [row for row in view.with_status(Status.OK) if row.result.step_time_s]
     if not finished:
         return []
@@ -105,7 +105,7 @@ def ratios(view: RunView) -> list[Ratio]:
 
 
 def differences(view: RunView) -> list[Difference]:
-    """Every row whose losses are not those of the reference of its work, where losses are known."""
+    """Return every row whose losses are not those of the reference of its work, where losses are known."""
     groups: dict[tuple[object, ...], list[Configuration]] = {}
     for row in view.with_status(Status.OK):
         if _losses(row):
@@ -126,7 +126,7 @@ def _work(row: Configuration) -> tuple[object, ...]:
 
 
 def _reference(systems: Mapping[str, Configuration]) -> str:
-    """PyTorch's own where there is one, else the first."""
+    """Return PyTorch's own system where there is one, else the first."""
     return next((name for name in _REFERENCES if name in systems), next(iter(systems)))
 
 

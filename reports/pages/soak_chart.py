@@ -23,7 +23,7 @@ _LINES = (
 
 
 def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> MemoryChart | None:
-    """The chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
+    """Return the chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
 
     None where the device keeps no account of memory, or no step was finished.
     """

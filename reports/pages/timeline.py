@@ -42,7 +42,7 @@ _CPU_WAITS = frozenset({"limiter_wait"})
 
 
 def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[str, Any] | None:
-    """The step's rows with at most about `most_events` events; None where nothing ran in it."""
+    """Return the step's rows with at most about `most_events` events; None where nothing ran in it."""
     drawn = [row for row in stream_rows(trace, step, max_bars=max(60, most_events // 3)) if row.bars]
     if not drawn:
         return None
@@ -60,7 +60,8 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
 
 
 def _busiest(rows: Sequence[Row]) -> list[Row]:
-    """All of the CPU's annotations, and as many streams and threads as a screen holds, in their order."""
+    """Return all of the CPU's annotations, and as many streams and threads as a screen holds, in
+    their order."""
     work = [row for row in rows if row.kind != "annotation"]
     busiest = sorted(work, key=lambda row: -sum(bar.duration for bar in row.bars))[:MOST_ROWS]
     kept = {id(row) for row in busiest}
@@ -108,7 +109,7 @@ def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
 
 
 def _label(row: Row) -> str:
-    """The row's label; a stream or thread is named after the kind of work that fills most of it."""
+    """Return the row's label; a stream or thread is named after the kind of work that fills most of it."""
     if row.kind == "annotation":
         return row.label[:80]
     busy: Counter[str] = Counter()
@@ -118,8 +119,8 @@ def _label(row: Row) -> str:
 
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
-    """How deep each bar nests in those before it (bars by start); bars deeper than `most` share the last
-    lane.
+    """Return how deep each bar nests in those before it (bars by start); bars deeper than `most` share the
+    last lane.
     """
     ends: list[int] = []
     lanes = []
@@ -141,6 +142,6 @@ def _kind(bar: Bar) -> str:
 
 
 def _words(bar: Bar) -> str:
-    """The event's name, cut to what a tooltip holds."""
+    """Return the event's name, cut to what a tooltip holds."""
     name = bar.name if len(bar.name) <= 120 else f"{bar.name[:119]}…"
     return name if bar.count == 1 else f"{name} and {bar.count - 1} more"

@@ -1,4 +1,4 @@
-"""From an analysis whose ranks were drawn (`draw_rank`) to the page."""
+"""The page of `analyze`: traces of any origin, drawn by `draw_rank`, in one offline HTML file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text
 from fsdpbench.reports.readers import Trace
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
-
 _MOST_NAMES = 3
-
 _MOST_HOLDERS = 20
 
 DEFINITIONS = (
@@ -35,7 +33,7 @@ DEFINITIONS = (
 
 
 def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
-    """Writes the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
+    """Write the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
     ranks = list(analysis.ranks)
     names = [_name(rank, analysis) for rank in ranks]
     page = render_page(
@@ -116,7 +114,7 @@ def _doubts(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> list[str]:
 
 
 def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
-    """The first rank's figures in large type."""
+    """Return the first rank's figures in large type."""
     step, total = rank.mean_step, rank.time.total or 1
     where = "GPU" if rank.kind == "gpu" else "CPU"
     computes = (step.compute_only + step.overlapped) / (step.total or 1)
@@ -130,13 +128,13 @@ def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
 
 
 def _findings(ranks: Sequence[RankAnalysis]) -> list[str]:
-    """What else the verdicts say, each sentence once."""
+    """Return the verdicts' other sentences, each once."""
     texts = [finding.text for rank in ranks if rank.verdict for finding in rank.verdict.findings]
     return [text for text in dict.fromkeys(texts) if text != _sentence(ranks)][:12]
 
 
 def _across(analysis: Analysis) -> list[str]:
-    """What the ranks say together."""
+    """Return sentences on the ranks together."""
     told = []
     for name, summary in analysis.configurations.items():
         place = f"{name}: " if name else ""
@@ -155,7 +153,7 @@ def _across(analysis: Analysis) -> list[str]:
 
 
 def _content(rank: RankAnalysis) -> dict[str, Any]:
-    """For the page's script, which also draws a sweep's configurations."""
+    """Return a rank's content for the page's script, which also draws a sweep's configurations."""
     return {
         **dict.fromkeys(("problem", "timeline", "memory", "held", "held_by_unit", "ranks")),
         "settings": [],
@@ -196,7 +194,8 @@ MOST_BARS = 16
 
 
 def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | None:
-    """A bar a rank, `names` beside them; of one rank also a bar a phase. None where nothing took time."""
+    """Return a bar for each rank, `names` beside them; of one rank also a bar for each phase. None where
+    nothing took time."""
     bars = [(name, rank.mean_step) for name, rank in zip(names, ranks, strict=True) if rank.time.total]
     if len(ranks) == 1:
         steps = max(len(ranks[0].steps), 1)
@@ -252,14 +251,12 @@ def _table(bars: Sequence[tuple[str, TimeParts]]) -> Table:
 
 
 _MOST_EVENTS = 6_000
-
 _EVENTS_IN_ALL = 120_000
-
 _LARGEST_MEMORY = 1 << 50
 
 
 def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, Any]:
-    """The rank's part in plain JSON values, of a page of so many `traces`."""
+    """Return the rank's part in plain JSON values, of a page of so many `traces`."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
     told = [device.get("totalGlobalMem") for device in trace.devices]
     sizes = {size for size in told if isinstance(size, int) and 0 < size < _LARGEST_MEMORY}

@@ -1,4 +1,4 @@
-"""What a page shows of one rank's trace: timeline, memory, units, phases, kernels, as its scripts draw it."""
+"""Parts of a page that show one rank's trace: timeline, memory, units, phases, kernels, ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ from fsdpbench.reports.readers import Trace, TraceError, read_trace
 
 
 def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, Any]:
-    """What is drawn of one rank, in plain JSON values. `capacity`: bytes of the device's memory, where known;
-    `most`: events of the timeline."""
+    """Return the parts of one rank in plain JSON values.
+
+    Args:
+        analysis: of `trace`.
+        capacity: bytes of the device's memory, where known.
+        most: events of the timeline at most.
+    """
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, capacity, min(600, 60 + most // 6))
@@ -50,13 +55,13 @@ def _warnings(analysis: RankAnalysis) -> list[str]:
 
 
 def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
-    """Retries inside the shown step, ns from its start."""
+    """Return the retries inside the shown step, ns from its start."""
     step = analysis.steps[-1]
     return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
 
 
 def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """Parts of forward, backward and optimizer of the mean step, ms."""
+    """Return parts of forward, backward and optimizer of the mean step, ms."""
     steps = len(analysis.steps)
     if not steps or not analysis.phases:
         return None
@@ -75,7 +80,7 @@ def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
 
 
 def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """By collective type, the mean step."""
+    """Return the mean step's collectives by type."""
     steps = len(analysis.steps)
     if not steps or not analysis.communication:
         return None
@@ -104,7 +109,7 @@ def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
 
 
 def _verdict(analysis: RankAnalysis) -> list[str]:
-    """What the analysis concludes: its findings in order of what they cost, or why there are none."""
+    """Return the analysis' findings in order of what they cost, or why there are none."""
     verdict = analysis.verdict
     if verdict is None:
         return []
@@ -117,14 +122,14 @@ def _ms(ns: float) -> str:
 
 # The largest rows; the rest is one more.
 _MOST_ROWS = 12
-
 _MOST_UNITS = 40
 
 _PHASES = ("forward", "backward", "optimizer")
 
 
 def held_table(memory: MemoryAnalysis) -> Table | None:
-    """Bytes alive at the peak, largest first, units taken together; None where the trace does not tell."""
+    """Return bytes alive at the peak, largest first, units taken together; None where the trace does
+    not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return None
     groups: dict[tuple[str, str], dict[str, int]] = {}
@@ -149,7 +154,7 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
 
 
 def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
-    """Bytes alive at the peak, by the phase that took them; empty where the trace does not tell."""
+    """Return bytes alive at the peak, by the phase that took them; empty where the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return {}
     held = {"before the trace": memory.before_trace or 0}
@@ -160,7 +165,7 @@ def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
 
 
 def held_by_unit(memory: MemoryAnalysis) -> Table | None:
-    """What each unit holds at the peak, by the phase that allocated it; None where no unit is named."""
+    """Return bytes that each unit holds at the peak, by phase; None where no unit is named."""
     by_unit: dict[str, dict[str, int]] = {}
     for holding in memory.at_peak:
         held = by_unit.setdefault(holding.unit or "", {})
@@ -206,7 +211,7 @@ WORDS = {
 
 
 def idle_table(analysis: RankAnalysis) -> Table | None:
-    """The causes with their times and their share of the step; None where the trace does not tell them."""
+    """Return the causes with their times and their share of the step; None where they are unknown."""
     parts = analysis.idle_causes.parts()
     if not parts or not analysis.time.total:
         return None
@@ -220,14 +225,12 @@ def idle_table(analysis: RankAnalysis) -> Table | None:
 
 
 MOST_KERNELS = 40
-
 MOST_OPERATORS = 30
-
 MOST_MODULES = 40
 
 
 def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
-    """The tables for a page's script; times are a mean step's, what is empty is None."""
+    """Return the tables for a page's script; times are a mean step's, empty tables are None."""
     steps = max(steps, 1)
     found = {
         "kernels": _kernels(tables, tables.kernels[:MOST_KERNELS], steps, "kernel"),
@@ -241,7 +244,7 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
 
 
 def island_table(table: Table) -> dict[str, Any]:
-    """A table as the page's scripts read it."""
+    """Return a table as the page's scripts read it."""
     return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
 
 
@@ -362,7 +365,7 @@ class RanksTable:
 
 
 def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> RanksTable | None:
-    """Rank `first` (analysed already) beside the ranks of the other traces; None where there are none."""
+    """Return rank `first` (analysed already) beside the ranks of the other traces; None without others."""
     ranks = [first]
     unread = 0
     for path in others[: _MOST_RANKS - 1]:

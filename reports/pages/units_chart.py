@@ -47,7 +47,7 @@ class UnitsChart:
 
 
 def units_chart(analysis: RankAnalysis) -> UnitsChart | None:
-    """The mean step by unit; None where the trace names no units."""
+    """Return the mean step by unit; None where the trace names no units."""
     steps = len(analysis.steps)
     if not steps or not analysis.units:
         return None
@@ -89,7 +89,7 @@ def _bars(
 
 
 def _figures(unit: UnitAnalysis, kind: str) -> list[CollectiveFigures]:
-    """The unit's figures of one kind; `other` is all that has no bar of its own."""
+    """Return the unit's figures of one kind; `other` is all that has no bar of its own."""
     if kind == _OTHER:
         return [figures for name, figures in unit.communication.items() if name not in _NAMED]
     return [unit.communication[kind]] if kind in unit.communication else []

@@ -54,40 +54,40 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """The configuration's name, or its folder's where it has none."""
+        """Return the configuration's name, or its folder's where it has none."""
         return self.config.name or self.folder.name
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        """The hardware that the result belongs to, or an empty mapping."""
+        """Return the hardware that the result belongs to, or an empty mapping."""
         found = self.result.machine if self.result.hardware is not None else self.config.hardware
         return {"name": found} if isinstance(found, str) else found or {}
 
     @property
     def capacity_bytes(self) -> float | None:
-        """The device's memory in bytes, where the hardware's description tells it."""
+        """Return the device's memory in bytes, where the hardware's description has it."""
         value = self.hardware.get("memory_bytes")
         return float(value) if isinstance(value, int | float) and value > 0 else None
 
     @property
     def device(self) -> str:
-        """`cuda`, `cpu` or `sim`; empty where nothing says it."""
+        """Return `cuda`, `cpu` or `sim`; empty where nothing says it."""
         return self.result.device or self.config.device
 
     @property
     def simulated(self) -> bool:
-        """Whether the figures come from the simulated device."""
+        """Return whether the figures come from the simulated device."""
         return self.device == "sim"
 
     @property
     def compiled(self) -> bool | None:
-        """Whether it was compiled, and not eager; None where nothing says it."""
+        """Return whether it was compiled, and not eager; None where nothing says it."""
         asked = self.config.settings.get("compile")
         return self.result.compiled if self.result.compiled is not None else asked
 
     @property
     def command(self) -> str | None:
-        """The command line that repeats this row."""
+        """Return the command line that repeats this row."""
         command = self.config.command
         return " ".join(command) if isinstance(command, list) else command
 
@@ -111,11 +111,11 @@ class RunView:
 
     @property
     def simulated(self) -> bool:
-        """Whether any figure of the run is simulated."""
+        """Return whether any figure of the run is simulated."""
         return any(row.simulated for row in self.configurations)
 
     def with_status(self, *statuses: Status) -> tuple[Configuration, ...]:
-        """The configurations that ended in one of the given ways."""
+        """Return the configurations that ended in one of the given ways."""
         return tuple(row for row in self.configurations if row.status in statuses)
 
 
@@ -159,8 +159,8 @@ def load_run(run_dir: Path) -> RunView:
 
 
 def _points(sweep_toml: str | None) -> list[str] | None:
-    """The folders that the sweep is made of; None where its file does not say (then all folders belong to
-    it).
+    """Return the folders that the sweep is made of; None where its file does not say (then all folders belong
+    to it).
     """
     try:
         points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
@@ -212,7 +212,7 @@ def _load_configuration(folder: Path) -> Configuration:
 
 
 def _status(result: Result, problems: list[str]) -> Status:
-    """The row's status; appends to `problems` what makes it unreadable."""
+    """Return the row's status; append to `problems` what makes it unreadable."""
     if not problems:
         if result.status is Status.OK and result.step_time_s is None:
             problems.append("result.json: status is ok but step_time_s is missing")
@@ -224,7 +224,7 @@ def _status(result: Result, problems: list[str]) -> Status:
 
 
 def _settings(config: ConfigFile, result: Result) -> dict[str, Any]:
-    """All that identifies a row, together, in the order in which people read it."""
+    """Return all that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None

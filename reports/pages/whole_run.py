@@ -45,7 +45,8 @@ class Table:
 
     @property
     def numeric(self) -> frozenset[str]:
-        """The columns that hold figures: those in which every cell starts with a digit, a sign or a dash."""
+        """Return the columns that hold figures: those in which every cell starts with a digit, a sign or a
+        dash."""
         filled = [row for row in self.rows if any(row)]
         return frozenset(
             name
@@ -67,12 +68,12 @@ class Chart:
     note: str = ""
 
     def figure(self) -> dict[str, Any]:
-        """What the page draws."""
+        """Return the chart as plotly draws it."""
         return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
 
 
 def chart_text(text: str, longest: int = 60) -> str:
-    """A name for a chart: cut to `longest` characters and with plotly's markup taken out of force."""
+    """Return a name for a chart: cut to `longest` characters and with plotly's markup taken out of force."""
     text = " ".join(text.split())
     if len(text) > longest:
         text = text[: longest - 1] + "…"
@@ -80,7 +81,7 @@ def chart_text(text: str, longest: int = 60) -> str:
 
 
 def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Where each traced step goes: four parts that sum to it, best configuration on top.
+    """Return where each traced step goes: four parts that sum to it, best configuration on top.
 
     Where steps differ in how much they do (another batch, another sequence), the bars are times for the same
     work.
@@ -128,7 +129,7 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) 
 
 
 def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
-    """What to multiply each step's time with, and the unit that it then has."""
+    """Return the factors of each step's time, and the unit that it then has."""
     work = [(entry.throughput or 0.0) * (entry.row.result.step_time_s or 0.0) for entry in shown]
     if not min(work) > 0 or max(work) / min(work) < 1.001:
         return [1.0] * len(shown), "ms"
@@ -152,7 +153,7 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
 def throughput_against_memory(
     ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
-    """Every finished configuration by peak reserved memory and throughput, with the Pareto front."""
+    """Return every finished configuration by peak reserved memory and throughput, with the Pareto front."""
     shown = [entry for entry in ranked if entry.throughput and reserved(entry.row)]
     if not shown:
         return None
@@ -269,7 +270,7 @@ def _scatter_table(
 
 
 def effect_chart(found: Sequence[Effect]) -> Chart | None:
-    """The change of throughput that each value brings against the best configuration's, others held equal."""
+    """Return the change of throughput by each value against the best configuration's, others held equal."""
     shown = [effect for effect in found if effect.ratio is not None]
     if not shown:
         return None
@@ -333,14 +334,14 @@ def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
 
 
 def _aside(effect: Effect) -> str:
-    """What the reader of the chart should know beside the effect."""
+    """Return a remark beside the effect for the reader of the chart."""
     told = ["with retries"] if effect.with_retries else []
     told += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
     return f" ({', '.join(told)})" if told else ""
 
 
 def _range(ratios: Sequence[float | None]) -> list[float]:
-    """An axis over all the changes, with a margin: plotly's own cuts the ends of thick lines."""
+    """Return an axis over all the changes, with a margin: plotly's own cuts the ends of thick lines."""
     changes = [(ratio - 1) * 100 for ratio in ratios if ratio is not None]
     margin = 0.06 * (max(changes) - min(changes)) or 1.0
     return [min(changes) - margin, max(changes) + margin]

@@ -28,7 +28,6 @@ from fsdpbench.reports.reading import (
 )
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
-
 DEFAULT_GROUP = "default_pg"
 
 
@@ -41,7 +40,7 @@ class Frame(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether it belongs to Python, torch or another library, not to the program itself."""
+        """Return whether it belongs to Python, torch or another library, not to the program itself."""
         return self.file.startswith("<") or any(folder in self.file for folder in _INSTALLED)
 
     def __str__(self) -> str:
@@ -79,13 +78,13 @@ class Entry:
 
     @property
     def own_frames(self) -> tuple[Frame, ...]:
-        """The frames, those of the program itself first; innermost first in both."""
+        """Return the frames, those of the program itself first; innermost first in both."""
         own = [frame for frame in self.frames if not frame.is_installed]
         return (*own, *(frame for frame in self.frames if frame.is_installed))
 
     @property
     def knows_states(self) -> bool:
-        """Whether the backend writes down what became of its collectives: gloo does not."""
+        """Return whether the backend records the states of its collectives: gloo does not."""
         return self.backend != "gloo"
 
 
@@ -112,30 +111,18 @@ class Dump:
     is_cut: bool = False
 
 
-# A dump's bytes as a `Dump`: a pickle of plain values as torch writes it, or the JSON of the same.
-#
-# Nothing of the file is trusted: classes in a pickle are refused, sizes are bounded, and a value of another
-# type than torch writes reads as if it were not there.
-
 LARGEST_DUMP = 256 << 20
-
 _MOST_ENTRIES = 1_000_000
-
 _MOST_FRAMES = 64
-
 _MOST_TENSORS = 10_000
-
 _MOST_DIMENSIONS = 64
-
 _LONGEST_NAME = 300
-
 _MOST_RANKS = 1 << 20
-
 _STATES = ("scheduled", "started", "completed")
 
 
 def read_dump(path: Path, rank: int) -> Dump:
-    """The dump of `rank`.
+    """Return the dump of `rank`.
 
     Raises:
         TraceError: in one line, what is wrong with the file.
@@ -212,7 +199,8 @@ def _frames(raw: Any) -> tuple[Frame, ...]:
 
 
 def _members(raw: Any) -> dict[str, tuple[int, ...]]:
-    """The ranks of groups. They are written as a text: `"[0, 1, 2]"`. gloo writes an empty name: left out."""
+    """Return the ranks of groups by name. torch writes them as a text, `"[0, 1, 2]"`; a group of gloo's
+    without a name is left out."""
     found = {}
     for name, config in raw.items() if isinstance(raw, Mapping) else ():
         ranks = config.get("ranks") if isinstance(config, Mapping) else None
@@ -264,20 +252,15 @@ def _number(raw: Any, otherwise: int) -> int:
 
 
 _RANK = re.compile(r"(\d{1,9})(?:\.(?:json|pickle|pkl|bin|dump|dat))?$")
-
 _HEAD = 1 << 16
-
 _DEPTH = 2
-
 _MOST_FILES = 100_000
-
 _WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"nccl_comm_state")
-
 _OTHERS = (b"traceEvents", b"device_traces")
 
 
 def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
-    """The dumps among `paths` and in the folders among them, by rank; empty if there are none.
+    """Return the dumps among `paths` and in the folders among them, by rank; empty if there are none.
 
     Raises:
         TraceError: two dumps of one rank, one whose name says no rank, or dumps beside other files.

@@ -19,7 +19,6 @@ from typing import Any
 from fsdpbench.reports.reading import printable
 
 _SIDES = ("before", "after")
-
 _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
 
 
@@ -28,12 +27,12 @@ class HtaMissingError(Exception):
 
 
 def hta_available() -> bool:
-    """Whether the extra `hta` is installed; HTA is not loaded to find out."""
+    """Return whether the extra `hta` is installed; HTA is not loaded to find out."""
     return importlib.util.find_spec("hta") is not None
 
 
 def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
-    """Overlap fraction by rank as HTA computes it, to its precision of 0.0001.
+    """Return the overlap fraction by rank as HTA computes it, to its precision of 0.0001.
 
     Args:
         traces: trace file by rank; each must hold a `ProfilerStep#` annotation and a collective.
@@ -51,8 +50,8 @@ def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
 
 
 def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
-    """Seconds of one step's critical path by what bounds it ("gpu_compute_bound", "gpu_communication_bound",
-    "cpu_bound", "gpu_kernel_launch_overhead", "gpu_kernel_kernel_overhead").
+    """Return seconds of one step's critical path by what bounds it ("gpu_compute_bound",
+    "gpu_communication_bound", "cpu_bound", "gpu_kernel_launch_overhead", "gpu_kernel_kernel_overhead").
 
     Args:
         trace: a trace with launches and, for waits between streams, synchronisation records.
@@ -73,7 +72,7 @@ def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
 
 
 def hta_queue_length(trace: Path | str) -> dict[int, float]:
-    """By stream, how many launched kernels waited to run on average: how far the CPU was ahead of the device.
+    """Return by stream how many launched kernels waited to run on average: how far the CPU was ahead.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.
@@ -86,8 +85,8 @@ def hta_queue_length(trace: Path | str) -> dict[int, float]:
 
 
 def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
-    """Seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). A stream is
-    idle, in its sense, also while another one works.
+    """Return seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). For
+    HTA a stream is idle also while another one works.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.
@@ -102,7 +101,7 @@ def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
 
 
 def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, tuple[float, ...]]:
-    """By kernel name what changed: count before and after, seconds before and after, over all steps.
+    """Return by kernel name its count before and after and its seconds before and after, over all steps.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.
@@ -146,7 +145,7 @@ def _load(traces: Mapping[int, Path | str]) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """HTA logs what its reader cannot act on, and uses pandas in ways that pandas 2.2 announces to change."""
+    """Silence HTA: it logs what its reader cannot act on, and pandas 2.2 warns of the ways it uses pandas."""
     logger = logging.getLogger("hta")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -162,8 +161,8 @@ _MOST_NAMES = 8
 
 
 def hta_opinion(trace: Path) -> dict[str, Any]:
-    """Its overlap, the first step's critical path (s), idle causes (s) and mean queue length by stream; of a
-    figure that it cannot find, the reason as text."""
+    """Return HTA's overlap, the first step's critical path (s), idle causes (s) and mean queue length by
+    stream. A figure that HTA cannot find is the reason, as text."""
     return {
         "trace": str(trace),
         "overlap_fraction": _tried(lambda: hta_overlap({0: trace})[0]),
@@ -174,7 +173,7 @@ def hta_opinion(trace: Path) -> dict[str, Any]:
 
 
 def hta_changes(before: Path, after: Path) -> dict[str, Any]:
-    """Its trace diff: kernels whose count or time changed, most first; or the reason why there is none."""
+    """Return kernels whose count or time changed, largest change first, or the reason why HTA finds none."""
     found = _tried(lambda: hta_trace_diff(before, after))
     if isinstance(found, str):
         return {"kernels": found}
@@ -185,7 +184,7 @@ def hta_changes(before: Path, after: Path) -> dict[str, Any]:
 
 
 def describe_opinion(opinion: Mapping[str, Any]) -> str:
-    """`hta_opinion` for a terminal."""
+    """Return the lines of `hta_opinion` for a terminal."""
     overlap = opinion["overlap_fraction"]
     lines = [
         f"HolisticTraceAnalysis on {opinion['trace']}",
@@ -205,7 +204,7 @@ def describe_opinion(opinion: Mapping[str, Any]) -> str:
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
-    """`hta_changes` for a terminal."""
+    """Return the lines of `hta_changes` for a terminal."""
     kernels = changes["kernels"]
     if isinstance(kernels, str):
         return f"HolisticTraceAnalysis, trace diff: {kernels}"
@@ -218,7 +217,8 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 
 def _tried(question: Callable[[], Any]) -> Any:
-    """HTA's answer, or its error as a line: it fails in many ways on traces that lack what it expects."""
+    """Return HTA's answer, or its error as a line: HTA fails in many ways on traces that lack what it
+    expects."""
 
     try:
         return question()

@@ -24,61 +24,43 @@ from typing import Any
 from fsdpbench.numbers import LARGEST_INTEGER, whole_number, with_unit
 
 _UNITS = {"bytes": 1}
-
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
-
 _SIZE = r"(?<![\d.])([\d.]++ (?:bytes|[KMGTPE]i?B))"
 """One scan a run of digits: without the look behind, each of its digits would begin another."""
-
 _START = re.compile(
     r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
 )
-
 _OLD = re.compile(rf"\(GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; ")
-
 _OLD_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch\)")
-
 _OLD_CACHED = re.compile(rf"{_SIZE} cached\)")
-
 _CAPACITY = re.compile(rf"GPU (\d+) has a total capac(?:i)?ty of {_SIZE}(?: of which {_SIZE} is free)?")
-
 _IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
-
 _OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
-
 _ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
-
 _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-
 _POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
-
 _ALLOWED = re.compile(rf"{_SIZE} allowed;")
-
 _MPS = re.compile(
     rf"MPS backend out of memory \(MPS allocated: {_SIZE}, other allocations: {_SIZE}, "
     rf"max allowed: {_SIZE}\)\."
     rf" Tried to allocate {_SIZE}"
 )
-
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you "
     r"tried to allocate)"
     r" (\d+) bytes|unable to mmap (\d+) bytes from file <[^>]{0,4096}+>: Cannot allocate memory"
 )
-
 _KILLED = re.compile(
     r"Out of memory: Kill(?:ed)? process \d+|Memory cgroup out of memory: Kill(?:ed)? process \d+"
     r"|Detected \d+ oom[_-]kill event|have been OOM Killed"
     r"|worker \(pid[^)]{0,200}+\) is killed by signal: Killed"
 )
 """The host had no memory left, and its kernel ended a process."""
-
 _SHARED = re.compile(
     r"workers are out of shared memory|insufficient shared memory \(shm\)"
     r"|creating shared memory segment (?=\S*nccl)\S*+ \(size (\d+)\)"
 )
 """`/dev/shm` was full: what loaders hand over batches in, and NCCL's ranks of one machine talk through."""
-
 _DRIVER = re.compile(
     r"(?:CUDA|HIP)(?: driver)? error: out of memory"
     r"|(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d+ )?'?out of memory'?"
@@ -87,10 +69,8 @@ _DRIVER = re.compile(
     r"|miopenStatusAllocFailed|Triton Error \[(?:CUDA|HIP)\]: out of memory"
     r"|Failed to (?:CUDA|HIP) (?:calloc|malloc|host alloc)(?: async)? (?P<asked>\d+) bytes"
 )
-
 _LAUNCHERS_MARK = re.compile(r"^[ \t]*+\[(?:rank|default)\d+\]:", re.MULTILINE)
 """What torch and its launcher put before each line, also inside of a message that was folded."""
-
 _LONGEST = 2000
 
 
@@ -121,15 +101,15 @@ class OomMessage:
 
     @property
     def reserved(self) -> int | None:
-        """What torch's allocator took from the device."""
+        """Return the bytes that torch's allocator took from the device."""
         if self.allocated is None or self.unallocated is None:
             return None
         return self.allocated + self.unallocated
 
     @property
     def outside(self) -> int | None:
-        """What is in use and not the allocator's: context, NCCL, libraries, in old messages other
-        processes too."""
+        """Return the bytes in use outside the allocator: context, NCCL, libraries; in old messages also other
+        processes."""
         if self.reserved is None:
             return None
         used = self.process
@@ -139,20 +119,19 @@ class OomMessage:
 
     @property
     def short(self) -> int | None:
-        """By how much the free memory misses what was asked for."""
+        """Return by how many bytes the free memory misses the request."""
         if self.asked is None or self.free is None:
             return None
         return max(self.asked - self.free, 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, the derived ones too."""
+        """Return all figures, the derived ones too."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "position"}
         return told | {"reserved": self.reserved, "outside": self.outside, "short": self.short}
 
 
 def find_messages(text: str) -> list[OomMessage]:
-    """Every message in a text, in its order; the same words in each of several ranks' logs count each
-    time."""
+    """Return every message in a text, in its order; a message that several ranks log counts each time."""
     joined = re.sub(r"\s+", " ", _LAUNCHERS_MARK.sub(" ", text))
     starts = list(_START.finditer(joined))
     found = []
@@ -214,8 +193,8 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
 
 
 def _this_process(others: list[int], total: int, reserved: int) -> int | None:
-    """Takes this process out of `others`, where the driver knows it by another number (in a container): what
-    all hold is more than there is then."""
+    """Take this process out of `others` and return its bytes; None where it is not among them. In a container
+    the driver knows it by another number; all processes then hold more than the GPU has."""
     if sum(others) + reserved <= total:
         return None
     holders = [size for size in others if size >= reserved]
@@ -239,7 +218,7 @@ def _one(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def _bytes(text: str) -> int | None:
-    """The size; None where it is not one (`1.2.3 GiB`), or is beyond 2^63."""
+    """Return the size in bytes; None where the text is not a size (`1.2.3 GiB`), or beyond 2^63."""
     try:
         size = with_unit(text, _UNITS)
     except ValueError:
@@ -247,17 +226,12 @@ def _bytes(text: str) -> int | None:
     return size if size <= LARGEST_INTEGER else None
 
 
-# A log with an out-of-memory error in it: the message, the rank, and by the traceback the phase and
-# the script's line.
+# Of a log with an out-of-memory error: the message, the rank, and by the traceback phase and script's line.
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in (?P<name>[^\n]+)')
-
 _RANK = re.compile(r"^\s*(?:\[(?:default|rank)(?P<rank>[0-9]{1,9})\]\s*:?)")
-
 _NEW_TRACEBACK = "Traceback (most recent call last)"
-
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
-
 _PHASES = (
     ("optimizer", re.compile(r"/torch/optim/|in step\b")),
     (
@@ -268,7 +242,6 @@ _PHASES = (
     ("moving the model to the GPU", re.compile(r"in (to|cuda|_apply|convert)\b")),
     ("forward", re.compile(r"in (forward|_call_impl)\b")),
 )
-
 _MODULE_FILES = re.compile(r"/torch/nn/modules/(\w+)\.py")
 
 
@@ -282,7 +255,7 @@ class Frame:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's, not an installed package's."""
+        """Return whether the line is the user's, not an installed package's."""
         return not any(part in self.file for part in _INSTALLED)
 
     def __str__(self) -> str:
@@ -291,7 +264,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class OomReport:
-    """What a text says about an out-of-memory error; None is what it does not say.
+    """The content of a text about an out-of-memory error; None where the text does not say.
 
     ranks: those whose log holds such a message. where: the innermost line of the user's own program.
     operator: the innermost frame of all.
@@ -305,7 +278,7 @@ class OomReport:
     operator: Frame | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the report as plain values."""
         return {
             "message": self.message.to_dict(),
             "messages": self.count,
@@ -317,7 +290,7 @@ class OomReport:
 
 
 def read_log(text: str) -> OomReport | None:
-    """The first out-of-memory error of a text that says most; None if there is none."""
+    """Return the first of a text's out-of-memory errors that say most; None if there is none."""
     messages = find_messages(text)
     if not messages:
         return None
@@ -342,7 +315,7 @@ def _says(line: str, lines: list[str], index: int) -> bool:
 
 
 def _frames_before(lines: list[str], place: int) -> list[Frame]:
-    """The frames of the traceback that ends at a line, outermost first; of one rank where ranks are mixed."""
+    """Return the frames of the traceback that ends at a line, outermost first; one rank's where ranks mix."""
     marked = _RANK.match(lines[place]) if place < len(lines) else None
     rank = marked["rank"] if marked else None
     frames: list[Frame] = []
@@ -358,7 +331,7 @@ def _frames_before(lines: list[str], place: int) -> list[Frame]:
 
 
 def _phase(frames: list[Frame], around: list[str]) -> str | None:
-    """The phase of the first frame, from the innermost on, that names one; backward runs forwards again."""
+    """Return the phase of the innermost frame that names one; backward runs forwards again."""
     words = [f"{frame.file} in {frame.name}" for frame in frames]
     for phase in ("optimizer", "backward"):
         pattern = dict(_PHASES)[phase]

@@ -1,4 +1,4 @@
-"""What a decoded trace looks like: columns of integers, one row an event.
+"""A decoded trace: columns of integers, one row an event; and how much a file may ask for.
 
 A Kineto trace of one rank has about a hundred thousand to some millions of events.  Objects an event would
 cost gigabytes, so an event is a row of numpy columns, and names are numbers that index `Trace.names`.
@@ -9,24 +9,22 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
-
 Int32 = npt.NDArray[np.int32]
-
 Int8 = npt.NDArray[np.int8]
-
 Float64 = npt.NDArray[np.float64]
-
 Bool = npt.NDArray[np.bool_]
+
+T = TypeVar("T")
 
 MISSING = -1
 """Stands for "the event does not say" in the columns correlation, stream and device."""
@@ -84,21 +82,21 @@ class Events:
 
     @property
     def end(self) -> Int64:
-        """int64 ns."""
+        """Return the ends, int64 ns."""
         return self.start + self.duration
 
     def select(self, rows: Bool | Int64) -> Events:
-        """The rows of a mask or of an index array, in its order."""
+        """Return the rows of a mask or of an index array, in its order."""
         return Events(*(column[rows] for column in self.columns()))
 
     def columns(self) -> tuple[Any, ...]:
-        """The arrays, in the order of their declaration (and of `DTYPES`)."""
+        """Return the arrays, in the order of their declaration (and of `DTYPES`)."""
         return tuple(getattr(self, column.name) for column in fields(self))
 
 
 @dataclass(frozen=True)
 class CollectiveInfo:
-    """What the profiler wrote about one collective (elements as counted by NCCL's metadata, a rank).
+    """The profiler's metadata of one collective (elements of one rank, as NCCL counts them).
 
     group_ranks: the list of the group's ranks as text, shortened for large groups.
     """
@@ -114,9 +112,9 @@ class CollectiveInfo:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """What an operator was called with (`record_shapes`): for each input its sizes (none for what is not a
-    tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
-    them. strides: of each input, as far as they are known.  moved: bytes, where a fused kernel states them.
+    """The inputs of an operator's call (`record_shapes`): of each its sizes (none for what is not a tensor,
+    or has no dimension), its type and, of a plain value, its text; all as the file has them. strides: of each
+    input, as far as they are known.  moved: bytes, where a fused kernel states them.
     """
 
     sizes: tuple[tuple[int, ...], ...]
@@ -184,19 +182,43 @@ class Trace:
     remarks: tuple[str, ...]
 
     def rows(self, *categories: Category) -> Int64:
-        """Row numbers of the events of these categories, in the file's order."""
+        """Return row numbers of the events of these categories, in the file's order."""
         mask = self.events.category == categories[0]
         for category in categories[1:]:
             mask |= self.events.category == category
         return np.flatnonzero(mask)
 
+    def names_that(self, test: Callable[[str], object]) -> Bool:
+        """Return a mask over `names`: those that pass `test`. A trace has some hundred, each tested once."""
+        return np.fromiter((bool(test(name)) for name in self.names), np.bool_, len(self.names))
+
+    def rows_named(self, test: Callable[[str], object], *categories: Category) -> Int64:
+        """Return row numbers of the events of these categories whose name passes `test`, in file order."""
+        rows = self.rows(*categories)
+        return rows[self.names_that(test)[self.events.name[rows]]]
+
+    def parsed_annotations(self, parse: Callable[[str], T | None]) -> Iterator[tuple[T, int, int, int]]:
+        """Yield (what `parse` makes of the name, start ns, end ns, lane) of annotations, by their start.
+
+        Each name is parsed once; annotations of which `parse` makes None are left out.
+        """
+        found = {number: each for number, name in enumerate(self.names) if (each := parse(name)) is not None}
+        events, rows = self.events, self.rows(Category.USER_ANNOTATION)
+        rows = self.by_start(rows[np.isin(events.name[rows], np.fromiter(found, np.int64, len(found)))])
+        columns = (events.name[rows], events.start[rows], events.end[rows], events.lane[rows])
+        for name, *place in zip(*(column.tolist() for column in columns), strict=True):
+            yield found[name], *place
+
+    def by_start(self, rows: Int64) -> Int64:
+        """Return these rows by their events' start; those that start together in their own order."""
+        return rows[np.argsort(self.events.start[rows], kind="stable")]
+
     def name_of(self, row: int) -> str:
-        """The name of the event in this row."""
+        """Return the name of the event in this row."""
         return self.names[int(self.events.name[row])]
 
 
-# How much a trace may ask for before it is refused: a few bytes of gzip can hold gigabytes.
-#
+# A trace is refused beyond limits: a few bytes of gzip can hold gigabytes.
 # Memory follows the limits: columns of about 100 bytes an event, its text in pieces that are no longer than
 # the longest event and a block, and the names, each once.
 
@@ -204,11 +226,8 @@ VARIABLE = "FSDPBENCH_TRACE_LIMITS"
 """Environment variable with limits as `analyze --limit` takes them, separated by commas."""
 
 _LEAST = {"unpacked": 1, "depth": 4, "event": 4 << 20, "events": 1}
-
 _MOST = 2**62
-
 _WRITTEN = re.compile(r"([0-9]{1,19})\s*([kmgt]?i?b?)", re.IGNORECASE | re.ASCII)
-
 _UNITS = {
     "": 1,
     "b": 1,
@@ -240,7 +259,7 @@ class TraceLimits:
                 raise ValueError(f"limit {name}={value!r} must be a whole number from {least} to {_MOST}")
 
     def with_texts(self, texts: Iterable[str]) -> TraceLimits:
-        """These limits with others instead of some, each given as `unpacked=16GB`.
+        """Return these limits with some replaced, each given as `unpacked=16GB`.
 
         Raises:
             ValueError: in one line, an unknown name or an impossible value.
@@ -262,7 +281,7 @@ class TraceLimits:
 
     @classmethod
     def from_environment(cls) -> TraceLimits:
-        """The defaults, and what `FSDPBENCH_TRACE_LIMITS` says. Raises ValueError, in one line."""
+        """Return the defaults, changed by `FSDPBENCH_TRACE_LIMITS`. Raises ValueError, in one line."""
         texts = [text for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
         try:
             return cls().with_texts(texts)
@@ -270,14 +289,14 @@ class TraceLimits:
             raise ValueError(f"{VARIABLE}: {error}") from None
 
     def refusal(self, name: str, found: str) -> str:
-        """What to say of a file that goes beyond the limit `name`: what was found, and how to raise it."""
+        """Return why a file beyond the limit `name` is refused: what was `found`, how to raise the limit."""
         value = getattr(self, name)
         limit = f"{value:,}" if name in ("depth", "events") else told_bytes(value)
         return f"{found}, and the limit `{name}` is {limit} (raise it: --limit {name}=..., or {VARIABLE})"
 
 
 def told_bytes(count: int) -> str:
-    """`4 GiB`, `43.1 MB`: binary units where they are whole."""
+    """Return bytes as text, `4 GiB`, `43.1 MB`: binary units where they are whole."""
     for power, (binary, decimal) in enumerate(
         (("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB"), ("TiB", "TB")), 1
     ):
@@ -329,7 +348,7 @@ _FROM_C_TYPE = {
 
 
 def dtype_bytes(dtype: str | None) -> int | None:
-    """Bytes an element of "BFloat16", "Float", "torch.float32", ...; None when the name is not known."""
+    """Return the bytes of an element of "BFloat16", "Float", "torch.float32", ...; None if unknown."""
     if dtype is None:
         return None
     name = dtype.lower().removeprefix("torch.").removeprefix("c10::")
@@ -339,13 +358,13 @@ def dtype_bytes(dtype: str | None) -> int | None:
 
 
 def dtype_from_input_type(input_type: str) -> str | None:
-    """The profiler's name of a dtype from the C++ type in "Input type" ("c10::BFloat16" -> "BFloat16")."""
+    """Return the profiler's name of a dtype for a C++ type in "Input type" ("c10::BFloat16" ->
+    "BFloat16")."""
     return _FROM_C_TYPE.get(input_type.lower())
 
 
-# What the profiler's categories of events mean here, and what it means that one is not known.
-#
-# The names are Kineto's (libkineto/include/ActivityType.h) and those of torch 1.8 to 1.11.
+# Categories of the profiler's events. The names are Kineto's (libkineto/include/ActivityType.h) and those of
+# torch 1.8 to 1.11.
 
 CATEGORIES = {
     "cpu_op": Category.CPU_OP,
@@ -387,25 +406,24 @@ _ACCELERATOR = re.compile(
     r"^(mtia|hpu|glow|xla|tpu|npu|ascend|neuron|musa|mlu|ipu|vulkan|mps|metal|gcu|dlc|sdaa|supa)([_ ]|$)",
     re.I,
 )
-
 _MODULE = "nn.Module: "
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """`problems` take the trust away, `remarks` do not; each a line."""
+    """Lines about unknown categories: `problems` take the trust away, `remarks` do not."""
 
     problems: list[str]
     remarks: list[str]
 
 
 def is_module(category: str, name: str) -> bool:
-    """Whether an event is the frame of a module's call (`with_modules`, `with_stack`)."""
+    """Return whether an event is the frame of a module's call (`with_modules`, `with_stack`)."""
     return category == "python_function" and name.startswith(_MODULE)
 
 
 def unknown_categories(found: Counter[str], on_device: bool) -> Unknown:
-    """What to say of complete events by category. `on_device`: kernels or copies are there as well."""
+    """Return lines about the categories of complete events. `on_device`: there are also kernels or copies."""
     unknown = {name: count for name, count in found.items() if name not in _IGNORED}
     accelerators = {name: count for name, count in unknown.items() if _ACCELERATOR.match(name)}
     others = {name: count for name, count in unknown.items() if name not in accelerators}

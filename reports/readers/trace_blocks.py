@@ -44,7 +44,7 @@ WHITE = b" \t\r\n"
 
 
 def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
-    """The file's JSON, unpacked, in blocks of some megabytes, from its first bracket on.
+    """Yield the file's JSON, unpacked, in blocks of some megabytes, from its first bracket on.
 
     Raises:
         TraceError: missing, unreadable or empty; damaged or truncated gzip data; more than the limit
@@ -78,7 +78,7 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file that is not empty, opened; everything else is refused, pipes before they can block.
+    """Return a regular file that is not empty, opened. Everything else is refused, pipes before they block.
 
     Raises:
         TraceError: it is something else.
@@ -107,7 +107,7 @@ def _size(path: Path, compressed: bool, limits: TraceLimits) -> str:
 
 
 def _beginning(path: Path, block: bytes, *, first: bool) -> bytes:
-    """The block from the file's first bracket on; nothing where it is all white."""
+    """Return the block from the file's first bracket on; empty where it is all white space."""
     if first:
         for magic, reason in _FORMATS.items():
             if block.startswith(magic):
@@ -120,7 +120,7 @@ def _beginning(path: Path, block: bytes, *, first: bool) -> bytes:
 
 
 def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
-    """All members of a gzip file; a file that ends before its last member does is truncated."""
+    """Yield all members of a gzip file; a file that ends before its last member does is truncated."""
     stream = zlib.decompressobj(wbits=31)
     rest = b""
     waiting: list[bytes] = []
@@ -157,12 +157,12 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _packed_bytes() -> int:
-    """Little at a time: what follows the end of a member is copied with each of them."""
+    """Return how much to read at a time: little, since what follows a member's end is copied with each."""
     return max(BLOCK_BYTES // 32, 16)
 
 
 def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The same blocks, made on another thread; its exception, if any, is raised here."""
+    """Yield the same blocks, made on another thread; its exception, if any, is raised here."""
     ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
     stopped = threading.Event()
 

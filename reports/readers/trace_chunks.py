@@ -22,9 +22,7 @@ from fsdpbench.reports.readers.trace import Bool, Int64, TraceError, TraceLimits
 from fsdpbench.reports.readers.trace_blocks import WHITE
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{\s*("[^"\\]{1,32}")\s*:')
-
 _LIST = b'"traceEvents"'
-
 _LOOK_AROUND = 256
 
 
@@ -33,8 +31,8 @@ class UncuttableError(Exception):
 
 
 def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, bytes]]:
-    """Pieces as (kind, JSON): one "beginning" (a file without events), then "events" (lists), one "end" (a
-    file with the last events and whatever follows them).
+    """Yield pieces as (kind, JSON): one "beginning" (a file without events), then "events" (lists), one "end"
+    (a file with the last events and whatever follows them).
 
     Raises:
         UncuttableError: see above, or several lists of events, or an event longer than its limit.
@@ -73,7 +71,7 @@ def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, byt
 
 
 def _last_boundary(text: bytes, key: bytes) -> int:
-    """Offset of the last event that begins in `text` right after another one; 0 where there is none."""
+    """Return the offset of the last event in `text` that begins right after another one; 0 for none."""
     end = len(text)
     while (found := text.rfind(key, 0, end)) > 0:
         end = found
@@ -92,14 +90,12 @@ def _last_boundary(text: bytes, key: bytes) -> int:
 # in changing order, or defects that must be fixed before a piece can be decoded.
 
 TRUNCATED = "is truncated: the JSON ends in the middle; record or copy it again"
-
 _KEY = re.compile(rb'"traceEvents"\s*:\s*\Z')
-
 _KEY_AND_WHITE = 256
 
 
 def cut_exactly(path: Path, blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, bytes]]:
-    """Pieces as (kind, text): "events" (lists), then one "beside" (the file without its events).
+    """Yield pieces as (kind, text): "events" (lists), then one "beside" (the file without its events).
 
     Raises:
         TraceError: truncated, something after the end, no list of events or several, a limit.
@@ -159,7 +155,7 @@ class _Cutter:
             raise TraceError(self._path, self._limits.refusal("event", found_bytes))
 
     def finish(self) -> bytes:
-        """The file without its events."""
+        """Return the file without its events."""
         if self._finder.depth > 0 or self._finder.in_string:
             raise TraceError(self._path, TRUNCATED)
         if self._lists > 1:
@@ -169,7 +165,7 @@ class _Cutter:
         return b"".join(self._beside)
 
     def _list_begins(self, block: bytes, brackets: Brackets, at: int, place: int) -> tuple[int, int] | None:
-        """Where the events of the next list begin: in the block, and among its brackets."""
+        """Return where the events of the next list begin: in the block, and among its brackets."""
         bare = not self._beside and not at and block[:1] == b"["
         if bare:
             self._level = 1
@@ -198,7 +194,7 @@ class _Cutter:
             raise TraceError(self._path, self._limits.refusal("event", found))
 
     def _events(self, text: bytes) -> Iterator[bytes]:
-        """A piece of the list as a list of its own, without the comma that parts it from the last one."""
+        """Yield a piece of the list as a list of its own, without the comma before it."""
         text = (self._pending + text).strip(WHITE)
         if text and not self._begins_list:
             if not text.startswith(b",") or len(text) == 1:
@@ -213,16 +209,14 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 # `[` and `{`, `]` and `}` differ in one bit, so that a comparison finds both.
 _BIT, _OPENING, _CLOSING = 0x20, ord("{"), ord("}")
-
 _OTHERS = bytes(sorted(set(range(256)) - set(b'"[]{}')))
-
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def nesting(text: bytes) -> int:
-    """How deep objects and lists nest in JSON; brackets in strings do not count."""
+    """Return how many levels objects and lists nest in JSON; brackets in strings do not count."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     # Steps up and down and quotes only, and of most strings not even the quotes: a fortieth of the text.
@@ -254,7 +248,8 @@ class BracketFinder:
         self._held = b""
 
     def take(self, block: bytes) -> tuple[bytes, Brackets]:
-        """The block to continue with (a backslash at its end waits for what it escapes), and its brackets."""
+        """Return the block to continue with, and its brackets. A backslash at the end is held for the next
+        block, which has what it escapes."""
         block = self._held + block
         run = len(block) - len(block.rstrip(b"\\"))
         self._held = b"\\" if run % 2 else b""
@@ -271,7 +266,8 @@ class BracketFinder:
 
 
 def _outside_strings(codes: Bytes, quotes: Int64, *, within: bool) -> tuple[Int64, bool]:
-    """The brackets that are in no string, and whether the text ends in one; `within`: begins in one."""
+    """Return the places of brackets outside strings, and whether the text ends in a string. `within`: it
+    begins in one."""
     folded = codes | _BIT
     brackets = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
     inside = (np.searchsorted(quotes, brackets) + within) % 2 == 1
@@ -279,7 +275,7 @@ def _outside_strings(codes: Bytes, quotes: Int64, *, within: bool) -> tuple[Int6
 
 
 def _escaped(codes: Bytes) -> Int64:
-    """Places right after a backslash that is not itself escaped: of a run, every second one escapes."""
+    """Return places right after a backslash that is not itself escaped: every second one of a run escapes."""
     at = np.flatnonzero(codes == _BACKSLASH)
     number = np.arange(len(at))
     begins = np.append(True, np.diff(at) != 1)

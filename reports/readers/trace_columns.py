@@ -1,4 +1,4 @@
-"""From decoded events to columns, chunk by chunk: names and threads become numbers."""
+"""Columns from decoded events, chunk by chunk: names and threads become numbers, times nanoseconds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
 
 # Plain integers: an enum's members are slow to look up, and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
-
 _MODULE = int(Category.MODULE)
 
 AnyEvent = FloatEvent | ExactEvent
@@ -99,7 +98,7 @@ class ColumnBuilder:
         self._unknown: Counter[str] = Counter()
 
     def add(self, events: Sequence[AnyEvent]) -> None:
-        """Appends a chunk; its events and their texts are not needed afterwards."""
+        """Append a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
         counting: list[AnyEvent] = []
         others: list[AnyEvent] = []
@@ -132,7 +131,7 @@ class ColumnBuilder:
         self._rows += len(complete)
 
     def finish(self) -> EventColumns:
-        """All columns, without the events that cannot be placed in time."""
+        """Return all columns, without the events that cannot be placed in time."""
         columns = concatenate(self._chunks)
         has_start = np.concatenate([np.empty(0, np.bool_), *(pair[0] for pair in self._placed)])
         has_duration = np.concatenate([np.empty(0, np.bool_), *(pair[1] for pair in self._placed)])
@@ -162,7 +161,7 @@ class ColumnBuilder:
         )
 
     def _problems(self, columns: Events) -> list[str]:
-        """What else the figures may lack."""
+        """Return lines on what else the figures may lack."""
         unknown = [number for lane, number in self._lanes.items() if None in lane]
         on_host = ~np.isin(columns.category, DEVICE_CATEGORIES)
         threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
@@ -235,7 +234,7 @@ class ColumnBuilder:
 
 
 def concatenate(chunks: Sequence[Events]) -> Events:
-    """The rows of all chunks, one after the other."""
+    """Return the rows of all chunks, one after the other."""
     empty: list[Any] = [np.empty(0, dtype) for dtype in Events.DTYPES]
     columns: Any = zip(empty, *(chunk.columns() for chunk in chunks), strict=True)
     return Events(*map(np.concatenate, columns))
@@ -246,13 +245,13 @@ def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Boo
 
 
 def _small_ints(values: Sequence[int]) -> Int32:
-    """An int32 column; what does not fit is missing (CUPTI writes 2^32-1 where there is no stream)."""
+    """Return an int32 column; values that do not fit are MISSING (CUPTI writes 2^32-1 for no stream)."""
     wide = integers(values)
     return np.where(np.abs(wide) < 2**31, wide, MISSING).astype(np.int32)
 
 
 def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
-    """Which events can be placed on the time axis, and what is wrong with the others."""
+    """Return a mask of the events that can be placed in time, and lines on what is wrong with the others."""
     problems: list[str] = []
     usable = has_start.copy()
     negative = has_start & (columns.duration < 0)
@@ -291,7 +290,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
 
 
 def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
-    """Of gloo's spans the inputs' shapes are known; a scalar has the shape []."""
+    """Return a gloo span's metadata: the shapes of its inputs are known; a scalar has the shape []."""
     elements = dtype = None
     try:
         if arguments.input_dims:
@@ -304,12 +303,12 @@ def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
 
 
 def _whole(number: Number | None) -> int | None:
-    """A count or size; None where it is no such thing."""
+    """Return a count or size; None where the number is neither."""
     return int(number) if number is not None and 0 <= number < 2.0**62 else None
 
 
 def _group_size(number: Number | None) -> int | None:
-    """No job has a million ranks."""
+    """Return the number of ranks; None beyond a million: no job has as many."""
     size = _whole(number)
     return size if size and size <= 1 << 20 else None
 
@@ -329,7 +328,7 @@ class InstantColumns:
         self._chunks: list[list[Int64]] = []
 
     def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
-        """Appends those that have a time and arguments that can be read."""
+        """Append the instants that have a time and readable arguments."""
         decoded, broken = decode_arguments(arguments, MemoryArguments)
         if broken:
             one_by_one = [decode_arguments([each], MemoryArguments)[1] == 0 for each in arguments]
@@ -350,7 +349,7 @@ class InstantColumns:
 
 
 def integers(values: Sequence[Number]) -> Int64:
-    """An int64 column; what it cannot hold is missing."""
+    """Return an int64 column; values that do not fit are MISSING."""
     try:
         return np.array(values, np.int64)
     except (OverflowError, ValueError):
@@ -360,18 +359,16 @@ def integers(values: Sequence[Number]) -> Int64:
 
 LARGEST_EXACT_MICROSECONDS = 2.0**43
 """Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
-
 LARGEST_MICROSECONDS = 2.0**52
 """Times and durations beyond (142 years) are invalid; the sum of two fits into int64 nanoseconds."""
 
 
 _WITH_DECIMALS = re.compile(rb'"ts"\s*:\s*\d+\.\d')
-
 _SAMPLE = 16
 
 
 def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
-    """Whether times decoded from this text have decimals that a double is too coarse for.
+    """Return whether times decoded from this text have decimals that a double is too coarse for.
 
     The times of a trace are close together, so that a few of them show the magnitude of all.
     """
@@ -380,7 +377,7 @@ def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
 
 
 def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
-    """int64 ns, and where there was a time at all (0 stands where there was none)."""
+    """Return times in int64 ns (0 where there is none), and a mask of those that are there."""
     microseconds = np.array(times, np.float64)  # None becomes nan
     present = np.abs(microseconds) < LARGEST_MICROSECONDS
     if not present.all():
@@ -391,7 +388,7 @@ def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:
 
 
 def from_digits(times: Sequence[Raw]) -> tuple[Int64, Bool]:
-    """The same from the numbers' text, for times that a double cannot hold."""
+    """Return the same from the numbers' text, for times that a double cannot hold."""
     ns = [_nanoseconds(bytes(time)) for time in times]
     present = np.fromiter((time is not None for time in ns), np.bool_, len(ns))
     return np.fromiter((time or 0 for time in ns), np.int64, len(ns)), present
@@ -419,7 +416,7 @@ def _from_exponent(digits: bytes) -> int:
         return 2**63
 
 
-# The order of allocations and frees that have the same time, by the totals that each of them tells.
+# Allocations and frees of one time are ordered by the totals after each of them:
 #
 #     time  bytes  total after     |  the total before an event (after less bytes) is the one after the event
 #     5 ms   +512          512     |  before it, so that the three of 7 ms follow one another in one way
@@ -427,12 +424,10 @@ def _from_exponent(digits: bytes) -> int:
 #     7 ms  +1024         1536  1. |
 #     7 ms   -768          768  2. |
 #
-# A file may have them in any order; where their totals do not show one, the file's stays.
+# A file may have them in any order; where their totals do not show one, the file's order stays.
 
 _MOST = 40
-
 _TRIED_AN_EVENT = 2
-
 _TRIED_AT_LEAST = 2000
 
 _Event = tuple[int, int, int, int]
@@ -440,7 +435,7 @@ _Event = tuple[int, int, int, int]
 
 
 def in_order(memory: MemoryEvents) -> MemoryEvents:
-    """The events (which are in order of time) with those of the same time and device in order."""
+    """Return the events, which are in order of time, with those of one time and device in order as well."""
     order = np.arange(len(memory))
     rows = np.lexsort((memory.device_id, memory.device_type))
     search = _Search(memory)
@@ -453,8 +448,8 @@ def in_order(memory: MemoryEvents) -> MemoryEvents:
 
 
 def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:
-    """Stretches of `rows` of one device and time, of which one does not continue from the total before it;
-    and whether they are the device's first."""
+    """Yield stretches [low, high) of `rows` of one device and time, of which an event does not continue from
+    the total before it; and whether the stretch is the device's first."""
     kind, device, time = memory.device_type[rows], memory.device_id[rows], memory.time[rows]
     of_another = np.append(True, (kind[1:] != kind[:-1]) | (device[1:] != device[:-1]))[: len(rows)]
     begins = np.flatnonzero(of_another | np.append(True, time[1:] != time[:-1])[: len(rows)])
@@ -476,7 +471,8 @@ class _Search:
         self._left = _TRIED_AN_EVENT * len(memory) + _TRIED_AT_LEAST
 
     def order(self, rows: Int64, before: int | None) -> list[int] | None:
-        """The rows in order, from the total `before`; None where there is none, or it takes too long."""
+        """Return the rows in order, from the total `before`; None without an order, or if finding it
+        is slow."""
         memory = self._memory
         columns = (rows, memory.bytes[rows], memory.allocated[rows], memory.address[rows])
         # In an order of its own, so that what is found does not depend on the file's.

@@ -65,20 +65,13 @@ class ExactFile(Struct, gc=False):
 
 
 FILE = Decoder(File)
-
 EXACT_FILE = Decoder(ExactFile)
-
 FLOAT_EVENT = Decoder(FloatEvent)
-
 FLOAT_EVENTS = Decoder(list[FloatEvent])
-
 RAW_EVENTS = Decoder(list[Raw])
-
 EXACT_EVENTS = Decoder(list[ExactEvent])
 
 
-# Arguments of events by kind, decoded many at a time.
-#
 # The arguments of one kind are joined into one JSON list: one call decodes thousands.  When that fails (a
 # number given as a string, a list where a number belongs) each is decoded on its own, and a field of the
 # wrong kind is left out by itself.
@@ -87,13 +80,13 @@ Number = int | float
 
 
 class CallArguments(Struct, frozen=True, gc=False):
-    """Of a runtime call, such as a kernel's launch."""
+    """Arguments of a runtime call, such as a kernel's launch."""
 
     correlation: int = -1
 
 
 class DeviceArguments(Struct, frozen=True, gc=False):
-    """Of a kernel, a copy or a memory set; NCCL kernels carry what their collective was."""
+    """Arguments of a kernel, a copy or a memory set; NCCL kernels describe their collective."""
 
     correlation: int = -1
     stream: int = -1
@@ -108,14 +101,15 @@ class DeviceArguments(Struct, frozen=True, gc=False):
 
 
 class SpanArguments(Struct, frozen=True, gc=False):
-    """Of a process group's annotation: the shapes and types of its inputs (with `record_shapes`)."""
+    """Arguments of a process group's annotation: shapes and types of its inputs (with `record_shapes`)."""
 
     input_dims: list[Any] | None = field(name="Input Dims", default=None)
     input_types: list[Any] | None = field(name="Input type", default=None)
 
 
 class CalledArguments(Struct, frozen=True, gc=False):
-    """Of an operator: what it was called with (with `record_shapes`), as text; what a fused kernel moves."""
+    """Arguments of an operator: its inputs (with `record_shapes`) as text; the bytes that a fused kernel
+    moves."""
 
     sizes: Raw = field(name="Input Dims", default=ABSENT)
     types: Raw = field(name="Input type", default=ABSENT)
@@ -125,7 +119,7 @@ class CalledArguments(Struct, frozen=True, gc=False):
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):
-    """Of "[memory]" and "[alloc_retry]" events; numbers are bytes."""
+    """Arguments of "[memory]" and "[alloc_retry]" events; numbers are bytes."""
 
     device_type: int = field(name="Device Type", default=0)
     device_id: int = field(name="Device Id", default=-1)
@@ -140,12 +134,12 @@ class MemoryArguments(Struct, frozen=True, gc=False):
 _Arguments = TypeVar("_Arguments", bound=Struct)
 
 _NOTHING = Raw(b"{}")
-
 _NOT_CONVERTIBLE = (msgspec.DecodeError, OverflowError, ValueError)
 
 
 def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list[_Arguments], int]:
-    """One `kind` for each text, in order, defaults where there is nothing usable; and how many are broken."""
+    """Return one `kind` for each text, in order, with defaults for unusable fields; and the number of broken
+    texts."""
     try:
         return _decode_many(texts, kind), 0
     except _NOT_CONVERTIBLE:
@@ -158,7 +152,8 @@ def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list
 
 
 def _decode_many(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Arguments]:
-    """Raises ValueError if one is absent: it leaves a gap between two commas, or an empty list."""
+    """Return all decoded. Raises ValueError if a text is absent: it leaves a gap between two commas, or an
+    empty list."""
     joined = b"[" + b",".join(texts) + b"]"
     decoded = msgspec.json.decode(joined, type=list[kind])  # type: ignore[valid-type]
     if len(decoded) != len(texts):
@@ -167,7 +162,7 @@ def _decode_many(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Argument
 
 
 def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:
-    """And whether something in it is not what it should be."""
+    """Return the arguments, and whether a part of them is broken."""
     values = None
     try:
         values = msgspec.json.decode(text) if text != ABSENT else {}
@@ -185,23 +180,17 @@ def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:
 
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_int_mm")
-
 SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
 """Of matrices in 8 or 4 bits; the second is `torch.nn.functional.scaled_mm`."""
-
 CONVOLUTIONS = ("convolution", "convolution_backward")
-
 ATTENTION = tuple(
     f"_scaled_dot_product_{how}_attention{way}"
     for how in ("flash", "efficient", "cudnn")
     for way in ("", "_backward")
 )
-
 GROUPED = "_grouped_mm"
-
 REDUCTIONS = ("sum", "mean", "amax", "linalg_vector_norm")
 """Read what comes in; what they write is small."""
-
 PASSES = (
     *("add", "add_", "sub", "mul", "mul_", "div", "div_", "copy_", "neg", "pow", "rsqrt", "exp", "sqrt"),
     *("gelu", "gelu_backward", "silu", "silu_", "silu_backward", "relu", "relu_", "threshold_backward"),
@@ -219,19 +208,17 @@ SHAPED = frozenset(
 )
 
 _MOST_INPUTS = 64
-
 _MOST_SIZES = 16
-
 _LARGEST = 1 << 48
 
 
 def is_shaped(name: str) -> bool:
-    """Whether an operator is read with its shapes; Inductor's kernels state what they move."""
+    """Return whether an operator is read with its shapes; Inductor's kernels state the bytes they move."""
     return name in SHAPED or name.startswith("triton_")
 
 
 def call_of(arguments: CalledArguments) -> OperatorCall:
-    """The call, of plain and bounded values; without sizes where the file tells none that could be."""
+    """Return the call in plain and bounded values; without sizes where the file has none that can be."""
     texts = (arguments.sizes, arguments.types, arguments.values, arguments.strides)
     sizes, types, values, strides = map(_decoded, texts)
     count = len(sizes) if len(sizes) <= _MOST_INPUTS else 0
@@ -242,13 +229,13 @@ def call_of(arguments: CalledArguments) -> OperatorCall:
 
 
 def _decoded(text: Raw) -> list[Any]:
-    """A list; empty where there is none."""
+    """Return the text's list; empty where it holds none."""
     found = msgspec.json.decode(text) if text != ABSENT else None
     return found if isinstance(found, list) else []
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Sizes of one tensor; of a list of tensors, and of anything else, nothing."""
+    """Return the sizes of one tensor; empty for a list of tensors and for anything else."""
     if not isinstance(value, list) or len(value) > _MOST_SIZES:
         return ()
     if any(type(size) is not int or not 0 <= size <= _LARGEST for size in value):

@@ -36,7 +36,7 @@ from fsdpbench.reports.readers.trace_events import (
 
 
 def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
-    """Decodes one rank's trace file.
+    """Decode one rank's trace file.
 
     Args:
         path: a Kineto JSON file, gzip-compressed or plain; the content decides, not the name.
@@ -65,7 +65,7 @@ def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
 
 @dataclass
 class _Decoded:
-    """What a file held: events in the builder, everything beside them as plain values."""
+    """The content of a file: events in the builder, everything beside them as plain values."""
 
     path: Path
     limits: TraceLimits
@@ -75,13 +75,13 @@ class _Decoded:
     remarks: list[str] = field(default_factory=list)
 
     def check_depth(self, text: bytes, outside: int) -> None:
-        """Raises TraceError where `text`, inside of `outside` levels, nests deeper than the limit."""
+        """Raise TraceError where `text`, inside of `outside` levels, nests deeper than the limit."""
         depth = nesting(text) + outside
         if depth > self.limits.depth:
             raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
 
     def add(self, events: list[FloatEvent], text: bytes | None) -> None:
-        """Appends events; `text` is what they were decoded from, in case their digits are needed."""
+        """Append events; `text` is the JSON they were decoded from, in case their digits are needed."""
         if text is not None and needs_digits((event.ts for event in events), text):
             if text.startswith(b"["):
                 self.builder.add(EXACT_EVENTS.decode(text))
@@ -130,7 +130,7 @@ def _beside(file: File) -> dict[str, Any]:
 
 
 def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
-    """The slow way, for files that the strict decoder refuses; TraceError says why when it fails too."""
+    """Decode the slow way, for files that the strict decoder refuses. Raises TraceError with the reason."""
     decoded = _Decoded(path, limits)
     lost = 0
     defects: list[str] = []
@@ -156,7 +156,7 @@ def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
 
 
 def _trace_object(path: Path, content: Any) -> dict[str, Any]:
-    """The file without its events; a list of events may stand alone."""
+    """Return the file without its events; a list of events may be a file by itself."""
     if isinstance(content, list):
         return {}
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
@@ -197,7 +197,6 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
 
 
 _IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
-
 _MOST_RANKS = 2**31
 
 
@@ -212,7 +211,7 @@ class Identity:
 
 
 def identify(name: str, distributed: Mapping[str, Any]) -> Identity:
-    """From the file's name and its "distributedInfo"."""
+    """Return the rank and world size by the file's name and its "distributedInfo"."""
     problems: list[str] = []
     remarks: list[str] = []
     rank = _number(distributed, "rank", 0, problems)
@@ -245,16 +244,13 @@ def _number(distributed: Mapping[str, Any], key: str, least: int, problems: list
 # its own, so that one broken event costs itself and not the file.
 
 _CONTROL = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
-
 _ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])?')
-
 _OFFSET = re.compile(r" \(byte \d+\)$")
-
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:NaN|nan|Infinity|inf|Inf)(?=\s*[,}\]])")
 
 
 def mend(text: bytes) -> bytes:
-    """The same JSON with every defect named above replaced by something harmless.
+    """Return the same JSON with every defect named above replaced by something harmless.
 
     Control characters become blanks: between tokens they are white space anyway.  A backslash that begins no
     legal escape is doubled.  What is not a number becomes null.
@@ -271,7 +267,7 @@ class UnmendableError(Exception):
 
 @dataclass
 class Recovered:
-    """What a list of events held.
+    """The content of a list of events.
 
     events, text: those of the usual shape, and the JSON they were decoded from.  converted: events with, say,
     numbers as strings.  lost: how many could not be understood.  defect: why the text had to be fixed.
@@ -285,7 +281,7 @@ class Recovered:
 
 
 def recover_events(text: bytes) -> Recovered:
-    """The events of a JSON list, fixed if need be. Raises UnmendableError."""
+    """Return the events of a JSON list, fixed if need be. Raises UnmendableError."""
     defect = None
     try:
         return Recovered(FLOAT_EVENTS.decode(text), text)
@@ -312,7 +308,7 @@ def recover_events(text: bytes) -> Recovered:
 
 
 def recover_value(text: bytes) -> tuple[Any, str | None]:
-    """The plain value of JSON, fixed if need be, and why it had to be. Raises UnmendableError."""
+    """Return the plain value of JSON, fixed if need be, and the defect. Raises UnmendableError."""
     try:
         return msgspec.json.decode(text), None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -324,7 +320,7 @@ def recover_value(text: bytes) -> tuple[Any, str | None]:
 
 
 def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
-    """An event from plain JSON values, numbers given as strings accepted; and whether one is lost."""
+    """Return an event from plain JSON values, with numbers given as strings accepted; and 1 if it is lost."""
     try:
         plain = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -333,7 +329,7 @@ def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
         arguments = plain.pop("args", None)
         converted = msgspec.convert(plain, FloatEvent, strict=False)
     except (AttributeError, TypeError, msgspec.ValidationError, OverflowError, ValueError):
-        # What is surely no complete event is missed by nobody.
+        # An event of another kind than complete or instant is not used: it is not lost.
         other = isinstance(plain, dict) and isinstance(plain.get("ph"), str) and plain["ph"] not in ("X", "i")
         return [], 0 if other else 1
     converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else ABSENT
@@ -341,5 +337,5 @@ def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
 
 
 def _told(error: Exception) -> str:
-    """The decoder's message without its offset, which counts from the beginning of a piece."""
+    """Return the decoder's message without its offset, which counts from the beginning of a piece."""
     return _OFFSET.sub("", str(error))[:200]

@@ -83,7 +83,8 @@ def test_the_memory_curve_keeps_its_peaks(tmp_path: Path, trace_builder: Any) ->
     assert curve.reserved.max() == 6_000_000
     assert int(curve.time[curve.allocated.argmax()]) == 7777 * 1000
     assert (curve.time[0], curve.time[-1]) == (0, 19_999_000)
-    assert curve.to_dict()["retries"] == [{"time_ns": 1_000_000, "bytes": 4096, "freed_bytes": 8192}]
+    retries = (curve.retry_time, curve.retry_bytes, curve.retry_freed)
+    assert [column.tolist() for column in retries] == [[1_000_000], [4096], [8192]]
 
 
 def test_peaks_and_retries_by_step(tmp_path: Path, trace_builder: Any) -> None:

@@ -144,6 +144,23 @@ def test_explicit_targets(two_ranks) -> None:
     two_ranks.run(case_explicit_targets)
 
 
+def case_skipped_targets(rank: int) -> None:
+    """A module named for backward that this forward skips, and that was written to since its last one."""
+    model = build("fully_shard")
+    blocks = model.blocks
+    blocks[2].set_modules_to_backward_prefetch([blocks[1]])
+    loss_of(model, tokens_of(rank, 0)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    model.blocks = torch.nn.ModuleList([blocks[0], *blocks[2:]])
+    model(tokens_of(rank, 0)).sum().backward()
+
+
+def test_a_skipped_target_is_not_gathered(two_ranks) -> None:
+    two_ranks.run(case_skipped_targets)
+
+
 def case_labels(rank: int) -> None:
     model = build("flat")
     with profile(activities=[ProfilerActivity.CPU]) as profiler:

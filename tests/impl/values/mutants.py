@@ -180,7 +180,7 @@ MUTANTS |= {
     "no begin of forward": without(Runtime, "begin_forward"),
     "no end of forward": without(Runtime, "end_forward"),
     "no begin of backward": without(Runtime, "begin_backward"),
-    "no end of backward": without(Runtime, "end_backward"),
+    "no end of backward": without(Runtime, "_end_backward"),
     "no call back": lambda: patch.object(tree, "queue_callback", lambda callback: None),
     "no rest at the end of backward": without(Runtime, "_finish_backward"),
     "no drop of what changed": without(Runtime, "_drop_what_changed"),
