@@ -50,6 +50,10 @@ class Positive(click.FloatRange):
         except ValueError:
             self.fail(f"{value!r} is not a finite number.", param, ctx)
 
+    def _describe_range(self) -> str:
+        """Return the bound that people may meet; the upper one keeps sums finite."""
+        return "above 0"
+
 
 class PossiblePath(click.Path):
     """A path, of something that is there or not yet."""

@@ -1,7 +1,6 @@
 """The table of settings: one row says everything that is known of a setting. Needs no torch.
 
     table.py     the rows, which are the fields of `Settings`; lookups
-    trades.py    what values trade against each other
     setting.py   what a row and a trade are
     values.py    how a text becomes a value
     code.py      how a value is written as code

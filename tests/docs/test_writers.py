@@ -47,6 +47,7 @@ NUMBERS = {
 _NUMBER_FOLDERS = (
     "fsdpbench/cli",
     "fsdpbench/configuration",
+    "fsdpbench/settings",
     "fsdpbench/sweep/spaces",
     "fsdpbench/numbers.py",
 )

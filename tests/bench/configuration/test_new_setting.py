@@ -31,7 +31,7 @@ import importlib.machinery, importlib.util, sys
 
 class Planted(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname):
-        source = open(self.path).read().replace("import Setting,", "import Effect, Setting,", 1)
+        source = open(self.path).read().replace(" Setting, Trade,", " Effect, Setting, Trade,", 1)
         before, found, after = source.partition("    seed: int = row(")
         assert found
         return compile(before + ROW + "\\n" + found + after, self.path, "exec")
