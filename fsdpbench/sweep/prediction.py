@@ -25,7 +25,7 @@ from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.snapshots import load_snapshot, own_line, read_snapshot
+from fsdpbench.reports.analysis.snapshots import (
+    Holder,
+    SnapshotAnalysis,
+    alive_after,
+    holders_of,
+    load_snapshot,
+    own_line,
+    read_snapshot,
+)
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.out_of_memory import OomMessage, OomReport
 
@@ -177,7 +185,7 @@ class SnapshotOom:
     reserved: int
     split: int
     held: dict[str, int]
-    lines: tuple[tuple[str, int, int], ...]
+    lines: tuple[Holder, ...]
     growth: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +200,7 @@ class SnapshotOom:
             "reserved_bytes": self.reserved,
             "split_bytes": self.split,
             "held_bytes": self.held,
-            "lines": [{"line": line, "bytes": size, "count": count} for line, size, count in self.lines],
+            "lines": [{"line": h.where, "bytes": h.bytes, "count": h.count} for h in self.lines],
             "alive_by_age_bytes": list(self.growth),
         }
 
@@ -214,33 +222,22 @@ def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[Sna
     return found
 
 
-def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
+def _at_oom(totals: SnapshotAnalysis, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
     ooms = [index for index, entry in enumerate(history) if entry["action"] == "oom"]
     end = ooms[-1] if ooms else len(history)
     failed = history[end] if ooms else None
-    alive: dict[int, tuple[int, Mapping[str, Any]]] = {}
-    for index, entry in enumerate(history[:end]):
-        if entry["action"] == "alloc":
-            alive[int(entry["addr"])] = (index, entry)
-        elif entry["action"] == "free_requested":
-            alive.pop(int(entry["addr"]), None)
+    alive = alive_after(history[:end])
     allocated = int(totals.allocated_curve[end]) if ooms else totals.peak_allocated
     held: dict[str, int] = {}
-    lines: dict[str, list[int]] = {}
     ages = [0] * 10
-    for index, entry in alive.values():
-        size, frames = int(entry["size"]), entry.get("frames") or ()
-        category = _category(frames)
+    for index, entry in alive:
+        size, category = int(entry["size"]), _category(entry.get("frames") or ())
         held[category] = held.get(category, 0) + size
-        sums = lines.setdefault(own_line(frames), [0, 0])
-        sums[0] += size
-        sums[1] += 1
         ages[index * 10 // max(end, 1)] += size
     before = allocated - sum(held.values())
     if before > 0:
         held[BEFORE] = before
     frames = () if failed is None else failed.get("frames") or ()
-    ordered = sorted(lines.items(), key=lambda item: (-item[1][0], item[0]))[:_MOST]
     return SnapshotOom(
         device=totals.device,
         asked=None if failed is None else int(failed["size"]),
@@ -251,7 +248,7 @@ def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
         reserved=totals.reserved,
         split=totals.split,
         held=dict(sorted(held.items(), key=lambda item: -item[1])),
-        lines=tuple((line, size, count) for line, (size, count) in ordered),
+        lines=tuple(holders_of(alive)[:_MOST]),
         growth=tuple(ages) if alive else (),
     )
 
@@ -286,7 +283,7 @@ def describe_snapshot(found: SnapshotOom) -> str:
     lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
     if found.lines:
         lines += ["", "by line"]
-        lines += [f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines]
+        lines += [f"  {told(each.bytes):>12}  {each.count:>6} x  {each.where}" for each in found.lines]
     if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
         lines += [
             "",

@@ -18,8 +18,8 @@ from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.memory_charts import SOAK_WORDS, soak_chart
 from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.readers import Trace, TraceError, read_trace

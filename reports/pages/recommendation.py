@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpbench.reports.analysis.findings import Suggestion, Verdict
-from fsdpbench.reports.pages.chosen import chosen, doubt
 from fsdpbench.reports.pages.display import count, gib, number, percent, setting, signed_percent
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.fusion import compile_findings
@@ -16,6 +15,8 @@ from fsdpbench.reports.pages.overview import interval_findings, plus_minus
 from fsdpbench.reports.pages.ranking import (
     NEAR,
     Ranked,
+    chosen,
+    doubt,
     label,
     leaner_ties,
     metric_of,

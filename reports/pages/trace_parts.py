@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummar
 from fsdpbench.reports.analysis.analyze import summarize
 from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.units_chart import units_chart
 from fsdpbench.reports.pages.whole_run import Table

@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 
 from fsdpbench.reports.readers.trace import Trace, TraceError, TraceLimits
-from fsdpbench.reports.readers.trace_blocks import read_blocks
-from fsdpbench.reports.readers.trace_chunks import UncuttableError, cut, cut_exactly, nesting
 from fsdpbench.reports.readers.trace_columns import ColumnBuilder, needs_digits
 from fsdpbench.reports.readers.trace_events import (
     ABSENT,
@@ -33,6 +31,7 @@ from fsdpbench.reports.readers.trace_events import (
     File,
     FloatEvent,
 )
+from fsdpbench.reports.readers.trace_text import UncuttableError, cut, cut_exactly, nesting, read_blocks
 
 
 def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:

@@ -11,7 +11,7 @@ import pytest
 
 from fsdpbench.reports.readers import TraceError, TraceLimits, read_trace
 from fsdpbench.reports.readers.trace import VARIABLE, told_bytes
-from fsdpbench.reports.readers.trace_chunks import BracketFinder, nesting
+from fsdpbench.reports.readers.trace_text import BracketFinder, nesting
 
 EVENT = b'{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1}'
 BEGIN = b'{"traceEvents": ['
