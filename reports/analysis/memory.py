@@ -9,7 +9,7 @@ An allocation belongs to the phase and the FSDP annotation in which the CPU made
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,17 +138,19 @@ def analyze_memory(
     retries = _retries(trace, activity, places)
     per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
     calls, time = _allocator_calls(trace, steps)
+    without_events = MemoryAnalysis(
+        retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
+    )
     mask = device_events(trace)
     if not mask.any():
-        return MemoryAnalysis(
-            retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
-        )
+        return without_events
     memory = trace.memory
     rows = np.flatnonzero(mask)
     peak = int(rows[np.argmax(memory.allocated[rows])])
     allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
     at_peak = _holdings(memory, rows[rows <= peak], places)
-    return MemoryAnalysis(
+    return replace(
+        without_events,
         peak_allocated=allocated,
         # The host's allocator reserves nothing and says 0.
         peak_reserved=int(memory.reserved[rows].max()) or None,
@@ -157,10 +159,6 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
-        retries=retries,
-        retries_per_step=per_step,
-        allocator_calls=calls,
-        allocator_time=time,
     )
 
 

@@ -112,13 +112,11 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
         text, suggestions = _BY_CAUSE.get((cause, phase)) or _BY_CAUSE[cause, None]
         behind = _most_frequent(gather.behind for gather in gathers)
         told = text.format(behind=f" behind {behind}" if behind else "")
-        yield Finding(
-            cause=str(cause) + (f"_{phase}" if phase else ""),
-            share=share,
-            gain=share,
-            text=f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that "
-            f"{told} ({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
-            suggestions=suggestions,
+        yield _saving(
+            str(cause) + (f"_{phase}" if phase else ""),
+            share,
+            f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {told}",
+            suggestions,
         )
 
 
@@ -126,15 +124,12 @@ def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
     if _is_root_only(rank):
         share = rank.time.exposed_communication / rank.time.total
-        suggestion = Suggestion("wrap", "block")
-        yield Finding(
+        yield _saving(
             "root_only",
             share,
-            share,
             f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
-            f"which nothing can hide: wrap every block ({_settings([suggestion])}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            (suggestion,),
+            "which nothing can hide: wrap every block",
+            (Suggestion("wrap", "block"),),
         )
 
 
@@ -153,15 +148,12 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
         if not exposed:
             continue
         share = exposed / rank.time.total
-        suggestions = (Suggestion("reduce_dtype", "bf16"), Suggestion("batch", "more"))
-        yield Finding(
+        yield _saving(
             f"exposed_{kind}",
             share,
-            share,
             f"{_percent(share)} of the step waits for {kind.replace('_', '-')} of gradients: reduce fewer "
-            f"bytes or compute more beside it ({_settings(suggestions)}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            suggestions,
+            "bytes or compute more beside it",
+            (Suggestion("reduce_dtype", "bf16"), Suggestion("batch", "more")),
         )
 
 
@@ -239,15 +231,12 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
         return
     share = waiting / rank.time.total
     to_compile = () if rank.fused else (Suggestion("compile", "true"),)
-    suggestions = (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), *to_compile)
-    yield Finding(
+    yield _saving(
         "cpu_bound",
         share,
-        share,
         f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
-        f"next kernel yet: more work a launch ({_settings(suggestions)}); "
-        f"predicted gain at most {_percent(share)} of the step.",
-        suggestions,
+        "next kernel yet: more work a launch",
+        (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), *to_compile),
     )
 
 
@@ -286,6 +275,12 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
     _copies,
     _cpu_bound,
 )
+
+
+def _saving(cause: str, share: float, text: str, suggestions: tuple[Suggestion, ...]) -> Finding:
+    """Return a finding whose suggestions may save at most its share of the step."""
+    gain = f"predicted gain at most {_percent(share)} of the step."
+    return Finding(cause, share, share, f"{text} ({_settings(suggestions)}); {gain}", suggestions)
 
 
 def _percent(share: float) -> str:

@@ -70,34 +70,37 @@ def memory_chart(
 
 def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
     values = {"reserved": curve.reserved, "active": curve.active}.get(kind, curve.allocated)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": kind,
-        "x": [round(time / _MS, 3) for time in curve.time.tolist()],
-        "y": [round(value / GIB, 3) for value in values.tolist()],
-        "line": {"shape": "hv", "width": 1.4, "color": colour, "simplify": False},
-        **fill,
-        "hovertemplate": f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>",
-    }
+    x = [round(time / _MS, 3) for time in curve.time.tolist()]
+    y = [round(value / GIB, 3) for value in values.tolist()]
+    template = f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>"
+    return _lines_of(kind, x, y, {"shape": "hv", "width": 1.4, "color": colour}, fill, template)
+
+
+def _lines_of(
+    name: str, x: list[Any], y: list[float], line: dict[str, Any], fill: dict[str, Any], template: str
+) -> dict[str, Any]:
+    """Return a trace of plotly's: `y` in GiB over `x`."""
+    drawn = {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
+    return {**drawn, "line": line | {"simplify": False}, **fill, "hovertemplate": template}
+
+
+def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, Any]:
+    """Return marks of allocator retries at `y` GiB, with `words` on each."""
+    marker = {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"}
+    drawn = {"type": "scatter", "mode": "markers", "name": "allocator retry", "x": x, "y": y}
+    return {**drawn, "marker": marker, "customdata": words, "hovertemplate": f"{template}<extra></extra>"}
 
 
 def _retries(curve: MemoryCurve) -> dict[str, Any]:
     """Return a mark for every retry at the height of the reserved memory before it."""
     place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
     asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "allocator retry",
-        "x": [round(time / _MS, 3) for time in curve.retry_time.tolist()],
-        "y": [round(int(curve.reserved[i]) / GIB, 3) for i in place],
-        "marker": {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"},
-        "customdata": [
-            f"asked for {display.size(size)}, freed {display.size(freed)}" for size, freed in asked
-        ],
-        "hovertemplate": "allocator retry at %{x:.1f} ms: %{customdata}<extra></extra>",
-    }
+    return _retry_marks(
+        [round(time / _MS, 3) for time in curve.retry_time.tolist()],
+        [round(int(curve.reserved[i]) / GIB, 3) for i in place],
+        [f"asked for {display.size(size)}, freed {display.size(freed)}" for size, freed in asked],
+        "allocator retry at %{x:.1f} ms: %{customdata}",
+    )
 
 
 def _step_line(at: float) -> dict[str, Any]:
@@ -127,25 +130,13 @@ def _capacity_line(capacity: float) -> dict[str, Any]:
 
 
 def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry]) -> Table:
-    peak = int(curve.allocated.argmax())
-    rows = [
-        ("peak allocated", display.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
-        (
-            "least allocated",
-            display.gib(int(curve.allocated.min())),
-            _at(int(curve.time[curve.allocated.argmin()])),
-        ),
-        (
-            "peak reserved",
-            display.gib(int(curve.reserved.max())),
-            _at(int(curve.time[curve.reserved.argmax()])),
-        ),
+    columns = [
+        ("peak allocated", curve.allocated, curve.allocated.argmax()),
+        *([("peak active", curve.active, curve.active.argmax())] if len(curve.active) else []),
+        ("least allocated", curve.allocated, curve.allocated.argmin()),
+        ("peak reserved", curve.reserved, curve.reserved.argmax()),
     ]
-    if len(curve.active):
-        highest = int(curve.active.argmax())
-        rows.insert(
-            1, ("peak active", display.gib(int(curve.active[highest])), _at(int(curve.time[highest])))
-        )
+    rows = [(words, display.gib(int(values[at])), _at(int(curve.time[at]))) for words, values, at in columns]
     if capacity:
         rows.append(("device memory", display.gib(capacity), ""))
     if not retries:
@@ -207,9 +198,7 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
         "shapes": [],
     }
     if capacity:
-        line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
-        height = {"y0": capacity / GIB, "y1": capacity / GIB}
-        layout["shapes"].append({"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height})
+        layout["shapes"].append(_capacity_line(capacity))
     return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _soak_table(soak))
 
 
@@ -220,30 +209,19 @@ def _highest(values: Sequence[int | None], width: int) -> list[float]:
     ]
 
 
-def _soak_line(steps: Sequence[int], values: Sequence[float], words: str, colour: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": words,
-        "x": list(steps),
-        "y": list(values),
-        "line": {"width": 1.4, "color": colour, "simplify": False},
-        "hovertemplate": f"%{{y:.2f}} GiB {words} in step %{{x}}<extra></extra>",
-    }
+def _soak_line(steps: Sequence[int], values: list[float], words: str, colour: str) -> dict[str, Any]:
+    template = f"%{{y:.2f}} GiB {words} in step %{{x}}<extra></extra>"
+    return _lines_of(words, list(steps), values, {"width": 1.4, "color": colour}, {}, template)
 
 
 def _soak_retries(soak: SoakReport, places: Sequence[int]) -> dict[str, Any]:
     over = soak.over_steps
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "allocator retry",
-        "x": [over.training_step[at] for at in places],
-        "y": [round((over.reserved[at] or 0) / GIB, 3) for at in places],
-        "marker": {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"},
-        "customdata": [display.count(over.alloc_retries[at]) for at in places],
-        "hovertemplate": "step %{x}: %{customdata} retries<extra></extra>",
-    }
+    return _retry_marks(
+        [over.training_step[at] for at in places],
+        [round((over.reserved[at] or 0) / GIB, 3) for at in places],
+        [display.count(over.alloc_retries[at]) for at in places],
+        "step %{x}: %{customdata} retries",
+    )
 
 
 def _soak_table(soak: SoakReport) -> Table:

@@ -254,7 +254,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
             each.name[:160],
             *((each.family,) if what == "kernel" else ()),
             display.count(round(each.count / steps, 2)),
-            _ms_of_work(each.time / steps),
+            _ms(each.time / steps),
             *((_us(each.time / each.count),) if what == "kernel" else ()),
             display.percent(each.share),
             *_rate(each.rate),
@@ -286,7 +286,7 @@ def _operators(tables: WorkTables, steps: int) -> Table | None:
             each.name[:80],
             each.shapes[:80],
             display.count(round(each.count / steps, 2)),
-            _ms_of_work(each.time / steps),
+            _ms(each.time / steps),
             display.percent(each.share),
             display.number(each.intensity),
             *_rate(each.rate),
@@ -304,8 +304,8 @@ def _modules(tables: WorkTables, steps: int) -> Table | None:
             each.name,
             display.count(each.instances),
             display.count(round(each.calls / steps, 2)),
-            _ms_of_work(each.own / steps),
-            _ms_of_work(each.time / steps),
+            _ms(each.own / steps),
+            _ms(each.time / steps),
             display.percent(each.share),
         )
         for each in tables.modules[:MOST_MODULES]
@@ -318,9 +318,9 @@ def _devices(tables: WorkTables, steps: int) -> Table:
     rows = tuple(
         (
             str(each.device),
-            _ms_of_work(each.computing / steps),
-            _ms_of_work(each.communicating / steps),
-            _ms_of_work((each.span - each.busy) / steps),
+            _ms(each.computing / steps),
+            _ms(each.communicating / steps),
+            _ms((each.span - each.busy) / steps),
             display.percent((each.span - each.busy) / each.span if each.span else None),
         )
         for each in tables.devices
@@ -342,10 +342,6 @@ def _roof_note(tables: WorkTables) -> str:
     if not tables.operators:
         told.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
     return " ".join(told)
-
-
-def _ms_of_work(ns: float) -> str:
-    return display.ms(ns / 1e6)
 
 
 def _us(ns: float) -> str:
