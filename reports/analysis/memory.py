@@ -308,25 +308,25 @@ def memory_curve(
 
     Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
     the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
-    default the start of the trace's first event. `clock`: by which times are told (`device_clock`), by
+    default the start of the trace's first event. `clock`: the clock of the curve's times (`device_clock`), by
     default the CPU's, which allocates.
     """
     memory = trace.memory
     mask = device_events(trace)
-    told_by = clock or (lambda times: times)
-    time, allocated, reserved = told_by(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
+    by_clock = clock or (lambda times: times)
+    time, allocated, reserved = by_clock(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
     kept = _keep(allocated, reserved, max_points)
     active = memory.active[mask]
-    told = len(active) > 0 and int(active.min()) >= 0
+    known = len(active) > 0 and int(active.min()) >= 0
     start = int(trace.events.start.min()) if origin is None else origin
     return MemoryCurve(
         time[kept] - start,
         allocated[kept],
         reserved[kept],
-        told_by(trace.retries.time) - start,
+        by_clock(trace.retries.time) - start,
         trace.retries.bytes,
         trace.retries.freed,
-        active[kept] if told else active[:0],
+        active[kept] if known else active[:0],
     )
 
 

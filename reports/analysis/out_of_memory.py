@@ -61,7 +61,9 @@ def describe_report(report: OomReport) -> str:
     ]
     optional = {"allowed to this process", "  of it in private pools (CUDA graphs)", "other processes"}
     lines += [
-        f"  {what:<42}{told(size):>12}" for what, size in rows if size is not None or what not in optional
+        f"  {what:<42}{size_text(size):>12}"
+        for what, size in rows
+        if size is not None or what not in optional
     ]
     lines += ["", *(f"- {finding}" for finding in findings(message)), ""]
     ranks = ", ".join(map(str, report.ranks))
@@ -79,9 +81,9 @@ def _headline(message: OomMessage) -> str:
     if message.source in _OF_OTHERS:
         return _OF_OTHERS[message.source][0]
     if message.source == "CPU":
-        return f"The host ran out of memory: {told(message.asked)} were asked for"
+        return f"The host ran out of memory: {size_text(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
-    asked, free = told(message.asked), told(message.free)
+    asked, free = size_text(message.asked), size_text(message.free)
     return f"{message.source} out of memory on {where}: {asked} asked for, {free} free"
 
 
@@ -97,7 +99,7 @@ def _others(message: OomMessage) -> str | None:
     if not message.others:
         return None
     what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
-    return f"{what} {told(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
+    return f"{what} {size_text(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
 
 
 def _limit(message: OomMessage) -> str | None:
@@ -114,19 +116,19 @@ def _fragments(message: OomMessage) -> str | None:
         return None
     if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
         return (
-            f"fragmentation: {told(unallocated)} are reserved and unallocated, more than was asked for, "
+            f"fragmentation: {size_text(unallocated)} are reserved and unallocated, more than was asked for, "
             "but not in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     if free is None:
         return None
     if unallocated + free < asked:
         return (
-            f"not fragmentation: free and unallocated memory together ({told(unallocated + free)}) are "
-            f"less than what was asked for ({told(asked)}); the program itself must hold less"
+            f"not fragmentation: free and unallocated memory together ({size_text(unallocated + free)}) are "
+            f"less than what was asked for ({size_text(asked)}); the program itself must hold less"
         )
     return (
-        f"{told(unallocated)} are reserved and unallocated; with expandable segments the request may fit, "
-        "with little to spare"
+        f"{size_text(unallocated)} are reserved and unallocated; with expandable segments the request may "
+        "fit, with little to spare"
     )
 
 
@@ -135,12 +137,12 @@ def _outside(message: OomMessage) -> str | None:
     if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
         return None
     return (
-        f"{told(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, libraries, "
-        "or another process"
+        f"{size_text(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, "
+        "libraries, or another process"
     )
 
 
-def told(size: int | None) -> str:
+def size_text(size: int | None) -> str:
     """Return bytes as text for people."""
     if size is None:
         return UNKNOWN
@@ -275,15 +277,15 @@ def describe_snapshot(found: SnapshotOom) -> str:
     """Return several lines, for people."""
     head = "the history holds no out-of-memory error; the figures are those of its peak"
     if found.asked is not None:
-        head = f"{told(found.asked)} asked for"
+        head = f"{size_text(found.asked)} asked for"
     lines = [f"GPU {found.device}: {head}", "", f"  {'phase':<12}{found.phase or 'unknown'}"]
     lines += [f"  {'line':<12}{found.line or 'unknown'}", "", "held by"]
-    lines += [f"  {what:<58}{told(size):>12}" for what, size in found.held.items()]
-    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{told(found.split):>12}"]
+    lines += [f"  {what:<58}{size_text(size):>12}" for what, size in found.held.items()]
+    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{size_text(found.split):>12}"]
     lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
     if found.lines:
         lines += ["", "by line"]
-        lines += [f"  {told(each.bytes):>12}  {each.count:>6} x  {each.where}" for each in found.lines]
+        lines += [f"  {size_text(each.bytes):>12}  {each.count:>6} x  {each.where}" for each in found.lines]
     if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
         lines += [
             "",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.readers import TraceError, TraceLimits
-from fsdpbench.reports.readers.trace import Int64, told_bytes
+from fsdpbench.reports.readers.trace import Int64, bytes_text
 from fsdpbench.reports.readers.trace_text import open_file
 from fsdpbench.reports.reading import load_plain
 
@@ -115,8 +115,8 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
             for device in sorted(devices)
         ]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        told = f"{type(error).__name__}: {error}"[:200]
-        raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
+        text = f"{type(error).__name__}: {error}"[:200]
+        raise TraceError(path, f"is a damaged memory snapshot ({text})") from None
 
 
 def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
         limits = limits or TraceLimits.from_environment()
         size = path.stat().st_size
         if size > limits.unpacked:
-            raise TraceError(path, limits.refusal("unpacked", f"has {told_bytes(size)}"))
+            raise TraceError(path, limits.refusal("unpacked", f"has {bytes_text(size)}"))
         with open_file(path) as file:
             return load_plain(file, size)
     except TraceError:
@@ -243,8 +243,8 @@ def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
     first = None
     for frame in frames:
         name = str(frame.get("filename", "?"))
-        told = f"{name}:{frame.get('line', 0)} {frame.get('name', '?')}"
-        first = first or told
+        text = f"{name}:{frame.get('line', 0)} {frame.get('name', '?')}"
+        first = first or text
         if name.endswith(".py") and "/torch/" not in name:
-            return told
+            return text
     return first or "no frames were recorded"

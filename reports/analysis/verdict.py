@@ -111,11 +111,11 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
             of_what, base = phase, rank.phases[phase].total
         text, suggestions = _BY_CAUSE.get((cause, phase)) or _BY_CAUSE[cause, None]
         behind = _most_frequent(gather.behind for gather in gathers)
-        told = text.format(behind=f" behind {behind}" if behind else "")
+        words = text.format(behind=f" behind {behind}" if behind else "")
         yield _saving(
             str(cause) + (f"_{phase}" if phase else ""),
             share,
-            f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {told}",
+            f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {words}",
             suggestions,
         )
 
@@ -347,9 +347,9 @@ def _why(rank: RankAnalysis) -> str:
         return ", CPU not seen: the trace has no launches that would tell why (record ProfilerActivity.CPU)"
     if not causes:
         return ", and the reason is unknown: not all launches are in the trace"
-    told = [
+    causes_text = [
         f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
         for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])
         if ns >= _WORTH_NAMING * rank.time.idle
     ]
-    return f": {', '.join(told)}" if told else ""
+    return f": {', '.join(causes_text)}" if causes_text else ""

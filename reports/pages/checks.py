@@ -100,14 +100,17 @@ def rank_differences(rows: Sequence[Configuration]) -> tuple[DifferenceView, ...
         check = row.result.rank_check
         if check is None or check.difference is None:
             continue
-        told = check.difference
-        sides = ((told.rank, told.call, told.stack), (told.other_rank, told.other_call, told.other_stack))
+        difference = check.difference
+        sides = (
+            (difference.rank, difference.call, difference.stack),
+            (difference.other_rank, difference.other_call, difference.other_stack),
+        )
         stacks = tuple(
             (f"Rank {rank}{f': {call[:120]}' if call else ''}", _lines(stack))
             for rank, call, stack in sides
             if stack
         )
-        found.append(DifferenceView(f"{row.name}: {told.message[:600]}", stacks))
+        found.append(DifferenceView(f"{row.name}: {difference.message[:600]}", stacks))
     return tuple(found)
 
 

@@ -166,7 +166,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
         if row.result.software:
             source = str(row.hardware.get("software_source") or "not stated")
             profiles.setdefault(f"software {row.result.software}", source)
-    told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
+    text = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
     doubts = dict.fromkeys(
         str(doubt) for row in simulated for doubt in (row.result.environment or {}).get("warnings") or ()
     )
@@ -178,7 +178,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     verb = "comes" if len(simulated) == len(rows) else "come"
     how = "The FSDP code was run; time and memory were simulated."
     doubtful = f" Doubtful: {'; '.join(doubts)}." if doubts else ""
-    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}{doubtful}"
+    return f"{scope} {verb} from simulated GPUs{f': {text}' if text else ''}. {how}{doubtful}"
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:

@@ -141,13 +141,13 @@ def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry])
         rows.append(("device memory", display.gib(capacity), ""))
     if not retries:
         return Table(("what", "GiB", "at, ms"), tuple(rows))
-    told = [(*row, "", "") for row in rows]
+    wider = [(*row, "", "") for row in rows]
     asked = zip(curve.retry_time.tolist(), retries, strict=True)
-    told += [
+    wider += [
         (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
         for number, (time, retry) in enumerate(asked, start=1)
     ]
-    return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(told))
+    return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(wider))
 
 
 def _where(retry: Retry) -> str:

@@ -238,14 +238,14 @@ def chosen(ranked: Sequence[Ranked]) -> Chosen:
 
 def doubt(row: Configuration) -> str:
     """Return a warning about a row, as words in brackets; empty where there is none."""
-    told = []
+    doubts = []
     if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
-        told.append(_NOT_YET)
+        doubts.append(_NOT_YET)
     if (row.result.alloc_retries_per_step or 0) > 0:
-        told.append("risky: the allocator retries")
+        doubts.append("risky: the allocator retries")
     elif is_risky(row):
-        told.append("risky: its memory fits only inside the prediction's error")
-    return f" ({'; '.join(told)})" if told else ""
+        doubts.append("risky: its memory fits only inside the prediction's error")
+    return f" ({'; '.join(doubts)})" if doubts else ""
 
 
 def is_risky(row: Configuration) -> bool:

@@ -287,11 +287,11 @@ def recover_events(text: bytes) -> Recovered:
     except msgspec.ValidationError:
         pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        defect, text = _told(error), mend(text)
+        defect, text = _message(error), mend(text)
     try:
         raws = RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnmendableError(_told(error)) from None
+        raise UnmendableError(_message(error)) from None
     found = Recovered([], b"", defect=defect)
     usual: list[bytes] = []
     for raw in raws:
@@ -311,11 +311,11 @@ def recover_value(text: bytes) -> tuple[Any, str | None]:
     try:
         return msgspec.json.decode(text), None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        defect = _told(error)
+        defect = _message(error)
     try:
         return msgspec.json.decode(mend(text)), defect
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnmendableError(_told(error)) from None
+        raise UnmendableError(_message(error)) from None
 
 
 def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
@@ -335,6 +335,6 @@ def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
     return [converted], 0
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return the decoder's message without its offset, which counts from the beginning of a piece."""
     return _OFFSET.sub("", str(error))[:200]

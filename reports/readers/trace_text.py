@@ -26,7 +26,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fsdpbench.reports.readers.trace import Bool, Int64, TraceError, TraceLimits, told_bytes
+from fsdpbench.reports.readers.trace import Bool, Int64, TraceError, TraceLimits, bytes_text
 
 BLOCK_BYTES = 4 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -77,7 +77,7 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
                 if total > limits.unpacked:
                     raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
                 if not begun and total - len(block) > limits.event:
-                    found = f"begins with more than {told_bytes(limits.event)} of white space"
+                    found = f"begins with more than {bytes_text(limits.event)} of white space"
                     raise TraceError(path, limits.refusal("event", found))
                 if not begun:
                     block = _beginning(path, block, first=total == len(block))
@@ -115,8 +115,8 @@ def _plain(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _size(path: Path, compressed: bool, limits: TraceLimits) -> str:
-    size = told_bytes(path.stat().st_size)
-    return f"unpacks from {size} to more than {told_bytes(limits.unpacked)}" if compressed else f"has {size}"
+    size = bytes_text(path.stat().st_size)
+    return f"unpacks from {size} to more than {bytes_text(limits.unpacked)}" if compressed else f"has {size}"
 
 
 def _beginning(path: Path, block: bytes, *, first: bool) -> bytes:
@@ -341,7 +341,7 @@ class _Cutter:
             self._pending, at = b"", last
         self._pending += block[at:]
         if len(self._pending) > self._limits.event:
-            found_bytes = f"holds an event of more than {told_bytes(self._limits.event)}"
+            found_bytes = f"holds an event of more than {bytes_text(self._limits.event)}"
             raise TraceError(self._path, self._limits.refusal("event", found_bytes))
 
     def finish(self) -> bytes:
@@ -380,7 +380,7 @@ class _Cutter:
         self._beside.append(block[at:])
         size = sum(map(len, self._beside))
         if size > self._limits.event:
-            found = f"holds more than {told_bytes(self._limits.event)} beside its events"
+            found = f"holds more than {bytes_text(self._limits.event)} beside its events"
             raise TraceError(self._path, self._limits.refusal("event", found))
 
     def _events(self, text: bytes) -> Iterator[bytes]:
