@@ -1,6 +1,6 @@
 """The result of one configuration: `result.json` as typed parts, read and written here alone.
 
-It stands among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
+It is among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
 the same type.  Old files lack keys, newer files and plugins add some: a key that is missing is None, and what
 no field names stays in `content`, which is what is written again.  The fields are in the order of the file.
 """
@@ -21,7 +21,7 @@ JsonObject = dict[str, Any]
 class Status(StrEnum):
     """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
     sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
-    figures. `unreadable` is no outcome: the files of the configuration are broken."""
+    figures."""
 
     OK = "ok"
     OOM = "oom"
@@ -31,24 +31,11 @@ class Status(StrEnum):
     RACE = "race"
     RANK_MISMATCH = "rank_mismatch"
     NOT_APPLICABLE = "not_applicable"
-    UNREADABLE = "unreadable"
 
     @property
     def is_answer(self) -> bool:
         """Whether it answers the question asked, and is not a failure of the configuration to do so."""
         return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
-
-    @property
-    def words(self) -> str:
-        """The status as people say it."""
-        return _WORDS.get(self, self.value)
-
-
-_WORDS = {
-    Status.OOM: "out of memory",
-    Status.NOT_APPLICABLE: "not applicable",
-    Status.RANK_MISMATCH: "ranks differ",
-}
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -330,10 +317,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: a field is missing or of a wrong type; the message names it.
         """
-        found = msgspec.convert({**content, "content": content}, cls)
-        if found.status is Status.UNREADABLE:
-            raise msgspec.ValidationError("Invalid enum value 'unreadable' - at `$.status`")
-        return found
+        return msgspec.convert({**content, "content": content}, cls)
 
     def to_dict(self) -> JsonObject:
         """Return what is written to `result.json`, keys that no field names among it."""
@@ -347,7 +331,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.stored(path) if found is None else found
 
     def stored(self, path: str) -> Any:
-        """Return what stands in the file at a dotted path; None where nothing does."""
+        """Return the value in the file at a dotted path; None if it is missing."""
         found: Any = self.content
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None

@@ -1,7 +1,7 @@
 """Memory-bound kernels: the share of the peak bandwidth that each kind of operator reaches.
 
 Each kind is measured on the operators that training steps are full of, at their dtypes; their bytes are
-counted as the simulator counts them (`priced.py`). The kind's share is the median over its operators.
+counted as the simulator counts them. The kind's share is the median over its operators.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.consistency import communicates
-from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.metrics import METRICS, communicates
 from fsdpbench.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds

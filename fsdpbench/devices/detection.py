@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import whole_number
+from fsdpbench.sim.model.chips import chip_of
 
 _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
@@ -90,3 +92,41 @@ def _emulated(asked: str) -> Choice:
     if not visible_gpus():
         raise UsageError("--emulate needs one GPU, and none is found; --device cpu tries it out on a CPU")
     return Choice("cuda", "one GPU stands for all")
+
+
+def peak_flops_of(device_name: str, dtype: str) -> float | None:
+    """Dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None if it is not known.
+
+    `dtype` is `bf16`, `fp16`, `tf32`, `fp32`, `fp8` or `nvfp4`.
+    """
+    chip = chip_of(device_name)
+    peak = None if chip is None else chip.peak_tflops.get(dtype)
+    return None if peak is None else peak * 1e12
+
+
+def profile_like(device_name: str, memory_bytes: int) -> str | None:
+    """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
+    from fsdpbench.sim.model.profile import load_profile, profile_names
+
+    words = device_name.lower().replace("-", " ").split()
+    alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
+    gib = memory_bytes / 2**30
+    return min(alike, key=lambda name: abs(load_profile(name).memory.capacity_gib - gib), default=None)
+
+
+def _chip_of(profile: str) -> list[str]:
+    """The parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
+    return list(itertools.takewhile(lambda part: not part.endswith("gb"), profile.split("-")))
+
+
+def profile_of_this_machine() -> str | None:
+    """The profile of this machine's first GPU; None if there is none or it is not known."""
+    asked = simulated_cuda()
+    if asked is not None:
+        return asked.profile
+    if not visible_gpus():
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return profile_like(properties.name, properties.total_memory)

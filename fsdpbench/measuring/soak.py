@@ -125,7 +125,7 @@ class Soak:
                 replays.end()
         return times
 
-    def memory_per_step(self) -> list[dict[str, int]] | None:
+    def memory_per_step(self) -> list[dict[str, int | None]] | None:
         """As a run without a soak records it; None where the device keeps none."""
         columns = self._columns
         if None in columns["reserved"]:

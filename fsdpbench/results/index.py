@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.figures import flat
 from fsdpbench.reports.reading import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
+from fsdpbench.settings import SETTINGS
 
 _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")
 
@@ -56,7 +56,7 @@ def _row(point: StoredPoint) -> list[Any]:
     row += [config.get(name) for name in _PLACE]
     row += [result.status.value, result.message]
     row += [_object(config, "settings").get(name) for name in SETTINGS]
-    row += [figure.stored(result) for figure in flat()]
+    row += [result.stored(figure.path) for figure in flat()]
     return [*row, json.dumps(result.to_dict())]
 
 

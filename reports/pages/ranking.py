@@ -100,8 +100,7 @@ def rank(view: RunView) -> list[Ranked]:
 
 def reserved(row: Configuration) -> float | None:
     """Return peak reserved memory in bytes, which decides whether a configuration fits."""
-    peaks = row.result.peak_memory_bytes
-    return peaks.reserved if peaks else None
+    return row.result.reserved
 
 
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:

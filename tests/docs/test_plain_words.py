@@ -46,3 +46,12 @@ def test_an_entry_without_a_replacement_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.toml").write_text('[[phrasing]]\nwords = "x"\ninstead = ""\n')
     with pytest.raises(ValueError, match="instead"):
         plain_words.phrasings(tmp_path / "list.toml")
+
+
+def test_kinds_of_dialect_are_found(tmp_path: Path) -> None:
+    kinds = plain_words.phrasings(table="kind")
+    page, source = tmp_path / "a.md", tmp_path / "a.py"
+    page.write_text("The first so many blocks, told from the rest.\n")
+    source.write_text('def f():\n    """What is told."""\n\n\ndef g():\n    """Return what is known."""\n')
+    assert [finding.words for finding in plain_words.kinds_in(page, kinds)] == ["told", "first so many"]
+    assert [finding.words for finding in plain_words.kinds_in(source, kinds)] == ["told", "What"]

@@ -46,6 +46,7 @@ def test_what_the_map_names_is_in_the_files_that_it_leads_to() -> None:
     table = page[page.index("## Where is what") : page.index("## How to add")]
     for row in re.findall(r"^\| [WH].*", table, re.MULTILINE):
         links = [ROOT / link for link in re.findall(r"\]\(([^)#]+)\)", row)]
+        links = [link.parent if link.name == "README.md" else link for link in links]
         files = [file for link in links for file in ([link] if link.is_file() else link.rglob("*.py"))]
         answer = re.sub(r"\[[^\]]*\]", "", row.rpartition("? |")[2])
         named = [name for name in re.findall(r"`([\w.]+)`", answer) if not name.endswith((".py", ".csv"))]

@@ -16,11 +16,20 @@ from collections.abc import Iterable, Sequence
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
-from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
+from fsdpbench.results.residuals.widths import (
+    LEVEL,
+    MORE_GPUS,
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    is_beyond,
+    read_table,
+    width_of,
+)
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
@@ -51,7 +60,7 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
         **{
             figure.path: [value * step / high, value * step / low]
             for figure in FIGURES
-            if figure.rate and (value := figure.of(result))
+            if figure.is_rate and (value := figure.of(result))
         },
         "peak_memory_bytes": memory,
         "risky": risky or retries,

@@ -2,7 +2,7 @@
 
 Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
 of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
-profile may have curves for each number of ranks instead (`rank_curves.py`).
+profile may have curves for each number of ranks instead.
 
 Between nodes NCCL sends around a ring through all nodes:
 
@@ -24,8 +24,8 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from fsdpbench.sim.model.library_sections import LibraryTables, RankCurve
 from fsdpbench.sim.model.profile import HardwareProfile, LinkCurve, NicProtocol
+from fsdpbench.sim.model.sections import LibraryTables, RankCurve
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")

@@ -1,7 +1,7 @@
 """Runs programs on a pool of ranks: what they found, hangs and crashes included.
 
-A hang or a crash is torch's own if a rank was on torch's side when it ended, torch alone ends so as well, and
-ours alone comes to its end: a process may die of what the other side did to it before. Where both, each
+A hang or a crash is torch's own if torch alone ends so as well, in no later operation, and ours alone comes
+to its end: a process may die of what the other side did to it before, or another rank. Where both, each
 alone, end so in the same operation, that is as an exception that both raise.
 """
 
@@ -34,7 +34,7 @@ class Ending:
     """``hang``, ``crash`` or ``harness``; "" if every rank answered."""
     words: str = ""
     last: list[str] = field(default_factory=list)
-    """What the ranks that hang or crashed did last."""
+    """What each rank did last: one may end for what another has not done."""
     results: list[Result] = field(default_factory=list)
 
     def operation(self) -> int:
@@ -48,8 +48,7 @@ def run(pool: RankPool, program: Program, seconds: float = SECONDS) -> Result:
     if not ending.how:
         return _merged(ending.results)
     theirs, ours = (run_sides(pool, program, seconds, (side,)) for side in SIDES)
-    at_torch = any(step.startswith("torch ") for step in ending.last)
-    if at_torch and theirs.how == ending.how and not ours.how:
+    if theirs.how == ending.how and not ours.how and theirs.operation() <= ending.operation():
         torchs = TORCH_CRASHES if ending.how == "crash" else TORCH_HANGS
         return Result(explained=[torchs.name])
     if theirs.how == ours.how == ending.how and theirs.operation() == ours.operation() >= 0:
@@ -69,19 +68,17 @@ def run_sides(pool: RankPool, program: Program, seconds: float, sides: Sequence[
                 run_program, timeout=seconds, program=program, sides=tuple(sides), trail=str(trail)
             )
         except AssertionError as error:
-            how, ranks = _how(str(error))
-            steps = last_steps(trail, program.ranks)
-            return Ending(how, str(error), [steps[rank] for rank in ranks])
+            how = _how(str(error))
+            return Ending(how, str(error), last_steps(trail, program.ranks))
     return Ending(results=results)
 
 
-def _how(words: str) -> tuple[str, list[int]]:
-    """What a pool's error says happened, and to which ranks."""
-    if ended := re.findall(r"rank (\d+):\nthe process ended", words):
-        return "crash", [int(rank) for rank in ended]
-    if silent := re.search(r"ranks \[([\d, ]+)\] did not answer", words):
-        return "hang", [int(rank) for rank in silent.group(1).split(",")]
-    return "harness", []
+def _how(words: str) -> str:
+    """What a pool's error says happened."""
+    if re.search(r"rank \d+:\nthe process ended", words):
+        return "crash"
+    waited = r"ranks \[[\d, ]+\] did not answer|Timed out waiting|Application timeout"
+    return "hang" if re.search(waited, words) else "harness"
 
 
 def _merged(results: list[Result]) -> Result:

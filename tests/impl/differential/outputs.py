@@ -35,6 +35,7 @@ RETURNS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Te
 """By name: what is returned of the result, and how its caller gets a tensor out of that."""
 
 UNKNOWN = {"object", "dataclass"}
+VIEWS = {"view", "two views", "split"}
 
 CALLERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "": lambda x: x,

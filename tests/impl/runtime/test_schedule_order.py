@@ -80,7 +80,7 @@ def case_gathered_ahead(rank: int, *, depth: int | None) -> None:
     """When a block's forward starts, its own and the next ``depth`` blocks' gathers were issued; without a
     depth the CPU, which waits for its own, issues one.
     """
-    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.hooks import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
     model = build("fully_shard", forward_prefetch_depth=depth)
@@ -104,7 +104,7 @@ def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int | None) -> No
 
 def case_skipped(rank: int, *, front: str) -> None:
     """A block that a forward skips: what was gathered ahead for it is given back, and its next is right."""
-    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.hooks import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
     model = build(front)
@@ -142,6 +142,23 @@ def case_explicit_targets(rank: int) -> None:
 
 def test_explicit_targets(two_ranks) -> None:
     two_ranks.run(case_explicit_targets)
+
+
+def case_skipped_targets(rank: int) -> None:
+    """A module named for backward that this forward skips, and that was written to since its last one."""
+    model = build("fully_shard")
+    blocks = model.blocks
+    blocks[2].set_modules_to_backward_prefetch([blocks[1]])
+    loss_of(model, tokens_of(rank, 0)).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    model.blocks = torch.nn.ModuleList([blocks[0], *blocks[2:]])
+    model(tokens_of(rank, 0)).sum().backward()
+
+
+def test_a_skipped_target_is_not_gathered(two_ranks) -> None:
+    two_ranks.run(case_skipped_targets)
 
 
 def case_labels(rank: int) -> None:

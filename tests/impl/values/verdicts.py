@@ -86,21 +86,31 @@ def judge(plain: Course, ours: Course, told: Told) -> tuple[str, str]:
 
 
 def compare(
-    make: Callable[[], nn.Module], units: Any, program: Program, wrap: Wrap, *, looks: bool = True
+    make: Callable[[], nn.Module],
+    units: Any,
+    program: Program,
+    wrap: Wrap,
+    *,
+    looks: bool = True,
+    theirs: Course | None = None,
 ) -> tuple[str, str]:
     """Run ``program`` on the plain model and on the wrapped one.
 
     Args:
         looks: whether all parameters and gradients are looked at after each step, not at the end alone.
+        theirs: the plain model's course, where it is known.
     """
-    torch.manual_seed(1)
-    plain = make()
+    theirs = theirs or plain_course(make, program, looks)
     torch.manual_seed(1)
     model = make()
     with listening() as told:
-        theirs = course_of(plain, program, looks)
         ours = course_of(wrap(model, units(model)), program, looks)
     return judge(theirs, ours, told)
+
+
+def plain_course(make: Callable[[], nn.Module], program: Program, looks: bool) -> Course:
+    torch.manual_seed(1)
+    return course_of(make(), program, looks)
 
 
 def under(mutant: Callable[[], Any], program: Program) -> Program:

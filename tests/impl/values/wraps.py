@@ -5,11 +5,13 @@ Every rank has the same batch, so that the average over ranks is the plain model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from fsdpbench import impl
 
@@ -89,11 +91,37 @@ def whole(model: nn.Module, held: dict[str, nn.Parameter]) -> dict[str, torch.Te
                 grad = parameter.grad
                 found[f"grad of {clean(name)}"] = None if grad is None else grad.detach().clone()
         return found
-    for name, parameter in held.items():
-        for shown, value in ((name, parameter.detach()), (f"grad of {name}", parameter.grad)):
-            full = value.full_tensor() if hasattr(value, "full_tensor") else value
-            found[clean(shown)] = None if full is None else full.clone()
-    return found
+    shown = {
+        clean(text): value
+        for name, parameter in held.items()
+        for text, value in ((name, parameter.detach()), (f"grad of {name}", parameter.grad))
+    }
+    parts = {name: value for name, value in shown.items() if isinstance(value, DTensor)}
+    found |= {name: None if v is None else v.clone() for name, v in shown.items() if name not in parts}
+    return found | dict(zip(parts, gathered(list(parts.values())), strict=True))
+
+
+def gathered(values: Sequence[DTensor]) -> list[torch.Tensor]:
+    """The whole of each, by one all-gather for all; their rows are cut as ``torch.chunk`` cuts them."""
+    if not values:
+        return []
+    mesh = values[0].device_mesh
+    assert all(value.placements == (Shard(0),) and value.device_mesh == mesh for value in values)
+    cut = [-(-value.shape[0] // mesh.size()) for value in values]
+    mine = [
+        nn.functional.pad(
+            value.to_local().detach().flatten(),
+            (0, rows * value.shape[1:].numel() - value.to_local().numel()),
+        )
+        for rows, value in zip(cut, values, strict=True)
+    ]
+    received = torch.empty(mesh.size() * sum(map(len, mine)))
+    dist.all_gather_into_tensor(received, torch.cat(mine), group=mesh.get_group())
+    chunks = received.view(mesh.size(), -1).split([len(each) for each in mine], dim=1)
+    return [
+        chunk.reshape(-1)[: value.numel()].reshape(value.shape)
+        for chunk, value in zip(chunks, values, strict=True)
+    ]
 
 
 def differs(one: Any, other: Any) -> bool:

@@ -163,7 +163,7 @@ def test_a_message_that_a_terminal_folded_is_read() -> None:
 
 
 def test_the_simulated_allocators_own_message_is_read() -> None:
-    from fsdpbench.sim.model.allocator.messages import out_of_memory
+    from fsdpbench.sim.model.allocator.caching import out_of_memory
 
     text = out_of_memory(
         asked=GIB, total=8 * GIB, free=GIB // 2, outside=GIB, allocated=6 * GIB, reserved=13 * GIB // 2

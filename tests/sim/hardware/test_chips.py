@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.devices.alike import profile_like
-from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.devices.detection import peak_flops_of, profile_like
 from fsdpbench.sim.model.chips import CHIPS, OPERATOR_CHIPS, chip_of, peaks_source
 from fsdpbench.sim.model.profile import load_profile, profile_names
 

@@ -8,9 +8,11 @@ from differential.explanations.situation import (
     Explanation,
     earlier,
     flat,
+    in_order,
     keeps_units,
     refused,
     replaced_after_optimizer,
+    runs_backward,
 )
 from differential.ranks.observing import Value
 
@@ -38,7 +40,7 @@ AROUND: list[Explanation] = [
         "what is written to them, then it is lost",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, originals=True) and keeps_units(s) and earlier(s, ops.Write, how="data_copy")
-        and isinstance(s.operation, ops.Backward) and s.name.startswith(("parameter", "whole", "grad")),
+        and runs_backward(s) and s.name.startswith(("parameter", "whole", "grad")),
     ),
     Explanation(
         "a state dict inside of forward or backward without sharding",
@@ -60,11 +62,35 @@ AROUND: list[Explanation] = [
     ),
     Explanation(
         "gradients of parameters frozen since",
-        "of original parameters torch shows zeros, ours what they have, as in the plain model",
+        "torch shows zeros or none once parameters were gathered, ours what they have, as in the plain model",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, originals=True) and earlier(s, ops.RequireGrad) and "grad" in s.name.split()
-        and isinstance(s.torch, Value) and not s.torch.elements.any(),
+        lambda s: flat(s) and earlier(s, ops.RequireGrad) and "grad" in s.name.split()
+        and ((s.torch is None and in_order(s, ops.Backward, ops.RequireGrad))
+             or (isinstance(s.torch, Value) and not s.torch.elements.any())),
         ends=False,
+    ),
+    Explanation(
+        "clipped beside gradients of parameters frozen since",
+        "torch's norm leaves them out, ours has them, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and earlier(s, ops.RequireGrad) and isinstance(s.operation, ops.Clip)
+        and (s.name == "norm" or "grad" in s.name.split()),
+    ),
+    Explanation(
+        "a state dict refused for its type and inside of forward or backward",
+        "torch keeps the LOCAL type that it refused beside a mesh, and names it first; ours never takes it",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s) and earlier(s, ops.SaveState, kind="local") and s.name == "said"
+        and isinstance(s.operation, CallInside) and s.operation.call == "state_dict"
+        and (s.torch, s.impl) == (["RuntimeError"], ["AssertionError"]),
+        ends=False,
+    ),
+    Explanation(
+        "a communication hook where an optimizer in backward dropped the gradient",
+        "without sharding torch reduces nothing then, and never calls the hook; ours does",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="NO_SHARD") and earlier(s, ops.OptimizerInBackward) and earlier(s, Hook)
+        and runs_backward(s) and not s.torch_words and "communication hook is called with" in s.impl_words,
     ),
     Explanation(
         "the order of states without sharding",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
+from differential.around import CallInside
 from differential.explanations.explained_around import AROUND
 from differential.explanations.situation import (
     Explanation,
@@ -18,6 +19,7 @@ from differential.explanations.situation import (
     other_shape,
     refused,
     replaced_after_optimizer,
+    runs_backward,
     shows_freed,
     since_built,
     two_graphs,
@@ -72,7 +74,37 @@ FLAT: list[Explanation] = [
         "values written while units stay gathered",
         "torch computes with the old ones",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and s.name == "loss" and written_after_evaluation(s),
+        lambda s: flat(s) and s.name.startswith(("loss", "whole")) and written_after_evaluation(s)
+        and not s.impl_words,
+    ),
+    Explanation(
+        "reentrant checkpoints inside of a unit",
+        "where an input needs gradients, torch frees the unit before it is recomputed (RuntimeError)",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and runs_backward(s) and refused(s, "setStorage") and not s.impl_words
+        and any(block.checkpoint == "reentrant" for block in s.program.model.blocks),
+    ),
+    Explanation(
+        "tied weights in a lower precision that is kept for gradients",
+        "torch's backward gives them a gradient of that dtype (RuntimeError); ours casts it",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, keep_low=True) and s.program.model.tied and runs_backward(s) and not s.impl_words
+        and refused(s, "attempting to assign a gradient with dtype"),
+    ),
+    Explanation(
+        "a warning for clipping without gradients",
+        "torch's original parameters on the host have zeros there, ours None, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True, offload=True) and isinstance(s.operation, ops.Clip)
+        and s.name == "warned" and s.impl == ["no gradients"],
+        ends=False,
+    ),
+    Explanation(
+        "a state dict after one that was refused inside of forward or backward",
+        "torch stays in the middle of the refused one (AssertionError)",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s) and earlier(s, CallInside, call="state_dict") and not s.impl_words
+        and refused(s, "_unshard_params_ctx[module] is not None"),
     ),
     Explanation(
         "original parameters without a gradient",
@@ -95,7 +127,7 @@ FLAT: list[Explanation] = [
         "torch has none to show after one that drops it (AssertionError), ours goes on",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and earlier(s, ops.OptimizerInBackward, applied=False) and not s.impl_words
-        and isinstance(s.operation, ops.Backward)
+        and runs_backward(s)
         and refused(s, "that received a gradient in the post-backward should use `_saved_grad_shard`"),
     ),
     Explanation(

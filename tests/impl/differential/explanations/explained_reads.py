@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.explanations.situation import Explanation, Situation, earlier, flat, refused
-from differential.outputs import UNKNOWN
+from differential.explanations.situation import Explanation, Situation, carried_out, earlier, flat, refused
+from differential.outputs import UNKNOWN, VIEWS
 
 SHARDED_DOC = "docs/impl-fsdp2.md#where-it-differs-on-purpose"
 RUNTIME_DOC = "docs/impl.md#what-is-read-is-there"
@@ -12,7 +12,7 @@ RUNTIME_DOC = "docs/impl.md#what-is-read-is-there"
 
 def _evaluated(s: Situation) -> bool:
     """Whether the last forward had no gradients."""
-    forwards = [e for e in s.program.operations[: s.index + 1] if isinstance(e, ops.Forward)]
+    forwards = [e for e in carried_out(s.program, s.index) if isinstance(e, ops.Forward)]
     return bool(forwards) and forwards[-1].mode != "grad"
 
 
@@ -20,7 +20,7 @@ def _written_while_kept(s: Situation) -> bool:
     """Whether something was written or attached to what torch shows gathered after an evaluation."""
     attaches = (ops.Write, ops.RequireGrad, ops.OptimizerInBackward, ops.MakeOptimizer)
     kept = False
-    for each in s.program.operations[: s.index + 1]:
+    for each in carried_out(s.program, s.index):
         if isinstance(each, ops.Forward):
             kept = each.mode != "grad"
         elif kept and isinstance(each, attaches):
@@ -30,7 +30,7 @@ def _written_while_kept(s: Situation) -> bool:
 
 def _writes(s: Situation) -> bool:
     """Whether parameters were written to after a forward."""
-    done = s.program.operations[: s.index + 1]
+    done = carried_out(s.program, s.index)
     kinds = [isinstance(each, ops.Step | ops.Write | ops.LoadState | ops.Apply) for each in done]
     forwards = [number for number, each in enumerate(done) if isinstance(each, ops.Forward)]
     return bool(forwards) and any(kinds[forwards[0] :])
@@ -39,7 +39,7 @@ def _writes(s: Situation) -> bool:
 def _drops_hooks(s: Situation) -> bool:
     """Whether torch's hooks do not come to an output: an unknown object, or a view changed in place."""
     returns = {block.returns for block in s.program.model.blocks}
-    return bool(returns & UNKNOWN) or (s.program.model.caller != "" and "view" in returns)
+    return bool(returns & UNKNOWN) or (s.program.model.caller != "" and bool(returns & VIEWS))
 
 
 READS: list[Explanation] = [

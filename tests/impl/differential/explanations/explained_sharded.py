@@ -11,6 +11,7 @@ from differential.explanations.situation import (
     in_order,
     only_rounded,
     refused,
+    runs_backward,
 )
 from differential.ranks.observing import Value
 
@@ -58,6 +59,14 @@ SHARDED: list[Explanation] = [
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: in_order(s, ops.Backward, ops.ResetIterState) and s.name.startswith("grad")
         and not flat(s),
+    ),
+    Explanation(
+        "optimizers in backward of a failed backward",
+        "which units have stepped depends on when their gradients arrive: torch's earlier than ours",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: in_order(s, ops.OptimizerInBackward, ops.Backward) and not flat(s)
+        and s.name.startswith("parameter")
+        and any(isinstance(each, ops.Backward) and each.fail is not None for each in s.program.operations),
     ),
     Explanation(
         "reset_iter_state with torch before 2.13",
@@ -154,5 +163,23 @@ SHARDED: list[Explanation] = [
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: not flat(s) and type(s.program.wrap.reshard) is int and not s.impl_words
         and refused(s, "Setting requires_grad=True on inference tensor"),
+    ),
+    Explanation(
+        "a unit called several times under reentrant checkpoints",
+        "torch leaves it gathered, and its gradients unreduced; ours are the plain model's",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and not s.torch_words and not s.impl_words and earlier(s, ops.Backward)
+        and s.name.startswith(("grad", "parameter", "requires_grad", "whole", "loss", "norm"))
+        and any(
+            block.checkpoint == "reentrant" and s.program.model.order.count(number) > 1
+            for number, block in enumerate(s.program.model.blocks)
+        ),
+    ),
+    Explanation(
+        "a stream that is none, for hooks on CPUs",
+        "torch's backward fails (AttributeError); ours has no streams there",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and earlier(s, ops.Misuse, what="hook_text") and runs_backward(s)
+        and refused(s, "object has no attribute 'wait_stream'") and not s.impl_words,
     ),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import operations as ops
+from differential.around import CallInside
 from differential.ranks.observing import Tolerance, Value
 from differential.specs import Flat, Program
 
@@ -41,11 +42,23 @@ class Explanation:
     ends: bool = True
 
 
+def carried_out(program: Program, index: int) -> list[Any]:
+    """The operations up to ``index``; the forward and backward inside of which something is called, too."""
+    done: list[Any] = []
+    for each in program.operations[: index + 1]:
+        done += [each, ops.Forward(), ops.Backward()] if isinstance(each, CallInside) else [each]
+    return done
+
+
+def runs_backward(s: Situation) -> bool:
+    return isinstance(s.operation, ops.Backward | CallInside)
+
+
 def earlier(s: Situation, kind: type, /, **values: Any) -> bool:
     """Whether such an operation came before, or is this one."""
     return any(
         isinstance(each, kind) and all(getattr(each, name) == value for name, value in values.items())
-        for each in s.program.operations[: s.index + 1]
+        for each in carried_out(s.program, s.index)
     )
 
 
@@ -57,7 +70,7 @@ def flat(s: Situation, **values: Any) -> bool:
 def two_graphs(s: Situation) -> bool:
     """Whether two forwards waited for their backwards at once, or one had two of them."""
     waiting = 0
-    for each in s.program.operations[: s.index + 1]:
+    for each in carried_out(s.program, s.index):
         if isinstance(each, ops.Forward) and each.mode == "grad":
             waiting += 1
             if waiting == 2:
@@ -71,7 +84,7 @@ def two_graphs(s: Situation) -> bool:
 
 def since_built(s: Situation) -> list[ops.Operation]:
     """The operations on the model as it is now, this one included."""
-    done = list(s.program.operations[: s.index + 1])
+    done = carried_out(s.program, s.index)
     built = [n for n, each in enumerate(done) if isinstance(each, ops.RemakeGroups)]
     return done[built[-1] + 1 :] if built else done
 
@@ -83,7 +96,7 @@ def leaves_unreduced(program: Program, index: int) -> bool:
     if not isinstance(program.wrap, Flat):
         return False
     on = last = False
-    for each in program.operations[: index + 1]:
+    for each in carried_out(program, index):
         if isinstance(each, ops.NoSync):
             on = each.on
         elif isinstance(each, ops.Backward):
@@ -166,13 +179,13 @@ def refused(s: Situation, words: str) -> bool:
 
 def in_order(s: Situation, first: type, then: type) -> bool:
     """Whether operations of these kinds came one after the other, the second before this difference."""
-    kinds = [type(each) for each in s.program.operations[: s.index + 1]]
+    kinds = [type(each) for each in carried_out(s.program, s.index)]
     return first in kinds and then in kinds[kinds.index(first) :]
 
 
 def written_after_evaluation(s: Situation) -> bool:
     """Whether parameters changed after a forward without gradients, as far as the program says."""
-    operations = s.program.operations[: s.index + 1]
+    operations = carried_out(s.program, s.index)
     evaluated = [n for n, op in enumerate(operations) if isinstance(op, ops.Forward) and op.mode != "grad"]
     return bool(evaluated) and any(
         isinstance(op, ops.Write | ops.Step) or (isinstance(op, ops.Summon) and op.change)
