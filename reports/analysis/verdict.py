@@ -199,15 +199,13 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
         return
     share = waiting / rank.time.total
-    suggestions = tuple(
-        each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile")
-    )
+    suggestions = (each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile"))
     yield _saving(
         "cpu_bound",
         share,
         f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
         "next kernel yet: more work a launch",
-        suggestions,
+        tuple(suggestions),
     )
 
 
