@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 _HEAD = "<!-- Made by ci/rooms.py of the docstrings. -->\n"
 _ALONE = {
-    "reports": "May import: numpy, pandas, plotly, jinja2 and the like; no torch, nothing of the bench.",
+    "reports": "May import: numpy, pandas, plotly, jinja2, ... and `settings`; no torch, no other room.",
     "workloads": "May import: torch; nothing of the bench.",
 }
 

@@ -147,12 +147,7 @@ def analyze_trace(
     links: Mapping[str, Links] | None = None,
     chips: Mapping[str, Chip] | None = None,
 ) -> RankAnalysis:
-    """Return all figures of one rank's trace.
-
-    Args:
-        configuration: the name of its configuration's folder, None outside of one.
-        links, chips: as for `analyze`.
-    """
+    """Return all figures of a rank's trace. `configuration`: its folder's name; the rest as `analyze`."""
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
     activity = find_activity(trace, spans, connected)
