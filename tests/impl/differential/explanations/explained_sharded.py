@@ -191,6 +191,14 @@ SHARDED: list[Explanation] = [
         and s.name.startswith("parameter") and not s.torch_words and not s.impl_words,
     ),
     Explanation(
+        "written to parts of a smaller group between forward and backward",
+        "torch's backward computes with what is written there, ours with the values of its forward",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and type(s.program.wrap.reshard) is int and earlier(s, ops.Write)
+        and earlier(s, ops.Backward) and s.name.startswith("grad")
+        and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
         "a stream that is none, for hooks on CPUs",
         "torch's backward fails (AttributeError); ours has no streams there",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
