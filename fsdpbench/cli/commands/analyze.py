@@ -78,12 +78,12 @@ def command(
         raise UsageError(
             "-o makes a page of traces, not of what changed since --against: ask for one of both"
         )
-    roofs = roofs(hardware)
+    known = roofs(hardware)
     allowed = _limits(limits)
-    analysis = _analyzed(paths, jobs, roofs, allowed, draws=output is not None)
+    analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
     content: dict[str, Any] = analysis.to_dict()
     texts = [describe(analysis)]
-    before = _analyzed((against,), jobs, roofs, allowed) if against is not None else None
+    before = _analyzed((against,), jobs, known, allowed) if against is not None else None
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
