@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,10 +65,11 @@ ALWAYS = ("run/.lock", "run/.work-{point}", "run/.work-old-{point}", "run/.slurm
 
 @dataclass(frozen=True)
 class Done:
-    """A folder in which a command has run, and what it wrote there, files and folders."""
+    """A folder in which a command has run in ``seconds``, and what it wrote there, files and folders."""
 
     folder: Path
     written: tuple[str, ...]
+    seconds: float
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -93,15 +95,19 @@ def first_run(commands: CommandServer, folder: Path, words: tuple[str, ...]) -> 
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
     before: dict[str, int] = {}
+    began = time.monotonic()
     for each in words:
+        began = time.monotonic()
         before = inodes(folder)
-        done = commands.run_case(each.split(), folder, timeout=120)
+        done = commands.run_case(each.split(), folder, timeout=600)
         assert done.code == 0, str(done)
+    seconds = time.monotonic() - began
     written = [name for name, inode in inodes(folder).items() if before.get(name) != inode]
     points = [name for name in inodes(folder) if name.startswith("run/") and name.endswith("/config.json")]
     for point in points[:1]:
         written += [each.format(point=Path(point).parent.name) for each in ALWAYS]
-    return Done(folder, tuple(dict.fromkeys(name for name in written if name not in ("run", "train.py"))))
+    others = dict.fromkeys(name for name in written if name not in ("run", "train.py"))
+    return Done(folder, tuple(others), seconds)
 
 
 def place(kind: str, path: Path, outside: Path) -> bool:
@@ -153,7 +159,7 @@ def attack(
                 if config.parent != work / name and not config.parent.is_symlink():
                     config.unlink(missing_ok=True)
         before = digest(outside)
-        outcome = commands.run_case(words.split(), work, timeout=60)
+        outcome = commands.run_case(words.split(), work, timeout=max(60, 10 * done.seconds))
         problems = violations(outcome, frozenset({5}))
         if outcome.code == 5 and kind not in ("pipe", "link to itself", "link to a folder"):
             problems.append("exit code 5")

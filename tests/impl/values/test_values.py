@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -159,13 +160,18 @@ def test_what_is_not_waited_for_is_seen(two_ranks) -> None:
 
 
 def chosen_shapes(number: int) -> list[tuple[str, str, str]]:
-    """Each output with each caller, and of checkpointing and calls in a row a drawn part."""
+    """Each output with each caller, and of checkpointing and calls in a row a drawn part.
+
+    Not a parameter out of a reentrant checkpoint: the plain model's backward calls itself without end there,
+    as what is recomputed ends in the checkpoint's own node, and takes gigabytes on the way.
+    """
     choice = random.Random(number)
     every = [(output, caller) for output in OUTPUTS for caller in CALLERS]
-    return [
+    drawn_pairs = [
         (*pair, HOWS[0] if choice.random() < 0.7 else choice.choice(HOWS))
         for pair in choice.sample(every, 200)
     ]
+    return [each for each in drawn_pairs if each[0] != "parameter" or each[2] != "reentrant"]
 
 
 def case_smaller_groups(rank: int) -> list[Finding]:
@@ -185,28 +191,30 @@ def test_the_larger_shard_is_not_old(four_ranks) -> None:
 @pytest.mark.timeout(7200)
 def test_all_of_it(two_ranks) -> None:
     start, lines, bad = time.monotonic(), [], []
-    counts: dict[str, Counter[str]] = {"shapes": Counter(), "orders": Counter(), "mutants": Counter()}
-    for number, wrap in enumerate(WRAPS):
-        chosen = {
+    counts: dict[str, Counter[str]] = {"mutants": Counter(), "shapes": Counter(), "orders": Counter()}
+    wraps: dict[str, int] = dict.fromkeys(counts, 0)
+    for part, (number, wrap) in product(counts, enumerate(WRAPS)):
+        chosen: dict[str, list[Any]] = {
             "shapes": chosen_shapes(number),
             "orders": [1000 * number, 1000 * number + 100],
             "mutants": list(MUTANTS) if wrap != "unsharded" else [],
         }
-        for part, items in chosen.items():
-            findings = two_ranks.run(case_findings, timeout=1500, part=part, wrap=wrap, chosen=items)
-            counts[part].update(verdict for _, verdict, _ in findings)
-            bad += silent(findings)
-            lines += [
-                f"{what}: {verdict}: {words}"
-                for what, verdict, words in findings
-                if part == "mutants" or verdict not in (verdicts.EQUAL, verdicts.BOTH_RAISE)
-            ]
+        findings = two_ranks.run(case_findings, timeout=1500, part=part, wrap=wrap, chosen=chosen[part])
+        counts[part].update(verdict for _, verdict, _ in findings)
+        wraps[part] += 1
+        bad += silent(findings)
+        lines += [
+            f"{what}: {verdict}: {words}"
+            for what, verdict, words in findings
+            if part == "mutants" or verdict not in (verdicts.EQUAL, verdicts.BOTH_RAISE)
+        ]
         head = [
             "pytest -n 0 -s -m campaign tests/impl/values",
             f"2 gloo ranks, Python {platform.python_version()}, torch {torch.__version__}; "
-            f"{number + 1} of {len(WRAPS)} ways of wrapping, {time.monotonic() - start:.0f} s",
+            f"{time.monotonic() - start:.0f} s",
             *(
-                f"{part}: {', '.join(f'{n} {v}' for v, n in found.most_common())}"
+                f"{part}, {wraps[part]} of {len(WRAPS)} ways of wrapping: "
+                + ", ".join(f"{n} {v}" for v, n in found.most_common())
                 for part, found in counts.items()
             ),
             f"wrong, or an error without a unit where FSDP's code ran: {len(bad)}",

@@ -95,6 +95,14 @@ AROUND: list[Explanation] = [
         and not s.torch_words and "hybrid" in s.impl_words.lower(),
     ),
     Explanation(
+        "a communication hook below a root that apply() found",
+        "torch forgets the root after apply() and takes the hook; ours refuses it (AssertionError)",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and isinstance(s.operation, Hook) and s.operation.block is not None
+        and earlier(s, ops.Apply) and not s.torch_words
+        and "can only be called on a root instance" in s.impl_words,
+    ),
+    Explanation(
         "a communication hook where an optimizer in backward dropped the gradient",
         "without sharding torch reduces nothing then, and never calls the hook; ours does",
         f"{FLAT_DOC}#differences-from-torch",

@@ -300,7 +300,9 @@ FLAT: list[Explanation] = [
         "buffers before the first forward",
         "ours are cast when the module is wrapped",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and s.name.startswith("buffer") and bool(s.program.wrap.precision)
+        lambda s: flat(s) and bool(s.program.wrap.precision)
+        and (s.name.startswith("buffer")
+             or (isinstance(s.operation, ops.SaveState) and s.name.endswith(".count")))
         and not any(isinstance(each, ops.Forward) for each in since_built(s)),
         ends=False,
     ),
@@ -342,5 +344,12 @@ FLAT: list[Explanation] = [
         and s.name.startswith("summoned") and not views_comparable(s.program)
         and isinstance(s.torch, Value) and isinstance(s.impl, Value) and len(s.impl.shape) == 1,
         ends=False,
+    ),
+    Explanation(
+        "changes of parts where rank 0 alone has whole parameters",
+        "torch aligns original parameters in the flat one, so that the other ranks change other parts",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: earlier(s, ops.Summon, rank0_only=True, change=True) and not views_comparable(s.program)
+        and s.name.startswith("whole"),
     ),
 ]  # fmt: skip

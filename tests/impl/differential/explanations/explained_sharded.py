@@ -177,6 +177,28 @@ SHARDED: list[Explanation] = [
         ),
     ),
     Explanation(
+        "units that no forward used, in a backward without communication",
+        "torch's fails there (AttributeError)",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and runs_backward(s) and not s.impl_words
+        and refused(s, "'FSDPParam' object has no attribute '_unsharded_param'"),
+    ),
+    Explanation(
+        "written to the root between forward and backward, in a group of one",
+        "torch shows it gathered, in a copy, and loses what is written there; ours shows and keeps its shard",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and s.program.wrap.mesh[-1:] == (1,) and earlier(s, ops.Write)
+        and s.name.startswith("parameter") and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
+        "written to parts of a smaller group between forward and backward",
+        "torch's backward computes with what is written there, ours with the values of its forward",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not flat(s) and type(s.program.wrap.reshard) is int and earlier(s, ops.Write)
+        and earlier(s, ops.Backward) and s.name.startswith("grad")
+        and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
         "a stream that is none, for hooks on CPUs",
         "torch's backward fails (AttributeError); ours has no streams there",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
