@@ -20,7 +20,7 @@ import fsdpbench.sim.model.profile as hardware
 from fsdpbench.calibrate.tables.writing import FittedChip, fit_chips, with_tables
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
-from fsdpbench.sim.model.isolated_costs import IsolatedPrices
+from fsdpbench.sim.model.kernel_costs import IsolatedPrices
 from fsdpbench.sim.model.profile import load_profile
 
 PROFILES = Path(hardware.__file__).parents[1] / "profiles"

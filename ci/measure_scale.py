@@ -2,7 +2,7 @@
 
     python ci/measure_scale.py
 
-The slowest of n GPUs is z(n) standard deviations behind (fsdpbench/sim/model/slowest_rank.py). A spread of
+The slowest of n GPUs is z(n) standard deviations behind (fsdpbench/sim/model/profile.py). A spread of
 `s` more than the profiles have makes a step longer by s (z(n) - z(8)), if nothing hides it. Each group
 of known runs (source, family) is tried with the spread at which the other groups' error is least. Reads
 fsdpbench/results/residuals/residuals.csv alone; simulates nothing.
@@ -15,7 +15,7 @@ from collections import defaultdict
 from statistics import fmean
 
 from fsdpbench.results.residuals.widths import Condition, Quantity, Residual, read_table
-from fsdpbench.sim.model.slowest_rank import expected_largest
+from fsdpbench.sim.model.profile import expected_largest
 
 SPREADS = [step / 1000 for step in range(0, 61, 2)]
 _FITTED = "llm-foundry"

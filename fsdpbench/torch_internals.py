@@ -36,6 +36,8 @@ class Internal(NamedTuple):
     public: str = "none"
     only_in: str = ""
     """Where torch has it, if not everywhere; elsewhere it is None, and is not patched."""
+    members: tuple[str, ...] = ()
+    """The names in a module, class or object that are used: all of them have to be there."""
 
 
 _KERNELS = "the simulated device's kernels"
@@ -87,7 +89,11 @@ INTERNALS = {
     "IterableDatasetFetcher": Internal("torch.utils.data._utils.fetch:_IterableDatasetFetcher", _OBSERVED),
     "BaseDataLoaderIter": Internal("torch.utils.data.dataloader:_BaseDataLoaderIter", _OBSERVED),
     "MapDatasetFetcher": Internal("torch.utils.data._utils.fetch:_MapDatasetFetcher", _OBSERVED),
-    "checkpoint_wrappers": Internal("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", _OBSERVED),
+    "checkpoint_wrappers": Internal(
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        _OBSERVED,
+        members=("apply_activation_checkpointing", "checkpoint_wrapper"),
+    ),
     # Read or called.
     "Backend_plugins": Internal("torch.distributed:Backend._plugins", "the simulated process group"),
     "DTensorSpec": Internal("torch.distributed.tensor._dtensor_spec:DTensorSpec", _OPTIMIZERS),
@@ -96,7 +102,7 @@ INTERNALS = {
         "following what a script decides by",
     ),
     "DeviceGuard": Internal("torch._C._acc:DeviceGuard", _DEVICE),
-    "DispatchKey": Internal("torch._C:DispatchKey", _DEVICE),
+    "DispatchKey": Internal("torch._C:DispatchKey", _DEVICE, members=("BackendSelect", "Meta")),
     "DispatchKeySet": Internal("torch._C:DispatchKeySet", _DEVICE),
     "ExcludeDispatchKeyGuard": Internal("torch._C:_ExcludeDispatchKeyGuard", _AUTOCAST),
     "ForceDispatchKeyGuard": Internal("torch._C:_ForceDispatchKeyGuard", _TENSORS),
@@ -123,20 +129,34 @@ INTERNALS = {
     "dispatch_has_kernel_for_dispatch_key": Internal(
         "torch._C:_dispatch_has_kernel_for_dispatch_key", _KERNELS
     ),
-    "dynamo": Internal("torch._dynamo", "training without its import, and with it where ranks are forked"),
+    "dynamo": Internal(
+        "torch._dynamo",
+        "training without its import, and with it where ranks are forked",
+        members=("config",),
+    ),
     "dynamo_stance": Internal(
         "torch._dynamo.eval_frame:_stance",
         "scripts that switch torch.compile off",
         "torch.compiler.set_stance, sets it",
+        members=("stance",),
     ),
     "find_builtin": Internal("torch.jit._builtins:_find_builtin", _TORCHSCRIPT),
-    "functorch_config": Internal("torch._functorch.config", "the fork server, which imports it for all"),
+    "functorch_config": Internal(
+        "torch._functorch.config",
+        "the fork server, which imports it for all",
+        members=("force_non_lazy_backward_lowering", "patch"),
+    ),
     "fused_adamw_": Internal("torch:_fused_adamw_", "calibrating optimizers"),
     "fsdp_common": Internal(
         "torch.distributed.fsdp._fully_shard._fsdp_common",
         "expert parallelism beside torch's fully_shard (parameters with a mesh of their own)",
+        members=("FSDPMeshInfo", "HSDPMeshInfo", "ShardPlacementResult"),
     ),
-    "symmetric_memory": Internal("torch.distributed._symmetric_memory", "gathers by copy engines, simulated"),
+    "symmetric_memory": Internal(
+        "torch.distributed._symmetric_memory",
+        "gathers by copy engines, simulated",
+        members=("get_mem_pool", "rendezvous", "set_backend"),
+    ),
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),
@@ -146,9 +166,13 @@ INTERNALS = {
     "is_autocast_available": Internal(
         "torch._C:_is_autocast_available", _CUDA, "torch.amp.is_autocast_available, which calls it"
     ),
-    "op_dispatcher": Internal("torch.distributed.tensor:DTensor._op_dispatcher", _OPTIMIZERS),
+    "op_dispatcher": Internal(
+        "torch.distributed.tensor:DTensor._op_dispatcher", _OPTIMIZERS, members=("sharding_propagator",)
+    ),
     "OffsetBasedRNGTracker": Internal(
-        "torch.distributed.tensor._random:OffsetBasedRNGTracker", "random numbers of DTensors, simulated"
+        "torch.distributed.tensor._random:OffsetBasedRNGTracker",
+        "random numbers of DTensors, simulated",
+        members=("_get_device_state",),
     ),
     "parse_to": Internal("torch._C._nn:_parse_to", _CUDA),
     "private_use_1": Internal("torch._C._autograd:DeviceType.PrivateUse1", _DEVICE),
@@ -202,9 +226,13 @@ INTERNALS = {
     "check_cudagraph_mutation": Internal(
         "torch._inductor.cudagraph_utils:check_for_mutation_ignore_cuda_graph_managed_tensor", _COMPILER
     ),
-    "compiler_config": Internal("torch.compiler.config", _COMPILER),
+    "compiler_config": Internal("torch.compiler.config", _COMPILER, members=("patch",)),
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
-    "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
+    "device_interface": Internal(
+        "torch._dynamo.device_interface",
+        _COMPILER,
+        members=("DeviceInterface", "device_interfaces", "get_registered_device_interfaces"),
+    ),
     "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
     "exceeds_recompile_limit": Internal(
         "torch._dynamo.convert_frame:exceeds_recompile_limit", "telling what Dynamo gave up to compile"
@@ -215,9 +243,20 @@ INTERNALS = {
     ),
     "dynamo_output_codes": Internal("torch._dynamo.convert_frame:output_codes", _COMPILER),
     "dynamo_torch_variables": Internal(
-        "torch._dynamo.variables.torch", "compiled scripts, whose functions of torch are wrapped"
+        "torch._dynamo.variables.torch",
+        "compiled scripts, whose functions of torch are wrapped",
+        members=(
+            "TorchInGraphFunctionVariable",
+            "VariableTracker",
+            "constant_fold_functions",
+            "constant_fold_functions_need_guards",
+        ),
     ),
-    "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
+    "dynamo_utils": Internal(
+        "torch._dynamo.utils",
+        "telling graph breaks and recompilations",
+        members=("counters", "get_compilation_metrics"),
+    ),
     "first_node_not_for_cudagraphs": Internal(
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
     ),
@@ -226,14 +265,26 @@ INTERNALS = {
     "inductor_default_cache_dir": Internal(
         "torch._inductor.runtime.cache_dir_utils:default_cache_dir", _COMPILER
     ),
-    "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
-    "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
-    "inductor_config": Internal("torch._inductor.config", _COMPILER),
+    "inductor_common": Internal(
+        "torch._inductor.codegen.common",
+        _COMPILER,
+        members=(
+            "DeviceCodegen",
+            "device_codegens",
+            "device_op_overrides_dict",
+            "get_device_op_overrides",
+            "init_backend_registration",
+        ),
+    ),
+    "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER, members=("compile_fx_inner",)),
+    "inductor_config": Internal("torch._inductor.config", _COMPILER, members=("patch",)),
     "inductor_torch_key": Internal("torch._inductor.codecache:torch_key", _COMPILER),
-    "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
+    "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER, members=("graph",)),
     "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
-    "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),
+    "trace_rules": Internal(
+        "torch._dynamo.trace_rules", _COMPILER, members=("add", "clear_lru_cache", "get_torch_obj_rule_map")
+    ),
     # Patched.
     "compiled_graph_to_disk": Internal(
         "torch._inductor.output_code:CompiledFxGraph.write_to_disk", _COMPILER
@@ -293,8 +344,18 @@ def missing() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """What torch has under a private name now. Raises `TorchInternalError`."""
-    return _look_up(INTERNALS[name])[2]
+    """Return what torch has under a private name now. Raises `TorchInternalError`, also for a member."""
+    internal = INTERNALS[name]
+    found = _look_up(internal)[2]
+    for member in internal.members:
+        if not hasattr(found, member):
+            raise gone(f"{internal.path.replace(':', '.')}.{member}", internal.needed_for)
+    return found
+
+
+def uses() -> int:
+    """Return how many names of torch are used: each private one, or the members that are used of it."""
+    return sum(max(1, len(internal.members)) for internal in INTERNALS.values())
 
 
 def patch(name: str, make: Callable[[Any], Any]) -> None:

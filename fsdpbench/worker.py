@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from fsdpbench.lifetime import die_with_named_parent
+from fsdpbench.interruption import die_with_named_parent
 
 if __name__ == "__main__":
     die_with_named_parent()  # before torch's import, during which its agent may end
@@ -28,7 +28,7 @@ from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.errors import BenchError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.measuring.soak import (
     Batch,
     ShapedBatches,
@@ -121,7 +121,9 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
     """Add the compiled graphs to `record`; a simulated device knows more of them than Dynamo does."""
     if config.settings.compile:
-        from fsdpbench.sim.torch_device.compile.report import of_dynamo  # the compiler's import takes seconds
+        from fsdpbench.sim.torch_device.compile.refusals import (
+            of_dynamo,  # the compiler's import takes seconds
+        )
 
         record.compilation = getattr(device, "compilation", None) or of_dynamo()
     require_compiled(config, record)

@@ -7,7 +7,7 @@ from typing import Any
 
 import repository
 
-from fsdpbench.sim.model.sources import Constant, constants
+from fsdpbench.sim.model.keys import Constant, constants
 
 _FOLDERS = {"Hardware": "fsdpbench/sim/profiles", "Software": "fsdpbench/sim/profiles/software"}
 _LONGEST = 60

@@ -1,4 +1,4 @@
-"""What the atlas says of a cell: the best settings and their interval, what is as good, why nothing fits."""
+"""The answer for a cell: the best settings and their interval, what is as good, why nothing fits."""
 
 from __future__ import annotations
 

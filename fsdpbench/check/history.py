@@ -23,7 +23,7 @@ from fsdpbench.check.records.baseline import Baseline, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.sides import Side
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, parse_json
+from fsdpbench.files.documents import UnreadableFileError, parse_json
 from fsdpbench.reports.figures import Worse
 from fsdpbench.reports.reading import one_line
 

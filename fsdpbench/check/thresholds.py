@@ -21,8 +21,7 @@ import msgspec
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.baseline import replace_file
 from fsdpbench.check.records.strict import check_names, strictly
-from fsdpbench.files.lock_owner import read_toml
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import read_toml, to_toml
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03

@@ -1,16 +1,21 @@
-"""Which device `--device auto` takes, and the sentence that says so."""
+"""The device that `--device auto` takes, and the chips behind the names of devices."""
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import whole_number
 from fsdpbench.sim.model.chips import chip_of
+
+if TYPE_CHECKING:
+    from fsdpbench.reports.analysis.peaks import Chip
 
 _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
@@ -102,6 +107,30 @@ def peak_flops_of(device_name: str, dtype: str) -> float | None:
     chip = chip_of(device_name)
     peak = None if chip is None else chip.peak_tflops.get(dtype)
     return None if peak is None else peak * 1e12
+
+
+@dataclass(frozen=True)
+class ChipsByDevice(Mapping[str, "Chip"]):
+    """Chips by the name of a device: ``packaged`` ones, and those of the table by a driver's name."""
+
+    packaged: Mapping[str, Chip]
+
+    def __getitem__(self, name: str) -> Chip:
+        from fsdpbench.reports.analysis.peaks import Chip
+
+        if name in self.packaged:
+            return self.packaged[name]
+        chip = chip_of(name)
+        if chip is None:
+            raise KeyError(name)
+        peaks = {dtype: peak * 1e12 for dtype, peak in chip.peak_tflops.items()}
+        return self.packaged.get(chip.profile) or Chip(name, peaks, chip.memory_bandwidth)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packaged)
+
+    def __len__(self) -> int:
+        return len(self.packaged)
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:

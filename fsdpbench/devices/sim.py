@@ -25,7 +25,7 @@ from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import CURRENT, load_software
-from fsdpbench.sim.torch_device.trainer import Trainer
+from fsdpbench.sim.torch_device.software import Trainer
 
 
 class Tells:
@@ -131,7 +131,6 @@ class SimDevice(Tells):
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
-            record_steps=_why_all_execute(self._config, self._what_if) is None,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:

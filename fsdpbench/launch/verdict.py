@@ -1,6 +1,6 @@
 """How a configuration of several processes ended, and which rank's word to believe.
 
-When one rank fails, the others fail after it: their collectives break, or they are told to stop. The first
+When one rank fails, the others fail after it: their collectives break, or they are asked to stop. The first
 cause is looked for in this order:
 
     ran past the timeout        timeout: where each rank stood

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.figures import flat
 from fsdpbench.reports.reading import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
+from fsdpbench.settings import SETTINGS
 
 _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")
 

@@ -76,6 +76,17 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def available_memory() -> int | None:
+    """Return the bytes that could be allocated without swapping; None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
 def doubts(config: Config, before: MachineState, after: MachineState) -> list[str]:
     """Return what makes the figures of `config` doubtful, one sentence each; empty on a steady machine."""
     ranks_here = min(config.gpus, config.gpus_per_node)

@@ -24,10 +24,10 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.configuration.settings import SETTINGS, show_value
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import BenchError
 from fsdpbench.plugins import foreign_identity, foreign_model
+from fsdpbench.settings import SETTINGS, show_value
 from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 _PACKAGE = Path(__file__).resolve().parent.parent

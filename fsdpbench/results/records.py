@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.rank_record import RankRecord as RankRecord
 from fsdpbench.reports.result import Status as Status

@@ -25,9 +25,8 @@ import msgspec
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.files.documents import UnreadableFileError, read_json_object, read_toml, to_toml
 from fsdpbench.files.folder_lock import FolderLock
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object, read_toml
-from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
 from fsdpbench.reports.consistency import contradiction, misfiled

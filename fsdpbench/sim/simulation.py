@@ -14,42 +14,29 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.configuration.config import JitterSettings
-from fsdpbench.sim.followers.jitter import Jitter, JitteredTimeline
+from fsdpbench.sim.followers.jitter import Jitter
 from fsdpbench.sim.followers.memory_history import MemoryModule
-from fsdpbench.sim.followers.replay_log import RecordedAllocator, RecordedTimeline
 from fsdpbench.sim.followers.sanitizer import Sanitizer
-from fsdpbench.sim.followers.sanitizer.watched import (
-    WatchedAllocator,
-    WatchedJitteredTimeline,
-    WatchedTimeline,
-)
 from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.model.allocator.conf import AllocatorCosts
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.model.clock import TimelineClock
-from fsdpbench.sim.model.cpu_costs import CpuCosts
-from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
-from fsdpbench.sim.model.profile import HardwareProfile
-from fsdpbench.sim.model.slowest_rank import of_slowest
+from fsdpbench.sim.model.profile import HardwareProfile, of_slowest
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
-from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Contention, Timeline, TimelineClock
 from fsdpbench.sim.model.trace_recorder import TraceRecorder
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
-from fsdpbench.sim.torch_device.device_guard import SimulatedDeviceGuard
-from fsdpbench.sim.torch_device.device_module import DeviceModule, drain
+from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDeviceGuard, Stream, drain
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
-from fsdpbench.sim.torch_device.operators.attention import register_attention
-from fsdpbench.sim.torch_device.operators.autocast import register_autocast
-from fsdpbench.sim.torch_device.operators.host_optimizer import register_host_optimizer
+from fsdpbench.sim.torch_device.operators.attention import register_attention, register_shape_rules
+from fsdpbench.sim.torch_device.operators.autocast import register_autocast, register_host_optimizer
 from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels
-from fsdpbench.sim.torch_device.operators.shape_rules import register_shape_rules
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import install
-from fsdpbench.sim.torch_device.storage import use_on_stream
-from fsdpbench.sim.torch_device.streams import Stream
+from fsdpbench.sim.torch_device.tensors import use_on_stream
 from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 
 if TYPE_CHECKING:
@@ -114,16 +101,14 @@ class Simulation:
         jitter: JitterSettings | None = None,
         sanitize: bool = False,
         software: SoftwareProfile | None = None,
-        record_steps: bool = False,
     ) -> Simulation:
         """Start (or start again) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
         ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
         ``sanitize`` every use of memory is followed (`sanitizer`). ``software`` (default: the installed one)
-        is put in place until the next start or `end`. With ``record_steps`` a `ReplaySession` may follow;
-        not with jitter, which draws again for each kernel, nor with ``sanitize``. Raises ValueError for an
-        impossible world.
+        is put in place until the next start or `end`. Raises ValueError for an impossible
+        world.
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
@@ -134,10 +119,9 @@ class Simulation:
         accelerator.undo_software()
         conf = _conf_of_environment() if allocator_conf is None else allocator_conf
         _end_followers(accelerator)
-        accelerator.jitter = None if jitter is None else Jitter(jitter)
-        accelerator.sanitizer = sanitizer = Sanitizer() if sanitize else None
-        accelerator.timeline = _make_timeline(accelerator, profile, sanitizer, record_steps)
-        accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf, sanitizer)
+        accelerator.timeline = _make_timeline(accelerator, profile)
+        accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf)
+        sanitizer = _begin_followers(accelerator, jitter, sanitize)
         simulation._price(software)
         accelerator.forget_run()
         accelerator.collectives_on_own_streams = software.collectives.own_streams
@@ -149,7 +133,7 @@ class Simulation:
         accelerator.undo_software = install(software).close
         accelerator.started = True
         if sanitizer is not None:
-            sanitizer.begin()
+            sanitizer.begin(accelerator)
         Stream(stream_id=DEFAULT_STREAM)
         torch.autograd.set_multithreading_enabled(False)
         return simulation
@@ -338,32 +322,30 @@ def _end_followers(accelerator: Accelerator) -> None:
         accelerator.account.end()
 
 
-def _make_timeline(
-    accelerator: Accelerator, profile: HardwareProfile, sanitizer: Sanitizer | None, record_steps: bool
-) -> Timeline:
+def _begin_followers(
+    accelerator: Accelerator, jitter: JitterSettings | None, sanitize: bool
+) -> Sanitizer | None:
+    accelerator.jitter = accelerator.sanitizer = None
+    if jitter is not None:
+        noise = accelerator.jitter = Jitter(jitter)
+        accelerator.follow(noise)
+    if not sanitize:
+        return None
+    sanitizer = accelerator.sanitizer = Sanitizer()
+    accelerator.follow(sanitizer.order)
+    return sanitizer
+
+
+def _make_timeline(accelerator: Accelerator, profile: HardwareProfile) -> Timeline:
     contention = Contention(
         round(profile.contention.compute_slowdown * 1000),
         round(profile.contention.communication_slowdown * 1000),
         round(profile.contention.kernel_share * 1000),
     )
-    report = accelerator.report_finished
-    jitter = accelerator.jitter if isinstance(accelerator.jitter, Jitter) else None
-    if sanitizer is None:
-        if jitter is not None:
-            return JitteredTimeline(contention, report, jitter)
-        return (RecordedTimeline if record_steps else Timeline)(contention, report)
-    watched: WatchedTimeline | WatchedJitteredTimeline
-    if jitter is None:
-        watched = WatchedTimeline(contention, report)
-    else:
-        watched = WatchedJitteredTimeline(contention, report, jitter)
-    watched.sanitizer = sanitizer
-    return watched
+    return Timeline(contention, accelerator.report_finished)
 
 
-def _make_allocator(
-    profile: HardwareProfile, timeline: Timeline, conf: AllocatorConf, sanitizer: Sanitizer | None
-) -> CachingAllocator:
+def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: AllocatorConf) -> CachingAllocator:
     cpu = profile.cpu
     costs = AllocatorCosts(
         malloc_ns=round(cpu.cuda_malloc_us * 1000),
@@ -372,23 +354,13 @@ def _make_allocator(
         free_ns_per_gib=round(cpu.cuda_free_us_per_gib * 1000),
         event_ns=round(cpu.event_us * 1000),
     )
-    kind: type[CachingAllocator] = CachingAllocator
-    if sanitizer is not None:
-        kind = WatchedAllocator
-    elif isinstance(timeline, RecordedTimeline):
-        kind = RecordedAllocator
-    allocator = kind(
+    return CachingAllocator(
         profile.usable_memory_bytes,
         TimelineClock(timeline),
         conf,
         costs=costs,
         total_bytes=profile.memory_bytes,
     )
-    if isinstance(allocator, WatchedAllocator) and sanitizer is not None:
-        allocator.sanitizer = sanitizer
-    if isinstance(allocator, RecordedAllocator) and isinstance(timeline, RecordedTimeline):
-        allocator.timeline = timeline
-    return allocator
 
 
 def _host_link(profile: HardwareProfile) -> Callable[[int], int]:

@@ -178,6 +178,52 @@ def test_each_name_is_used_and_each_used_name_is_there(door: types.ModuleType) -
     assert set(door.INTERNALS) - used - quoted == set()
 
 
+def members_used(tree: ast.AST) -> set[tuple[str, str]]:
+    """Names of the door, each with an attribute that a file reads or replaces."""
+    door = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "fsdpbench.torch_internals"
+        for alias in node.names
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            if isinstance(owner, ast.Call) and ast.unparse(owner.func) == "find":
+                found.add((ast.literal_eval(owner.args[0]), node.attr))
+            elif isinstance(owner, ast.Name) and owner.id in door:
+                found.add((door[owner.id], node.attr))
+        elif isinstance(node, ast.Call) and node.args and _is_owner(node):
+            owner = node.args[0]
+            if isinstance(owner, ast.Name) and owner.id in door:
+                texts = [each.value for each in node.args[1:] if isinstance(each, ast.Constant)]
+                names = [*texts, *(keyword.arg for keyword in node.keywords if keyword.arg)]
+                found |= {(door[owner.id], str(name)) for name in names}
+    return {(name, member) for name, member in found if name in torch_internals.INTERNALS}
+
+
+def test_the_door_lists_the_members_that_are_used_of_a_module() -> None:
+    used = {
+        (name, member)
+        for path in (ROOT / "fsdpbench").rglob("*.py")
+        if not str(path.relative_to(ROOT)).startswith(LINKS)
+        for name, member in members_used(ast.parse(path.read_text(encoding="utf-8")))
+        if not member.startswith("__")
+    }
+    listed = {(name, member) for name, each in torch_internals.INTERNALS.items() for member in each.members}
+    assert used == listed
+
+
+def test_a_member_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torch_internals.Internal("torch.utils._pytree", "nothing", members=("tree_map", "moved_away"))
+    monkeypatch.setitem(torch_internals.INTERNALS, "half", half)
+    assert torch_internals.missing() == [
+        f"torch {torch.__version__} has no torch.utils._pytree.moved_away, needed for nothing: "
+        "install a version of torch that has it"
+    ]
+
+
 @pytest.mark.parametrize("door", [torch_internals, impl_internals], ids=["fsdpbench", "impl"])
 def test_a_name_that_is_gone_is_reported(door: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch._C, "_current_graph_task_id")

@@ -20,8 +20,8 @@ from campaign import Campaign
 from forked_commands import CommandServer
 from workshop import PROFILES
 
-from fsdpbench.files.toml_text import to_toml
-from fsdpbench.sim.model import software_profile as software
+from fsdpbench.files.documents import to_toml
+from fsdpbench.sim.model import software
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import load_profile, parse_profile, profile_names
 from fsdpbench.sim.model.sections import GIB

@@ -30,7 +30,7 @@ from fsdpbench.check.compare import compare
 from fsdpbench.check.records.entries import entry_of
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.reports.consistency import contradiction
 from fsdpbench.reports.pages import load_run, write_csv, write_json, write_markdown
 from fsdpbench.results.index import build_index

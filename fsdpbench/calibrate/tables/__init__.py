@@ -1,1 +1,1 @@
-"""Library tables of hardware profiles (`fsdpbench.sim.model.library_sections`) from measured operators."""
+"""Library tables of hardware profiles (`fsdpbench.sim.model.sections`) from measured operators."""

@@ -12,8 +12,8 @@ from scipy.optimize import least_squares
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
-from fsdpbench.sim.model.library_attention import Array, grid_coordinates, model_seconds
-from fsdpbench.sim.model.library_sections import AttentionTable, FactorGrid
+from fsdpbench.sim.model.library_costs import Array, attention_model_seconds, grid_coordinates
+from fsdpbench.sim.model.sections import AttentionTable, FactorGrid
 
 AXES = (
     (1.0, 8.0, 64.0, 512.0, 4096.0),
@@ -45,7 +45,7 @@ def fit_attention(
     for row in rows:
         chip = chips[row.gpu]
         model = models[row.gpu, row.library]
-        seconds = model_seconds(model, chip.sm_count, chip.memory_bandwidth, *_shape([row]))[0]
+        seconds = attention_model_seconds(model, chip.sm_count, chip.memory_bandwidth, *_shape([row]))[0]
         left.append(float(np.log(row.us * 1e-6 / seconds)))
         tasks.append(Task(row.gpu, chip.family, row.library))
     factors = fit_factors(AXES, grid_coordinates(*_shape(rows)), np.array(left), tasks, prior)
@@ -64,7 +64,7 @@ def _fit_model(rows: Sequence[Measured], chip: Chip) -> AttentionTable:
 
     def errors(values: Array) -> Array:
         table = _table(values, chip)
-        off = np.log(model_seconds(table, chip.sm_count, chip.memory_bandwidth, *shape) / measured)
+        off = np.log(attention_model_seconds(table, chip.sm_count, chip.memory_bandwidth, *shape) / measured)
         return np.concatenate([off, 0.02 * (values - start)])
 
     found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=200)

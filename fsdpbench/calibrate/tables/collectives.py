@@ -17,8 +17,8 @@ import numpy as np
 from fsdpbench.calibrate.tables.grid_fit import Task
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
-from fsdpbench.sim.model.library_attention import Array
-from fsdpbench.sim.model.library_sections import RankCurve
+from fsdpbench.sim.model.library_costs import Array
+from fsdpbench.sim.model.sections import RankCurve
 
 _SIZES = tuple(1 << power for power in range(9, 30))
 # A point that the line through its neighbours meets this closely is left out.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdpbench.sim.model.library_attention import Array, node_weights
+from fsdpbench.sim.model.library_costs import Array, node_weights
 
 _ROUNDS = 4
 _OUTLIER = 1.5

@@ -13,9 +13,8 @@ from scipy.optimize import least_squares
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
-from fsdpbench.sim.model.library_attention import Array
-from fsdpbench.sim.model.library_products import model_seconds
-from fsdpbench.sim.model.library_sections import FactorGrid, ProductTable
+from fsdpbench.sim.model.library_costs import Array, product_model_seconds
+from fsdpbench.sim.model.sections import FactorGrid, ProductTable
 
 AXES = (
     (64.0, 256.0, 1024.0, 4096.0, 32768.0),
@@ -101,7 +100,7 @@ def fit_model(rows: Sequence[Measured], chip: Chip) -> ProductTable:
 
     def errors(values: Array) -> Array:
         table = _table(values, kind, chip, quantises)
-        off = np.log(model_seconds(table, chip.sm_count, chip.memory_bandwidth, *shape) / measured)
+        off = np.log(product_model_seconds(table, chip.sm_count, chip.memory_bandwidth, *shape) / measured)
         return np.concatenate([off, hold * (values - start)])
 
     found = least_squares(
@@ -161,7 +160,7 @@ def _table(values: Array, kind: str, chip: Chip, quantises: bool) -> ProductTabl
 
 def _residual(row: Measured, model: ProductTable, chips: Mapping[str, Chip]) -> float:
     chip = chips[row.gpu]
-    seconds = model_seconds(model, chip.sm_count, chip.memory_bandwidth, *_shape([row]))[0]
+    seconds = product_model_seconds(model, chip.sm_count, chip.memory_bandwidth, *_shape([row]))[0]
     return float(np.log(row.us * 1e-6 / seconds))
 
 

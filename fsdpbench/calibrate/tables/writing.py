@@ -11,14 +11,14 @@ from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.products import fit_products
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS, Chip
-from fsdpbench.sim.model.library_sections import (
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.sections import (
     AttentionTable,
     FactorGrid,
     LibraryTables,
     ProductTable,
     RankCurve,
 )
-from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 MARK = "# From here on written by ci/fit_profiles.py, from measured operator tables."
 _PER_LINE = 15
@@ -87,7 +87,7 @@ def _list(name: str, items: Sequence[str], per_line: int = _PER_LINE) -> list[st
 
 
 def _sections(chip: Chip, fitted: FittedChip) -> list[str]:
-    """What prices a run where the tables do not: other types, batches, lengths that differ, more nodes."""
+    """Return the sections that price what the tables do not: other types, batches, lengths, more nodes."""
     trtllm = fitted.libraries["trtllm"]
     product, attention = trtllm.products["bf16"], trtllm.attention
     assert attention is not None

@@ -20,7 +20,7 @@ from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.strict import check_names, strictly
 from fsdpbench.check.records.surroundings import Surroundings
 from fsdpbench.errors import BenchError, CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import read_json
+from fsdpbench.files.documents import read_json
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import git_revision, versions
 from fsdpbench.results.records import Status

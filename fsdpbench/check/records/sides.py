@@ -24,7 +24,7 @@ from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json
+from fsdpbench.files.documents import UnreadableFileError, read_json
 from fsdpbench.reports.consistency import misfiled
 from fsdpbench.reports.reading import one_line
 from fsdpbench.results.provenance import another_key

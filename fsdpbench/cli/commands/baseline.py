@@ -11,7 +11,7 @@ import click
 from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -76,7 +76,7 @@ def command(
         return
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
-    from fsdpbench.files.toml_text import to_toml
+    from fsdpbench.files.documents import to_toml
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.sim.model.profile import ProfileError, load_profile
 

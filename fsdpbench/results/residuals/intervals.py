@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
 from fsdpbench.results.residuals.widths import (
@@ -30,6 +29,7 @@ from fsdpbench.results.residuals.widths import (
     read_table,
     width_of,
 )
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 

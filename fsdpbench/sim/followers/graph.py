@@ -15,14 +15,17 @@ follows each other no faster than outside of it; memory is that of the step as i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from fsdpbench.sim.followers.graph_watch import Entry, WatchedStep
-from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.model.timeline import Timeline
+from fsdpbench.sim.followers.sanitizer.findings import frames
+from fsdpbench.sim.followers.sanitizer.shadow import Stacks
+from fsdpbench.sim.model.allocator.types import Block
+from fsdpbench.sim.model.observed import ObservedTimeline, Observer
+from fsdpbench.sim.model.timeline import Marker, Timeline, Work
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 MOST_WARM_UPS = 8
@@ -33,6 +36,20 @@ _ESTIMATE = "an estimate: no CUDA graph was captured; one launch is priced for t
 
 class GraphCaptureError(RuntimeError):
     """A step that no CUDA graph can hold."""
+
+
+class StandingTimeline(ObservedTimeline):
+    """A timeline whose CPU stands: in a replay the CPU has launched once, and does nothing else."""
+
+    @property
+    def cpu(self) -> int:
+        """The moment of the launch, in nanoseconds."""
+        now: int = self.__dict__["cpu"]
+        return now
+
+    @cpu.setter
+    def cpu(self, value: int) -> None:
+        pass
 
 
 class GraphSession:
@@ -62,17 +79,25 @@ class GraphSession:
         self._take_batches()
         accelerator = self._accelerator
         timeline, depth = accelerator.timeline, accelerator.timeline.queue_depth
-        watch = WatchedStep(timeline, accelerator.stream, self._trail, self.captured)
-        undo = self._follow_memory(watch)
+        device, listener = accelerator.allocator.device, accelerator.allocator.device.call_listener
+        watch = WatchedStep(accelerator.stream, self._trail)
+
+        def on_call(call: str, start: int, end: int) -> None:
+            watch.violate(f"{call} in a step that has warmed up")
+            if listener is not None:
+                listener(call, start, end)
+
+        device.call_listener = on_call
+        accelerator.follow(watch)
         if self.captured:
             self._launch(timeline)
             timeline.queue_depth = _NO_LIMIT
-        accelerator.timeline = watch  # type: ignore[assignment]
+            timeline.__class__ = StandingTimeline
         try:
             step()
         finally:
-            accelerator.timeline, timeline.queue_depth = timeline, depth
-            undo()
+            accelerator.stop_following(watch)  # its class is again what its observers need
+            device.call_listener, timeline.queue_depth = listener, depth
         watch.finish()
         self._judge(watch)
 
@@ -130,36 +155,145 @@ class GraphSession:
         if self._accelerator.trace is not None:
             self._accelerator.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
 
-    def _follow_memory(self, watch: WatchedStep) -> Callable[[], None]:
-        """Let the allocator report to `watch` addresses, driver calls and uses on other streams; returns what
-        ends that."""
-        accelerator, allocator = self._accelerator, self._accelerator.allocator
-        told_before, record_stream = allocator.device.call_listener, allocator.record_stream
 
-        def on_event(event: AllocatorEvent) -> None:
-            if event.action is AllocatorAction.ALLOC:
-                watch.note((event.address, event.size), lambda: f"{event.size} bytes are at another address")
+# One step, watched: what it does in order, and what a CUDA graph could not hold of it.
+# The rules are those of stream capture (CUDA programming guide, "Creating a Graph Using Stream Capture") and
+# of torch's allocator during one:
+# * the CPU waits for nothing and asks nothing: no `.item()`, no synchronisation, no query, no copy of memory
+#   that is not pinned (cudaErrorStreamCaptureUnsupported);
+# * no stream waits for an event from before the step (cudaErrorStreamCaptureIsolation), and every stream that
+#   works follows the step's own stream first and is awaited by it in the end
+#   (cudaErrorStreamCaptureUnjoined);
+# * no cudaMalloc, no cudaFree: a step that repeats itself needs neither;
+# * no `record_stream` of memory that is then freed: the allocator gives such memory back after the capture
+#   only (`needs_events_deferred_until_no_capture`), so that the step would need more memory than it does
+#   here.
 
-        def on_call(call: str, start: int, end: int) -> None:
-            watch.violate(f"{call} in a step that has warmed up")
-            if told_before is not None:
-                told_before(call, start, end)
+Entry = tuple[Any, ...]
 
-        def on_record_stream(block: Any, stream: int) -> None:
-            if stream != block.stream:
-                watch.violate(
-                    "record_stream, whose memory the allocator gives back after the capture only (pass it by "
-                    "events: memory_handover=events)"
-                )
-            record_stream(block, stream)
+_ASKED_BY = {
+    "_item": ".item()",
+    "_equal": "torch.equal or allclose",
+    "_to_copy": "a copy between host and device that the CPU waits for",
+    "_copy": "a copy between host and device that the CPU waits for",
+    "Event.synchronize": "Event.synchronize()",
+    "Event.query": "Event.query()",
+    "Stream.synchronize": "Stream.synchronize()",
+    "Stream.query": "Stream.query()",
+    "CollectiveWork.wait": "a barrier",
+    "CollectiveWork.is_completed": "Work.is_completed()",
+}
+_SYNCHRONISES = "a synchronisation"
 
-        accelerator.listen(on_event)
-        allocator.device.call_listener = on_call
-        allocator.record_stream = on_record_stream  # type: ignore[method-assign]
 
-        def undo() -> None:
-            accelerator.stop_listening(on_event)
-            allocator.device.call_listener = told_before
-            del allocator.record_stream
+class WatchedStep(Observer):
+    """The observer of one step, which notes what the program does.
 
-        return undo
+    Args:
+        origin: the stream that the step starts on.
+        expected: what the step before did; `difference` is the first thing that is done otherwise.
+    """
+
+    def __init__(self, origin: int, expected: list[Entry] | None) -> None:
+        self._origin = origin
+        self._expected = expected
+        self._markers: dict[int, tuple[Marker, dict[int, int]]] = {}
+        self._orders: dict[int, dict[int, int]] = {origin: {}}
+        self._work: dict[int, int] = {}
+        self.trail: list[Entry] = []
+        self.difference: str | None = None
+        self.violation: str | None = None
+
+    @property
+    def kernels(self) -> int:
+        """Launches so far."""
+        return sum(self._work.values())
+
+    @property
+    def streams(self) -> int:
+        """Streams that work."""
+        return len(self._work)
+
+    def finish(self) -> None:
+        """End the step: its stream has to wait for all others."""
+        reached = self._orders[self._origin]
+        for stream, count in self._work.items():
+            if stream != self._origin and reached.get(stream, 0) < count:
+                self.violate(f"work on stream {stream} is not awaited when the step ends")
+        if self._expected is not None and len(self.trail) < len(self._expected):
+            self.difference = self.difference or "it ends earlier than the step before"
+
+    def violate(self, what: str) -> None:
+        """Note that no graph can hold this, with its place, unless something else came first."""
+        if self.violation is None:
+            self.violation = f"{what}, at {_place()}"
+
+    def note(self, entry: Entry, what: Callable[[], str]) -> None:
+        """Append the next thing that the step does; `what` says it in words."""
+        expected, index = self._expected, len(self.trail)
+        self.trail.append(entry)
+        if expected is None or self.difference is not None:
+            return
+        if index >= len(expected) or expected[index] != entry:
+            self.difference = f"{what()}, at {_place()}"
+
+    # ----------------------------------------------------------------------------------- as an observer
+
+    def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
+        self.note(("launch", stream, work, duration_ns), lambda: f"other work is launched on stream {stream}")
+        if stream not in self._orders:
+            self.violate(f"stream {stream} works without having followed the step's own stream")
+            self._orders[stream] = {}
+        count = self._work[stream] = self._work.get(stream, 0) + 1
+        self._orders[stream][stream] = count
+
+    def recorded(self, stream: int, marker: Marker) -> None:
+        self._markers[id(marker)] = (marker, dict(self._orders.get(stream, {})))
+
+    def stream_waits(self, stream: int, marker: Marker, *, by_program: bool) -> None:
+        if not by_program:
+            return
+        found = self._markers.get(id(marker))
+        if found is None:
+            self.violate(f"stream {stream} waits for an event from before the step")
+            return
+        order = self._orders.setdefault(stream, {})
+        for other, count in found[1].items():
+            order[other] = max(order.get(other, 0), count)
+
+    def asked(self, marker: Marker, passed: bool) -> None:
+        self.violate(f"the CPU asks the device: {_asked()}")
+
+    def host_waits(self, marker: Marker) -> None:
+        self.violate(f"the CPU waits for the device: {_asked()}")
+
+    def host_waits_for_all(self, *, by_program: bool) -> None:
+        if by_program:
+            self.violate(f"the CPU waits for the device: {_asked()}")
+
+    def allocated(self, block: Block) -> None:
+        self.note((block.address, block.size), lambda: f"{block.size} bytes are at another address")
+
+    def used_on(self, block: Block, stream: int) -> None:
+        if stream != block.stream:
+            self.violate(
+                "record_stream, whose memory the allocator gives back after the capture only (pass it by "
+                "events: memory_handover=events)"
+            )
+
+
+def _place() -> str:
+    told = frames(Stacks().here(2))
+    return told[0] if told else "a place without Python"
+
+
+def _asked() -> str:
+    """By which of the device's functions the CPU asks or waits."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_qualname
+        found = _ASKED_BY.get(name) or _ASKED_BY.get(name.partition(".<locals>")[0])
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return _SYNCHRONISES

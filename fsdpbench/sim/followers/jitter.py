@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import random
 from statistics import NormalDist
-from typing import Any
 
 from fsdpbench.configuration.config import JitterSettings
-from fsdpbench.sim.model.timeline import FULL_TRAFFIC, Contention, Finished, Timeline, Work
+from fsdpbench.sim.model.observed import Observer
+from fsdpbench.sim.model.timeline import Work
 
 _DRAWS = 4
 # The sum of n uniform draws has the variance n / 12.
@@ -31,7 +31,7 @@ _SCALE = (12 / _DRAWS) ** 0.5
 _NORMAL = NormalDist()
 
 
-class Jitter:
+class Jitter(Observer):
     """The draws of one simulation."""
 
     def __init__(self, settings: JitterSettings) -> None:
@@ -40,8 +40,8 @@ class Jitter:
         self._computed_ns = 0
         self._waited_for_ns = 0
 
-    def duration_ns(self, work: Work, duration_ns: int) -> int:
-        """A kernel's time with its noise."""
+    def drawn_ns(self, work: Work, duration_ns: int) -> int:
+        """Return a kernel's time with its noise, in nanoseconds."""
         spread = self._settings.kernels
         if spread:
             draw = self._draw
@@ -71,22 +71,3 @@ class Jitter:
 def _inside(probability: float) -> float:
     """Away from 0 and 1, where the normal distribution has no quantile."""
     return min(max(probability, 1e-12), 1 - 1e-12)
-
-
-class JitteredTimeline(Timeline):
-    """A timeline whose work takes not quite as long as it should."""
-
-    def __init__(self, contention: Contention, on_finished: Finished, jitter: Jitter) -> None:
-        super().__init__(contention, on_finished)
-        self._jitter = jitter
-
-    def launch(
-        self,
-        stream: int,
-        work: Work,
-        duration_ns: int,
-        payload: Any = None,
-        traffic: int = FULL_TRAFFIC,
-    ) -> None:
-        """Queue work, its duration drawn."""
-        super().launch(stream, work, self._jitter.duration_ns(work, duration_ns), payload, traffic)

@@ -14,9 +14,17 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.followers.recorded_step import RecordedStep, do_again, structure_of
-from fsdpbench.sim.followers.replay_log import END, RecordedAllocator, RecordedTimeline, StepLog
-from fsdpbench.sim.followers.replay_world import BEFORE, Moment, Name, UnnamedError, World
+from fsdpbench.sim.followers.replay_log import END, StepLog
+from fsdpbench.sim.followers.replay_world import (
+    BEFORE,
+    Moment,
+    Name,
+    RecordedStep,
+    UnnamedError,
+    World,
+    do_again,
+    structure_of,
+)
 from fsdpbench.sim.model.allocator import SimOutOfMemoryError
 from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.accelerator import Accelerator
@@ -45,12 +53,8 @@ class ReplaySession:
 
     def __init__(self, accelerator: Accelerator, kinds: Sequence[Hashable]) -> None:
         self._accelerator = accelerator
-        timeline, allocator = accelerator.timeline, accelerator.allocator
-        assert isinstance(timeline, RecordedTimeline)
-        assert isinstance(allocator, RecordedAllocator)
-        self._timeline, self._allocator = timeline, allocator
         self._kinds, self._counts = kinds, Counter(kinds)
-        self._world = World(allocator.active_blocks.values())
+        self._world = World(accelerator.allocator.active_blocks.values())
         self._cases: dict[tuple[Hashable, Moment], _Case] = {}
         self._structures: dict[tuple[Any, ...], int] = {}
         self._now = self._program = self._world.moment()
@@ -100,12 +104,13 @@ class ReplaySession:
         if self._stale:
             self._bring_up_to_date()
         before = self._now
-        log = self._timeline.log = StepLog(self._timeline.cpu)
+        log = StepLog(self._accelerator.timeline)
+        self._accelerator.follow(log)
         try:
             step()
-            log.add(END, self._timeline.cpu)
+            log.add(END)
         finally:
-            self._timeline.log = None
+            self._accelerator.stop_following(log)
         self.executed += 1
         recorded = self._named(log)
         self._now = self._program = recorded.after
@@ -133,16 +138,16 @@ class ReplaySession:
         """The log in names, and the world at its end."""
         world = self._world
         try:
-            blocks = tuple(map(world.name, log.before_blocks))
-            markers = tuple(map(world.marker_name, log.before_markers))
+            blocks = tuple(map(world.name, log.blocks.before))
+            markers = tuple(map(world.marker_name, log.markers.before))
         except UnnamedError:
             log.refuse("it waits for a point from before the steps that are recorded")
             blocks = markers = ()
         structure = self._structures.setdefault(structure_of(log), len(self._structures))
         for place in log.freed:
             if place < 0:
-                world.died(log.before_blocks[-place - 1])
-        count = world.step_ended(structure, log.markers)
+                world.died(log.blocks.before[-place - 1])
+        count = world.step_ended(structure, log.markers.own)
         survivors = list(log.survivors())
         for place, block in survivors:
             world.born(block, structure, count, place)
@@ -185,7 +190,7 @@ class ReplaySession:
         assert case.step is not None
         self._stale = True
         try:
-            do_again(case.step, self._world, self._timeline, self._allocator)
+            do_again(case.step, self._world, self._accelerator.timeline, self._accelerator.allocator)
         except SimOutOfMemoryError as error:
             message = str(error)
         else:

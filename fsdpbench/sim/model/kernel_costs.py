@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fsdpbench.sim.model.attention_costs import AttentionCost
-from fsdpbench.sim.model.library_attention import Array, attention_seconds
-from fsdpbench.sim.model.library_products import product_seconds
-from fsdpbench.sim.model.library_sections import AttentionTable, ProductTable
-from fsdpbench.sim.model.profile import DTYPES, HardwareProfile
+from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, Measured
+from fsdpbench.sim.model.chips import OPERATOR_CHIPS
+from fsdpbench.sim.model.library_costs import Array, attention_seconds, product_seconds
+from fsdpbench.sim.model.network import Network, curve_seconds
+from fsdpbench.sim.model.profile import DTYPES, HardwareProfile, load_profile, profile_names
+from fsdpbench.sim.model.sections import AttentionTable, ProductTable
 
 # Products only; a profile without a table of them runs them as 16-bit ones.
 _NARROW = ("fp8", "nvfp4")
@@ -309,3 +310,173 @@ class LibraryCosts:
 
 def _array(value: int) -> Array:
     return np.array([float(value)])
+
+
+class CpuCosts:
+    """Constants in integer nanoseconds, read once from a profile, as attributes for hot paths.
+
+    ``operator_ns``: dispatch of an operator that launches a kernel, the launch excluded; ``view_ns``: an
+    operator without a kernel; ``launch_ns``: a kernel launch; ``autograd_node_ns``: one node of the
+    backward graph; ``module_call_ns``: one ``nn.Module.__call__``; ``hook_ns``: one Python hook;
+    ``collective_ns``: the call of a collective, its launch included; ``event_ns``: record, wait or query of
+    an event; ``stream_ns``: switching the current stream; ``synchronize_ns``: the call of a
+    synchronisation, waiting excluded.
+    """
+
+    __slots__ = (
+        "autograd_node_ns",
+        "collective_ns",
+        "event_ns",
+        "hook_ns",
+        "launch_ns",
+        "module_call_ns",
+        "operator_ns",
+        "stream_ns",
+        "synchronize_ns",
+        "view_ns",
+    )
+
+    def __init__(self, profile: HardwareProfile) -> None:
+        for slot in self.__slots__:
+            microseconds = getattr(profile.cpu, slot.removesuffix("_ns") + "_us")
+            setattr(self, slot, round(microseconds * 1000))
+
+    autograd_node_ns: int
+    collective_ns: int
+    event_ns: int
+    hook_ns: int
+    launch_ns: int
+    module_call_ns: int
+    operator_ns: int
+    stream_ns: int
+    synchronize_ns: int
+    view_ns: int
+
+
+# Flash attention: time by batch, heads, length and head size.
+#     flops   = 4 x batch x heads x q_len x kv_len x head_dim     (half of it when causal; backward 2.5 times)
+#     compute = flops / rate, in rounds of query blocks over the multiprocessors
+#     traffic = bytes of queries, keys, values and outputs / bandwidth    (backward 2.5 times)
+#     time    = floor + compute + traffic
+# The two add up instead of overlapping: what grows with the length alone (loading a block, rescaling, writing
+# the result) keeps the tensor cores waiting, which is why short sequences reach a small share of the long
+# ones' rate. The backward pass computes the scores again, hence five products instead of two. Heads of 64 run
+# slower, since the exponentials weigh twice as much against their products.
+
+_QUERY_BLOCK = 128
+_BACKWARD = 2.5
+
+
+class AttentionCost:
+    """Seconds of flash attention from its shape."""
+
+    def __init__(self, profile: HardwareProfile) -> None:
+        self._curve = profile.attention
+        self._sm_count = profile.sm_count
+        self._peak = profile.peak_flops
+        self._bandwidth = profile.memory_bandwidth * profile.attention.memory_efficiency
+
+    def seconds(
+        self,
+        direction: str,
+        batch: int,
+        heads: int,
+        q_len: int,
+        kv_len: int,
+        head_dim: int,
+        causal: bool,
+        dtype: str,
+        kv_heads: int | None,
+    ) -> float:
+        """Duration of ``direction`` (forward or backward); ``kv_heads`` if heads share keys and values."""
+        curve = self._curve
+        backward = direction == "backward"
+        flops = 4.0 * batch * heads * q_len * kv_len * head_dim
+        if causal:
+            flops *= 0.5
+        rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12 * curve.under_load
+        # Rates are those of 16-bit tensor cores; without flash attention in fp32 the peak's ratio is a bound.
+        rate *= self._peak[dtype] / self._peak["bf16"]
+        if head_dim <= 64:
+            rate *= curve.head_dim_64
+        element = 2 if dtype in ("bf16", "fp16") else 4
+        rows = heads * q_len + (heads if kv_heads is None else kv_heads) * kv_len
+        traffic = 2.0 * batch * rows * head_dim * element / self._bandwidth
+        if backward:
+            flops *= _BACKWARD
+            traffic *= _BACKWARD
+        blocks = math.ceil(q_len / _QUERY_BLOCK) * batch * heads
+        rounds = max(1.0, self._rounds(blocks)) * self._sm_count / blocks
+        return curve.floor_us * 1e-6 + flops / rate * rounds + traffic
+
+    def _rounds(self, blocks: int) -> float:
+        even = blocks / self._sm_count
+        share = self._curve.wave_quantisation
+        return even * (1 - share) + math.ceil(even) * share
+
+
+# What a profile says of operators that run alone, as benchmarks of one operator measure them.
+# The table of the library that was measured prices them; without one, what prices training runs, less what
+# only training does to a product (`under_load`). Lists of operators are `fsdpbench.files.operator_tables`.
+
+_TYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+
+
+def profile_of(gpu: str) -> HardwareProfile | None:
+    """The packaged profile of a chip as tables name it; None if there is none."""
+    name = gpu.lower().replace("_", "-")
+    name = OPERATOR_CHIPS[name].profile if name in OPERATOR_CHIPS else name
+    return load_profile(name) if name in profile_names() else None
+
+
+class IsolatedPrices:
+    """Microseconds of measured operators on one profile; ``tables`` False prices them as training runs do."""
+
+    def __init__(self, profile: HardwareProfile, tables: bool = True) -> None:
+        self._profile = profile
+        self._tables = tables
+        self._kernels = KernelCosts(
+            dataclasses.replace(
+                profile,
+                gemm=dataclasses.replace(profile.gemm, under_load=1.0),
+                attention=dataclasses.replace(profile.attention, under_load=1.0),
+            )
+        )
+        # Wide enough for any group inside one node.
+        self._network = Network(profile, 1 << 20, 1 << 20)
+
+    def microseconds(self, row: Measured) -> float:
+        """The price of a measured operator."""
+        if row.kind == COLLECTIVE:
+            return self._collective(row)
+        return self._attention(row) if row.kind == ATTENTION else self._product(row)
+
+    def _libraries(self, row: Measured) -> LibraryCosts:
+        return LibraryCosts(self._profile, [row.library] if self._tables else [])
+
+    def _collective(self, row: Measured) -> float:
+        kind = str(row.columns["op"]).replace("alltoall", "all_to_all")
+        nbytes, ranks = row.number("bytes"), row.number("gpus")
+        if self._tables and row.library in self._profile.libraries:
+            seconds = curve_seconds(self._profile.libraries[row.library], kind, nbytes, ranks)
+            if seconds is not None:
+                return seconds * 1e6
+        return self._network.collective_ns(kind, nbytes, range(ranks)) / 1e3
+
+    def _product(self, row: Measured) -> float:
+        m, n, k = map(row.number, ("m", "n", "k"))
+        dtype = _TYPES[row.dtype]
+        seconds = self._libraries(row).product(m, n, k, dtype)
+        return self._kernels.gemm_ns(m, n, k, 1, dtype) / 1e3 if seconds is None else seconds * 1e6
+
+    def _attention(self, row: Measured) -> float:
+        batch, heads, kv_heads, length, size = map(
+            row.number, ("batch", "heads", "kv_heads", "seq", "head_dim")
+        )
+        seconds = self._libraries(row).attention_forward(batch, heads, kv_heads, length, size)
+        if seconds is not None:
+            return seconds * 1e6
+        return (
+            self._kernels.attention_forward_ns(batch, heads, length, length, size, True, "bf16", kv_heads)
+            / 1e3
+        )

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.sim.model.observed import Observer, forget, observe
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
-from fsdpbench.sim.model.trace_records import MemcpyRecord, trace_stream
+from fsdpbench.sim.model.trace_recorder import MemcpyRecord, trace_stream
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.followed import HolderFollower, Lateness, MemoryFollower
 
 if TYPE_CHECKING:
     from fsdpbench.sim.model.allocator import CachingAllocator
     from fsdpbench.sim.model.allocator.types import AllocatorEvent, AllocatorListener
-    from fsdpbench.sim.model.cpu_costs import CpuCosts
-    from fsdpbench.sim.model.kernel_costs import KernelCosts
+    from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
     from fsdpbench.sim.model.network import Network
     from fsdpbench.sim.model.trace_recorder import TraceRecorder
     from fsdpbench.sim.torch_device.flops import FlopCount
@@ -111,6 +111,16 @@ class Accelerator:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:
             raise SimulationNotStartedError
+
+    def follow(self, observer: Observer) -> None:
+        """Report calls to clock and allocator to ``observer``."""
+        observe(self.timeline, observer)
+        observe(self.allocator, observer)
+
+    def stop_following(self, observer: Observer) -> None:
+        """Report no more calls to ``observer``."""
+        forget(self.timeline, observer)
+        forget(self.allocator, observer)
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
         """Report to ``listener`` what the allocator does, beside those who listen already. ``completions``:

@@ -1,61 +1,98 @@
 """Mechanisms: behaviour of other software that has to be put instead of the installed one's.
 
 Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
-switches on, and closing what it returns puts everything back.
+switches on, and closing what it returns puts everything back. Those that change models are in
+`workloads/replacements.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fsdpbench.sim.model.software_profile import SoftwareProfile
-from fsdpbench.sim.torch_device import gpt_parts, torch_1_13
-from fsdpbench.torch_internals import replaced
+from fsdpbench.sim.model.software import SoftwareProfile, TrainerSoftware
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.torch_internals import patched
+from fsdpbench.workloads import replacements
 
-# Parts of fms-acceleration's Llamas in the bench's own.
-# Its kernels in Triton (of unsloth) turn queries and keys in place: one pass over them forward, one backward.
+# What torch 1.13 did otherwise, laid over the installed one; read from the source of torch 1.13.1
+# (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named).
+# * `_post_backward_hook` padded each unit's gradient also where there was nothing to pad, so that the
+#   reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed.
+#       gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
+#       held until the reduction is done                 held until the reduction is done
+# * `_pre_backward_hook` called `_unshard` also for a unit that was prefetched, and `_unshard` asked the rate
+#   limiter first. The last unit of backward, which prefetches none, waited there too. Today it does not: the
+#   CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
+# * `FlattenParamsWrapper.forward` made the views of the flat parameter on the stream of computation
+#   (`distributed/fsdp/flatten_params_wrapper.py`). Autograd runs a node on the stream of its forward: today's
+#   views are made on the stream of gathers, where their backward then copies gradients together, behind
+#   prefetched gathers.
 
 
-def fused_rotary() -> AbstractContextManager[None]:
-    """Llamas turn queries and keys by one kernel each."""
-    from fsdpbench.workloads import rotations
-
-    one_pass = rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)
-    return replaced(rotations, ROTATIONS={**rotations.ROTATIONS, "halves": one_pass})
+def copied_gradients() -> AbstractContextManager[None]:
+    """FSDP1's reduce-scatter reads a copy of the gradient."""
+    return patched("reduce_scatter_tensors", lambda original: padded_copy)
 
 
-def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """What the kernel reads and writes; a simulated tensor holds no numbers to turn."""
-    result: Tensor = _OnePass.apply(x)
-    return result
+def limited_prefetched_units() -> AbstractContextManager[None]:
+    """FSDP1's rate limiter is asked for prefetched units too."""
+    return patched("prefetch_handle", lambda original: partial(limit_then_prefetch, original))
 
 
-class _OnePass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return -x
+def views_on_compute_stream() -> AbstractContextManager[None]:
+    """FSDP1's views of the flat parameter are made on the stream of computation."""
+    return patched("use_unsharded_views", lambda original: on_compute_stream(original))
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
+
+def on_compute_stream(make_views: Callable[..., None]) -> Callable[..., None]:
+    """``make_views`` with the default stream current, which takes the CPU no time: there was no switch."""
+
+    @wraps(make_views)
+    def make(*args: Any, **kwargs: Any) -> None:
+        with ACCELERATOR.backward.made_on(DEFAULT_STREAM):
+            make_views(*args, **kwargs)
+
+    return make
+
+
+def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output of a unit's reduce-scatter: always a padded copy, and a zeroed shard."""
+    ranks: int = state.world_size  # type: ignore[attr-defined]
+    shard = -(-gradient.numel() // ranks)
+    missing = ranks * shard - gradient.numel()
+    padded = torch.nn.functional.pad(gradient, [0, missing]) if missing else gradient.clone()
+    return padded, gradient.new_zeros(shard)
+
+
+def limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any, mode: Any) -> None:
+    """Before a unit's backward, ask the limiter for the unit itself too, although it was prefetched."""
+    before_backward = handle is not None and handle._training_state.name == "BACKWARD_PRE"
+    if before_backward and handle._prefetched and state.limit_all_gathers:
+        freed = state._free_event_queue.dequeue_if_needed()
+        if freed is not None:
+            freed.synchronize()
+    prefetch(state, handle, mode)
 
 
 Mechanism = Callable[[], AbstractContextManager[None]]
 
 MECHANISMS: dict[str, Mechanism] = {
-    "fsdp1.copies_gradients": torch_1_13.copied_gradients,
-    "fsdp1.limits_prefetched_units": torch_1_13.limited_prefetched_units,
-    "fsdp1.views_on_compute_stream": torch_1_13.views_on_compute_stream,
-    "checkpointing.reentrant": torch_1_13.reentrant_checkpoints,
-    "operators.composed_rms_norm": torch_1_13.composed_rms_norm,
-    "operators.fused_rotary": fused_rotary,
-    "attention.unpads": gpt_parts.unpadded_attention,
-    "trainer.fused_loss": gpt_parts.fused_loss,
+    "fsdp1.copies_gradients": copied_gradients,
+    "fsdp1.limits_prefetched_units": limited_prefetched_units,
+    "fsdp1.views_on_compute_stream": views_on_compute_stream,
+    "checkpointing.reentrant": replacements.reentrant_checkpoints,
+    "operators.composed_rms_norm": replacements.composed_rms_norm,
+    "operators.fused_rotary": replacements.fused_rotary,
+    "attention.unpads": replacements.unpadded_attention,
+    "trainer.fused_loss": replacements.fused_loss,
 }
 """By key of a profile; the other keys are read where they count."""
 
@@ -71,3 +108,51 @@ def install(software: SoftwareProfile) -> ExitStack:
             if key in MECHANISMS:
                 entered.enter_context(MECHANISMS[key]())
         return entered.pop_all()
+
+
+# What a trainer does beside FSDP in each microbatch of the bench's training loop.
+# Composer's, read from the sources of Composer (`mosaicml`) 0.14.1 and 0.17.0:
+# * `trainer.py` (`_train_microbatch`) keeps the outputs, logits included, as `state.outputs` until the next
+#   microbatch's forward has returned.
+# * After each backward it updates metrics of the training batch, cross entropy and perplexity
+#   (`_eval_train_metrics`; `LanguageCrossEntropy.update` in `metrics/nlp.py`). Each takes the cross entropy
+#   of the logits: log-probabilities in their dtype, then autocast's copy of those in fp32 for `nll_loss`.
+#       forward, loss ── backward ── metric ── metric ── forward, loss ── ...
+#              └ logits of this microbatch ...................^ released
+
+
+class Trainer:
+    """Goes around each microbatch of `model`, and does what `software` says, in the time of `timeline`."""
+
+    def __init__(self, software: TrainerSoftware, model: nn.Module, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._software = software
+        self._outputs: Tensor | None = None
+        if software.keeps_outputs:
+            from fsdpbench.workloads.families.gpt import GPT
+
+            gpt = next(module for module in model.modules() if isinstance(module, GPT))
+            gpt.lm_head.register_forward_hook(self._keep)
+
+    @contextmanager
+    def microbatch(self) -> Iterator[None]:
+        """Entered around one microbatch."""
+        yield
+        if self._software.metrics:
+            self.update_metrics()
+        if self._software.host_us:
+            self._timeline.cpu += round(self._software.host_us * 1000)
+
+    @torch.no_grad()
+    def update_metrics(self) -> None:
+        """Raises: RuntimeError, nothing was trained before."""
+        if self._outputs is None:
+            raise RuntimeError("metrics of a microbatch that had no forward")
+        rows = self._outputs.flatten(0, -2)
+        targets = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        for _ in range(self._software.metrics):
+            with torch.autocast(rows.device.type, torch.bfloat16):
+                F.cross_entropy(rows, targets, reduction="sum")
+
+    def _keep(self, head: nn.Module, inputs: Any, logits: Tensor) -> None:
+        self._outputs = logits

@@ -12,9 +12,9 @@ import pytest
 
 from fsdpbench.calibrate.from_results import Factor, MeasuredRun, fit, runs_of_results
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.reports.result import Result, Status
+from fsdpbench.settings import Settings
 from fsdpbench.sim.model.profile import load_profile
 
 BASE = "a100-80gb"

@@ -12,8 +12,8 @@ from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
-from fsdpbench.sim.model.library_sections import LibraryTables
 from fsdpbench.sim.model.network import curve_seconds
+from fsdpbench.sim.model.sections import LibraryTables
 
 DIP = 1 << 24
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from fsdpbench.cli.terminal import progress
 from fsdpbench.cli.terminal.progress import LiveProgress, shortened, told_apart
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 
 RESULT = Result.of(

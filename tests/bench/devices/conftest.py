@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.elastic import RankFunction, run_elastic
 from fsdpbench.results.records import RankRecord, read_records
 from fsdpbench.results.result import Outcome
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 

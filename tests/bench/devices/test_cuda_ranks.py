@@ -3,8 +3,8 @@
 import pytest
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.records import Status
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from fsdpbench.cli.terminal.progress import describe_result
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.measuring.watched_settings import unread_settings, watched
 from fsdpbench.reports.result import Result, Status
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.systems import BuildContext, System
 
 # One value a setting that is not the default, with what it needs beside it.

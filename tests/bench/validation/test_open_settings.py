@@ -14,7 +14,7 @@ from fsdpbench.validation.judge import group_errors, judge
 from fsdpbench.validation.paper_network import Prediction, config_of, network_predictions
 from fsdpbench.validation.runs.case import Figure
 from fsdpbench.validation.runs.paper_open import open_cases
-from fsdpbench.validation.runs.torchtitan import torchtitan_cases
+from fsdpbench.validation.runs.runs_file import torchtitan_cases
 from fsdpbench.validation.text import as_markdown
 
 

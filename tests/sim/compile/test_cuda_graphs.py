@@ -22,7 +22,7 @@ def start() -> Any:
 
 
 def graphs() -> dict[str, Any]:
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     found: dict[str, Any] = REPORT.to_dict()["cuda_graphs"]
     return found

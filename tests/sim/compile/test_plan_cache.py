@@ -72,7 +72,7 @@ import json
 import torch
 from fsdpbench.sim import Simulation, load_profile
 from fsdpbench.sim.torch_device.compile.front_end import install
-from fsdpbench.sim.torch_device.compile.report import REPORT
+from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
 install()
 Simulation.start(load_profile("h100-80gb"), 1, 1)

@@ -40,7 +40,7 @@ def watch() -> list[Pair]:
     from inductor_metrics import metrics_of
 
     from fsdpbench.sim.torch_device.compile import lowering
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     seen: list[Pair] = []
     original = lowering.lower
@@ -72,7 +72,7 @@ def test_a_small_block_runs_the_kernels_that_inductor_made(tmp_path: Path) -> No
     from torch._inductor import metrics
     from torch._prims.rng_prims import run_and_save_rng_state
 
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     relu = torch.ops.aten.relu.default
     run_and_save_rng_state(relu, torch.ones(1))  # what it found for the CPU does not stay found
@@ -106,7 +106,7 @@ def test_a_small_block_runs_the_kernels_that_inductor_made(tmp_path: Path) -> No
 def _breaks_and_recompilations_are_counted(x: torch.Tensor) -> None:
     from breaking import Breaking
 
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     module = Breaking()
     compiled = torch.compile(module, backend="eager")
@@ -176,7 +176,7 @@ def _into_slices(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_graphs_that_write_into_slices() -> None:
     """Inductor copies into a view of a fake tensor of the GPU: torch's binding asks for its guard."""
     start()
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     x, weight = torch.randn(8, 64, device="sim"), torch.randn(64, 64, device="sim")
     assert torch.compile(_into_slices, fullgraph=True)(x, weight).shape == x.shape
@@ -188,7 +188,7 @@ def test_graphs_that_write_into_slices() -> None:
 def test_a_second_shape_makes_one_graph_for_all_shapes() -> None:
     """As torch does it: the second shape recompiles with symbols, the third finds that graph. Its kernels
     move as many more bytes as their arguments have."""
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     simulation = start()
     with torch.device("sim"):
@@ -218,7 +218,7 @@ def test_blocks_compile_once_under_every_wrapper(system: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from device_training import TinyGPT, wrap
 
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
 
     start().init_process_group()
     with torch.device("sim"):

@@ -92,7 +92,7 @@ def test_shapes_that_depend_on_data_are_refused_as_in_eager_programs() -> None:
 @pytest.mark.campaign
 def test_an_operator_of_the_users_own_runs_at_its_price() -> None:
     """As a Triton kernel does that is made an operator."""
-    from fsdpbench.sim.torch_device.compile.report import REPORT
+    from fsdpbench.sim.torch_device.compile.refusals import REPORT
     from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price
 
     @torch.library.custom_op("of_a_test::norm", mutates_args=(), device_types="cuda")

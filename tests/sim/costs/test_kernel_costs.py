@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.model.cpu_costs import CpuCosts
-from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.torch_device.flops import FlopCount
 

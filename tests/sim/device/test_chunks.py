@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
-from fsdpbench.sim.torch_device.patches.chunks import Chunks, cut_when_asked
+from fsdpbench.sim.torch_device.patches.dtensor import Chunks, cut_when_asked
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 11])

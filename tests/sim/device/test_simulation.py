@@ -128,4 +128,4 @@ def test_registering_alone_leaves_torch_as_it_was() -> None:
     from device_training import start
 
     start()
-    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.torch_device.patches.module_calls"
+    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.torch_device.patches.annotations"

@@ -176,7 +176,7 @@ def test_the_sharding_shortcut_answers_as_torch_does() -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._op_schema import OpSchema
 
-    from fsdpbench.sim.torch_device.patches.sharding_shortcut import runs_on_local_shards
+    from fsdpbench.sim.torch_device.patches.dtensor import runs_on_local_shards
 
     start()
     mesh = init_device_mesh("sim", (8,))
@@ -204,7 +204,7 @@ def test_the_shortcut_knows_the_geometry_that_torch_finds_out() -> None:
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor._op_schema import OpSchema
 
-    from fsdpbench.sim.torch_device.patches.sharding_shortcut import geometry_of_output
+    from fsdpbench.sim.torch_device.patches.dtensor import geometry_of_output
 
     start()
     mesh = init_device_mesh("sim", (8,))

@@ -11,10 +11,10 @@ import torch
 
 import fsdpbench.sim.model.profile as hardware
 from fsdpbench.sim.model.kernel_costs import KernelCosts
-from fsdpbench.sim.model.library_attention import factors_at
-from fsdpbench.sim.model.library_sections import FactorGrid, LibraryTables, RankCurve
+from fsdpbench.sim.model.library_costs import factors_at
 from fsdpbench.sim.model.network import Network, curve_seconds
 from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile
+from fsdpbench.sim.model.sections import FactorGrid, LibraryTables, RankCurve
 from fsdpbench.sim.torch_device.prices import price
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 
 import fsdpbench.sim.model.profile as hardware
 import fsdpbench.sim.model.software as software
-from fsdpbench.sim.model.sources import constants, unsourced
+from fsdpbench.sim.model.keys import constants, unsourced
 
 PROFILES = sorted((Path(hardware.__file__).parents[1] / "profiles").glob("*.toml"))
 SOFTWARE = sorted((Path(software.__file__).parents[1] / "profiles" / "software").glob("*.toml"))

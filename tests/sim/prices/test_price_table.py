@@ -11,8 +11,7 @@ import torch
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.torch_device.prices import Call, OperatorCost, operator_price, price, table
-from fsdpbench.sim.torch_device.prices.families import FAMILIES, UNKNOWN
-from fsdpbench.sim.torch_device.prices.table import rule_of
+from fsdpbench.sim.torch_device.prices.families import FAMILIES, UNKNOWN, rule_of
 
 ATEN = torch.ops.aten
 

@@ -8,7 +8,7 @@ import torch
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.torch_device.prices import Call, price, tensor_bytes
-from fsdpbench.sim.torch_device.prices.strided import _broadcast, _joined, _of_reduction
+from fsdpbench.sim.torch_device.prices.memory import _broadcast, _joined, _of_reduction
 
 ATEN = torch.ops.aten
 SUM = ATEN.sum.dim_IntList

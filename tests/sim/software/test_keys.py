@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.sim.model.software_profile import SoftwareProfile
+from fsdpbench.sim.model.software import SoftwareProfile
 
 VALUES: dict[str, Any] = {
     "collectives.own_streams": "true",

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsdpbench.sim.torch_device import torch_1_13
+from fsdpbench.sim.torch_device import software
+from fsdpbench.workloads import replacements
 
 
 class Queue:
@@ -40,7 +41,7 @@ def test_the_limiter_is_asked_for_a_prefetched_unit_before_its_backward(
     queue, calls = Queue(), []
     state = SimpleNamespace(limit_all_gathers=limited, _free_event_queue=queue)
     handle = SimpleNamespace(_training_state=SimpleNamespace(name=training_state), _prefetched=prefetched)
-    torch_1_13.limit_then_prefetch(lambda *args: calls.append((args, queue.asked)), state, handle, "mode")
+    software.limit_then_prefetch(lambda *args: calls.append((args, queue.asked)), state, handle, "mode")
     assert (queue.asked, queue.waited) == (asked, asked)
     assert calls == [((state, handle, "mode"), asked)]  # torch's own comes after
 
@@ -48,7 +49,7 @@ def test_the_limiter_is_asked_for_a_prefetched_unit_before_its_backward(
 @pytest.mark.parametrize("elements", [8, 6])
 def test_a_gradient_is_always_copied(elements: int) -> None:
     gradient = torch.arange(float(elements))
-    padded, shard = torch_1_13.padded_copy(SimpleNamespace(world_size=4), gradient)
+    padded, shard = software.padded_copy(SimpleNamespace(world_size=4), gradient)
     assert padded.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr()
     assert padded.tolist() == gradient.tolist() + [0.0] * (8 - elements)
     assert shard.tolist() == [0.0, 0.0]
@@ -56,5 +57,5 @@ def test_a_gradient_is_always_copied(elements: int) -> None:
 
 def test_checkpointing_is_reentrant() -> None:
     x = torch.ones(2, requires_grad=True)
-    y = torch_1_13.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
+    y = replacements.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
     assert type(y.grad_fn).__name__ == "CheckpointFunctionBackward"

@@ -11,11 +11,12 @@ import pytest
 from fsdpbench.sim.model.profile import (
     HardwareProfile,
     ProfileError,
+    expected_largest,
     load_profile,
+    of_slowest,
     parse_profile,
     profile_layers,
 )
-from fsdpbench.sim.model.slowest_rank import expected_largest, of_slowest
 
 A100 = load_profile("a100-80gb")
 

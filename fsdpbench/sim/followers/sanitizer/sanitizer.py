@@ -7,8 +7,7 @@ events, waits and synchronisations between them; where there is none, some timin
     kernels, copies, collectives ─> Operation ─> device_memory.py, host_memory.py ─> findings.py
     events, waits, queries       ─> clocks.py         (who touched these bytes?)      (what to report)
 
-`Simulation.start(…, sanitize=True)` makes one. Without it nothing of this is there: timeline and allocator
-are the plain classes.
+`Simulation.start(…, sanitize=True)` makes one. Without it nothing of this is there.
 """
 
 from __future__ import annotations
@@ -19,18 +18,66 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.followers.sanitizer.clocks import Clocks
-from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames
-from fsdpbench.sim.followers.sanitizer.host_memory import HostMemory
-from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, Operations
-from fsdpbench.sim.followers.sanitizer.places import frames
-from fsdpbench.sim.followers.sanitizer.shadow import Operation, Stack
-from fsdpbench.sim.followers.sanitizer.synchronisations import Synchronisations
-from fsdpbench.sim.followers.sanitizer.uses import uses_of
+from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames, frames
+from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, HostMemory, Operations
+from fsdpbench.sim.followers.sanitizer.regions import uses_of
+from fsdpbench.sim.followers.sanitizer.shadow import Clocks, Operation, Stack, Stacks
+from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block
+from fsdpbench.sim.model.observed import Observer
 from fsdpbench.sim.model.timeline import Marker
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.followed import Region, Use
-from fsdpbench.sim.torch_device.storage import Lent, record_of
+from fsdpbench.sim.torch_device.tensors import Lent, record_of
 from fsdpbench.torch_internals import set_is_profiler_enabled
+
+
+class _Order(Observer):
+    """Passes vector clocks along with markers, and follows which bytes change hands.
+
+    Only what a program may rely on orders work: recorded events, waits, synchronisation, a query that was
+    answered with yes. The turns of one communicator's kernels, a full launch queue and blocks that the driver
+    gives back follow from this timing alone, and order nothing (`tests/sim/sanitizer`).
+    """
+
+    def __init__(self, sanitizer: Sanitizer) -> None:
+        self._clocks = sanitizer.clocks
+        self._memory = sanitizer.device_memory
+        self._sanitizer = sanitizer
+        self._note = sanitizer.synchronisations.note
+
+    def stream_made(self, stream: int) -> None:
+        self._sanitizer.stream_made(stream)
+
+    def recorded(self, stream: int, marker: Marker) -> None:
+        marker.clock = self._clocks.record(stream)
+
+    def stream_waits(self, stream: int, marker: Marker, *, by_program: bool) -> None:
+        if by_program and marker.stream != stream:
+            self._note("wait", self._clocks.wait(stream, marker.clock))
+
+    def asked(self, marker: Marker, passed: bool) -> None:
+        if passed:
+            self._note("query", self._clocks.wait_on_host(marker.clock))
+
+    def host_waits(self, marker: Marker) -> None:
+        self._note("synchronize", self._clocks.wait_on_host(marker.clock))
+
+    def host_waits_for_all(self, *, by_program: bool) -> None:
+        if by_program:
+            self._note("synchronize", self._clocks.wait_for_all())
+
+    def allocated(self, block: Block) -> None:
+        self._memory.allocated(block.address, block.size)
+
+    def frees(self, block: Block) -> None:
+        self._memory.freed(block.address)
+        if block.stream_uses:
+            self._memory.events_recorded(block.address, block.size, block.stream_uses)
+
+    def on_event(self, event: AllocatorEvent) -> None:
+        """Take a freed block's bytes for ordered once its events have passed."""
+        if event.action is AllocatorAction.FREE_COMPLETED:
+            self._memory.events_passed(event.address)
 
 
 class Sanitizer:
@@ -43,7 +90,8 @@ class Sanitizer:
         self.findings = Findings(self.stream_names)
         self.operations = Operations(self.clocks, self.device_memory, self.findings)
         self.host_memory = HostMemory(self.operations)
-        self._synchronisations = Synchronisations(self.operations.stacks)
+        self.synchronisations = Synchronisations(self.operations.stacks)
+        self.order = _Order(self)
         self._collectives = CollectiveOrder()
         self._newest: Operation | None = None
 
@@ -52,8 +100,9 @@ class Sanitizer:
         """Uses of memory that were followed."""
         return self.operations.count
 
-    def begin(self) -> None:
+    def begin(self, accelerator: Accelerator) -> None:
         """Follow from now on. FSDP labels its work as for a profiler."""
+        accelerator.listen(self.order.on_event)
         self.host_memory.mode.__enter__()
         set_is_profiler_enabled(True)
 
@@ -139,22 +188,9 @@ class Sanitizer:
             if block is not None and not isinstance(block, Lent):
                 self.device_memory.shadow_of(block.address, block.size).forget_ordered(marker.clock)
 
-    def stream_waits(self, stream: int, marker: Marker) -> None:
-        """A stream waits for an event."""
-        if marker.stream != stream:
-            self._synchronisations.note("wait", self.clocks.wait(stream, marker.clock))
-
-    def host_waits(self, marker: Marker) -> None:
-        """The CPU waits for an event."""
-        self._synchronisations.note("synchronize", self.clocks.wait_on_host(marker.clock))
-
     def host_waits_for_all(self) -> None:
         """The CPU waits for the device."""
-        self._synchronisations.note("synchronize", self.clocks.wait_for_all())
-
-    def query_was_true(self, marker: Marker) -> None:
-        """The program asked whether an event has passed, and it had."""
-        self._synchronisations.note("query", self.clocks.wait_on_host(marker.clock))
+        self.synchronisations.note("synchronize", self.clocks.wait_for_all())
 
     # --------------------------------------------------------------------------------- where the program is
 
@@ -178,9 +214,9 @@ class Sanitizer:
         """What was found, as ``result.json`` holds it."""
         return {
             **self.findings.to_dict(),
-            "hints": [*self._synchronisations.hints(), *self._collectives.hints()],
+            "hints": [*self.synchronisations.hints(), *self._collectives.hints()],
             "accesses": self.accesses,
-            "queries_that_ordered": self._synchronisations.ordering_queries,
+            "queries_that_ordered": self.synchronisations.ordering_queries,
         }
 
 
@@ -236,3 +272,39 @@ class CollectiveOrder:
 
 def _told(call: _Call) -> str:
     return f"{call[0]} of {call[2]} elements in group {call[1]}"
+
+
+_MOST_HINTS = 20
+
+
+class Synchronisations:
+    """Counts what synchronised, by place, and how often it ordered something."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        # By place: how often, and how often something was ordered.
+        self._host: dict[Stack, list[int]] = {}
+        self.ordering_queries = 0
+
+    def note(self, kind: str, ordered: bool) -> None:
+        """A stream (``wait``) or the CPU (``synchronize``) waited, or a ``query`` was answered with yes."""
+        if kind == "query":
+            self.ordering_queries += ordered
+        elif kind == "synchronize":
+            counts = self._host.setdefault(self._stacks.here(3), [0, 0])
+            counts[0] += 1
+            counts[1] += ordered
+
+    def hints(self) -> list[dict[str, Any]]:
+        """Places where the CPU waits and never learns anything, the most frequent first."""
+        useless = [(counts[0], stack) for stack, counts in self._host.items() if not counts[1]]
+        useless.sort(key=lambda each: -each[0])
+        return [
+            {
+                "kind": "needless_synchronisation",
+                "count": count,
+                "stack": frames(stack),
+                "hint": "the CPU waits here for work that it already knows to be done; remove the call",
+            }
+            for count, stack in useless[:_MOST_HINTS]
+        ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from typing import Any
 
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
@@ -25,12 +26,12 @@ from fsdpbench.sim.model.allocator.expandable import (
     BlockPool,
     ExpandableSegments,
     block_size,
+    collect_garbage,
     merge,
+    oversize_to_release,
     segment_size,
     split_front,
 )
-from fsdpbench.sim.model.allocator.messages import out_of_memory
-from fsdpbench.sim.model.allocator.reclaim import collect_garbage, oversize_to_release
 from fsdpbench.sim.model.allocator.stats import AllocatorStats
 from fsdpbench.sim.model.allocator.types import (
     AllocatorAction,
@@ -50,6 +51,9 @@ class CachingAllocator:
     device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
     each thing done; unless ``tells_completion`` is set, for none that a freed block is free at last.
     """
+
+    observers: tuple[Any, ...] = ()
+    """Those that `observed.observe` has added."""
 
     def __init__(
         self,
@@ -397,3 +401,25 @@ def _expandable_size(block: Block) -> int:
     """A free block's size together with the unmapped addresses behind it."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
+
+
+def out_of_memory(*, asked: int, total: int, free: int, outside: int, allocated: int, reserved: int) -> str:
+    """torch's message; all in bytes. ``outside`` is memory of the process that is not the allocator's."""
+    return (
+        f"CUDA out of memory. Tried to allocate {format_size(asked)}. GPU 0 has a total capacity of "
+        f"{format_size(total)} of which {format_size(free)} is free. "
+        f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} "
+        f"memory in use. Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
+        f"{format_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but "
+        "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+        "avoid fragmentation. See documentation for Memory Management "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes as torch's messages write them: ``512 bytes``, ``2.00 KiB``, ``1.50 GiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

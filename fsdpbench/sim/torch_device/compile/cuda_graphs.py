@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.model.timeline import Timeline, Work
-from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.storage import address, record_of
-from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor
+from fsdpbench.sim.torch_device.tensors import address, is_on_device, new_tensor, record_of
 from fsdpbench.torch_internals import (
     check_cudagraph_devices,
     check_cudagraph_mutation,

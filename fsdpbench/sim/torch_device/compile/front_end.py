@@ -16,11 +16,12 @@ import torch
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.compile.refusals import (
     REFUSED_OPTIONS,
+    REPORT,
     CompileRefusedError,
+    place_of,
     refusal_behind,
     refuse_options,
 )
-from fsdpbench.sim.torch_device.compile.report import REPORT, place_of
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules

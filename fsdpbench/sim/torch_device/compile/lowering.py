@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import sympy
 import torch
 
+from fsdpbench.sim.torch_device.compile.cuda_graphs import why_not_captured
+from fsdpbench.sim.torch_device.compile.plan import Launch
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
-from fsdpbench.sim.torch_device.compile.refusals import refuse_graph
-from fsdpbench.sim.torch_device.compile.scheduling import PlanScheduling
-from fsdpbench.sim.torch_device.compile.wrapper import PlanWrapper
+from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
 from fsdpbench.torch_internals import (
+    PythonWrapperCodegen,
+    TritonScheduling,
     compiler_config,
     detect_fake_mode,
     inductor_compile_fx,
     inductor_config,
+    inductor_virtualized,
 )
 
 _GPU = ("cuda", 0)
@@ -71,3 +76,151 @@ def cache_tag(captures: bool) -> str:
     """What a plan depends on beside the graph, torch and its settings: these sources, the GPU, and whether it
     is captured."""
     return f"simulated {of_compiler()} {properties()}{' captured' if captures else ''}"
+
+
+# Inductor's wrapper of a graph, with a plan in the place of compiled kernels.
+# The wrapper is the program that calls a graph's kernels, and takes and frees its buffers. Inductor writes it
+# in Python, and what it writes stays as it is: buffers that are reused, the order of frees, operators that
+# are called. Names that it uses mean the simulated device here, a launch says which of the plan's it is, and
+# the plan follows as data in the end, so that Inductor's own cache on disk holds both.
+
+_NAMES = """
+from fsdpbench.sim.torch_device.compile.running import *
+plan = Plan()
+empty_strided_cuda = empty_strided
+reinterpret_tensor = reinterpret
+assert_size_stride = check_sizes
+assert_alignment = copy_if_misaligned = aligned
+"""
+_WRITTEN = re.compile(r"(in_)?out_ptr|ws_ptr")
+_ORDINARY = ("attention", "convolution")
+"""Fallbacks that are not fallbacks: what Inductor leaves to libraries on every GPU."""
+
+
+class _Call(NamedTuple):
+    """A launch as it was written: its kernel, the scheduled node that it is of, its arguments' names."""
+
+    kernel: str
+    node: Any
+    args: tuple[str, ...]
+    writes: tuple[int, ...]
+
+
+class PlanWrapper(PythonWrapperCodegen):
+    """One graph's wrapper. `static`: where it is captured as a CUDA graph, the places of inputs that do not
+    move."""
+
+    static: tuple[int, ...] | None = None
+
+    @classmethod
+    def capturing(cls, static: tuple[int, ...] | None) -> type[PlanWrapper]:
+        """The class for a graph that is captured (None: that is not)."""
+        return cls if static is None else type(cls.__name__, (cls,), {"static": static})
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._fallbacks: list[str] = []
+        super().__init__()
+
+    @classmethod
+    def create(cls, is_subgraph: bool, *about: Any) -> PlanWrapper:
+        if is_subgraph:
+            raise refused(
+                "a graph with branches or loops of its own (torch.cond, while_loop, invoke_subgraph)"
+            )
+        return cls()
+
+    def write_header(self) -> None:
+        super().write_header()
+        self.header.splice(_NAMES, strip=True)
+
+    def write_args(self, input_names: list[str]) -> None:
+        super().write_args(input_names)
+        if self.static is not None:
+            self.prefix.writeline(f"plan.take_inputs([{', '.join(input_names)}])")
+
+    def write_triton_header_once(self) -> None:
+        self.write_get_raw_stream_header_once()
+
+    def define_user_defined_triton_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        raise refused("a Triton kernel of the program's own", "leave it outside of the compiled part")
+
+    def generate_fallback_kernel(self, node: Any) -> None:
+        name = str(node.op_overload)
+        if "." in name and not any(word in name for word in _ORDINARY):  # else a wrapper of an operator
+            self._fallbacks.append(name)
+        super().generate_fallback_kernel(node)
+
+    def generate_kernel_call(self, kernel_name: str, call_args: Sequence[Any], **about: Any) -> None:
+        if not about.get("triton", True):  # a kernel of the host's: compiled and run as it is
+            super().generate_kernel_call(kernel_name, call_args, **about)
+            return
+        names = list((about.get("triton_meta") or {}).get("signature", ()))
+        writes = tuple(place for place, name in enumerate(names) if _WRITTEN.match(name))
+        node = inductor_virtualized.graph.scheduler.current_node
+        self._calls.append(_Call(kernel_name, node, tuple(map(str, call_args)), writes))
+        types = about.pop("arg_types", None)
+        super().generate_kernel_call(
+            kernel_name,
+            [str(len(self._calls) - 1), *call_args],
+            arg_types=None if types is None else [int, *types],
+            **about,
+        )
+
+    def generate_after_suffix(self, result: Any) -> None:
+        super().generate_after_suffix(result)
+        launches = ", ".join(map(repr, self._launches()))
+        externs = [node for node in inductor_virtualized.graph.scheduler.nodes if node.is_extern()]
+        extern_bytes = sum(node.get_read_write_buffers_sizes() for node in externs)
+        result.writeline(f"plan.complete([{launches}], {extern_bytes}, {self._fallbacks!r})")
+        if self.static is not None:
+            result.writeline(f"plan.capture({self.static!r}, {why_not_captured(self.static)!r})")
+
+    def _launches(self) -> list[Launch]:
+        """A node's bytes go to its launch; where it has several, by the sizes of their arguments."""
+        inputs = inductor_virtualized.graph.graph_inputs.values()
+        varies = any(isinstance(value, sympy.Expr) for value in inputs)
+        of_node: dict[int, list[int]] = {}
+        for index, call in enumerate(self._calls):
+            of_node.setdefault(id(call.node), []).append(index)
+        nbytes = [0] * len(self._calls)
+        for indices in of_node.values():
+            total = self._calls[indices[0]].node.get_read_write_buffers_sizes()
+            weights = [max(1, _size_of(self._calls[index].args)) for index in indices]
+            left = total
+            for index, weight in zip(indices[:-1], weights[:-1], strict=True):
+                nbytes[index] = total * weight // sum(weights)
+                left -= nbytes[index]
+            nbytes[indices[-1]] = left
+        return [
+            Launch(
+                call.kernel, _category(call.kernel), size, call.writes, _size_of(call.args) if varies else 0
+            )
+            for call, size in zip(self._calls, nbytes, strict=True)
+        ]
+
+
+def _category(kernel: str) -> str:
+    """`poi` of `triton_poi_fused_add_0`."""
+    return kernel.split("_")[1] if kernel.startswith("triton_") else ""
+
+
+def _size_of(names: Sequence[str]) -> int:
+    """Bytes of the buffers among a kernel's arguments."""
+    graph = inductor_virtualized.graph
+    found = [graph.try_get_buffer(name) for name in names if name.isidentifier()]
+    sizes = graph.sizevars
+    return sum(
+        sizes.optimization_hint(buffer.get_numel(), fallback=0) * buffer.get_dtype().itemsize
+        for buffer in found
+        if buffer is not None
+    )
+
+
+class PlanScheduling(TritonScheduling):
+    """Fusion, splitting and naming are Inductor's; a kernel's source is made for its name, and dropped."""
+
+    def _emit_kernel_to_wrapper(
+        self, wrapper: PlanWrapper, kernel: Any, src_code: str, kernel_name: str, *about: Any
+    ) -> None:
+        wrapper.define_kernel(kernel_name, f"plan.kernel({kernel_name!r})", "")

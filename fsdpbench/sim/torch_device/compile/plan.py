@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.model.cpu_costs import CpuCosts
-from fsdpbench.sim.model.kernel_costs import KernelCosts, fused
+from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts, fused
 from fsdpbench.sim.model.timeline import Work
-from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.compile.cuda_graphs import CapturedGraph
-from fsdpbench.sim.torch_device.compile.report import REPORT
-from fsdpbench.sim.torch_device.operators.inputs import inputs_text
-from fsdpbench.sim.torch_device.storage import forget, record_of
+from fsdpbench.sim.torch_device.compile.refusals import REPORT
+from fsdpbench.sim.torch_device.operators.plans import inputs_text
+from fsdpbench.sim.torch_device.tensors import forget, record_of
 
 _REDUCTIONS = ("red", "per")
 """Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""

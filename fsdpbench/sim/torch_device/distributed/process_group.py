@@ -25,23 +25,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
+from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
-from fsdpbench.sim.model.trace_records import KernelRecord
+from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
+from fsdpbench.sim.torch_device.distributed.collective_calls import (
+    CollectiveCalls,
+    collective_ranks,
+    total_bytes,
+)
 from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveRecord, CollectiveWork
-from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
-from fsdpbench.sim.torch_device.operators.inputs import inputs_text
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
-from fsdpbench.sim.torch_device.storage import use_on_stream
-from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor
+from fsdpbench.sim.torch_device.operators.plans import inputs_text
+from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
 from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident
-# The plain query, also under the sanitizer and where steps are recorded: the program asks nothing here.
+# The plain query, also under observers: the program asks nothing here.
 _has_passed = Timeline.has_passed
 
 
@@ -132,7 +135,7 @@ class SimProcessGroup(CollectiveCalls):
             marker, tensors = shelves.popleft()
             if tensors and self._accelerator.sanitizer is not None:
                 self._accelerator.sanitizer.collective_passed(tensors, marker)
-            _let_go(tensors, timeline)
+            _let_go(tensors, self._accelerator.allocator)
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
@@ -206,13 +209,13 @@ class SimProcessGroup(CollectiveCalls):
         return work
 
 
-def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
-    """Hold them no longer. When, depends on the clock: a step in which memory dies by it is not a record."""
-    log = getattr(timeline, "log", None)
-    before = 0 if log is None else len(log.operations)
+def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
+    """Hold tensors no longer, at a time that depends on the clock."""
+    held_bytes = allocator.stats.allocated_bytes
     tensors.clear()
-    if log is not None and len(log.operations) > before:
-        log.refuse("memory of a collective without a wait is given back once it is done", for_good=True)
+    if allocator.stats.allocated_bytes != held_bytes:
+        for observer in allocator.observers:
+            observer.freed_by_clock()
 
 
 def _is_asynchronous(opts: Any) -> bool:

@@ -21,8 +21,7 @@ import torch
 
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.sim.torch_device.storage import record_of
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
 from fsdpbench.torch_internals import expect, replace, symmetric_memory
 
 _POLICY = "NCCL_CTA_POLICY"

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, rows_of
-from fsdpbench.sim.torch_device.operators.execution import carry_out
-from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, data_dependent
+from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, numbers_in, rows_of
+from fsdpbench.sim.torch_device.operators.known_values import Number, known_of
+from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
-from fsdpbench.sim.torch_device.storage import Chosen, Numbered
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.tensors import Chosen, Numbered, is_on_device
 
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
@@ -124,3 +123,14 @@ CHOICE_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "masked_select": masked_select,
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), written_by_places),
 }
+
+
+def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
+    """The value of a tensor with one element, of its dtype; and whether that is the truth."""
+    numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+    if numbers is not None:
+        return numbers.item(), True
+    known = known_of(tensor) if ACCELERATOR.known_values else None
+    if known is not None:
+        return known.value.item(), not known.assumed
+    return torch.zeros((), dtype=tensor.dtype).item(), False

@@ -19,8 +19,15 @@ from typing import Any, NamedTuple
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.storage import Choice, Chosen, Numbered, Share, forget, record_of
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.tensors import (
+    Choice,
+    Chosen,
+    Numbered,
+    Share,
+    forget,
+    is_on_device,
+    record_of,
+)
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result holds what all of their tensors hold."""

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.execution import carry_out
-from fsdpbench.sim.torch_device.operators.inputs import call_text, numbers_in
 from fsdpbench.sim.torch_device.operators.known_values import follow
-from fsdpbench.sim.torch_device.operators.plans import Plan, make_plan, sparse_refused
+from fsdpbench.sim.torch_device.operators.plans import (
+    Plan,
+    call_text,
+    carry_out,
+    make_plan,
+    numbers_in,
+    sparse_refused,
+)
 from fsdpbench.sim.torch_device.operators.special_operators import SPECIAL_OPERATORS
-from fsdpbench.sim.torch_device.prices.table import has_own_price
+from fsdpbench.sim.torch_device.prices.families import has_own_price
 from fsdpbench.torch_internals import (
     dispatch_get_all_op_names,
     dispatch_has_kernel_for_dispatch_key,

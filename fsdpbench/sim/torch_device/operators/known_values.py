@@ -26,10 +26,9 @@ import torch.distributed as dist
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
-from fsdpbench.sim.torch_device.storage import Choice, Known, forget, record_of
-from fsdpbench.sim.torch_device.strict.indices import INDEXING, known_bounds, refuse_out_of_range
+from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
-from fsdpbench.sim.torch_device.tensors import is_on_device
+from fsdpbench.sim.torch_device.tensors import Choice, Known, forget, is_on_device, record_of
 
 Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {

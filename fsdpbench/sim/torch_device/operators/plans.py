@@ -8,17 +8,33 @@ training loop has no misses after its first step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from fsdpbench.configuration.compute_type import compute_type
-from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.model.timeline import Work
+from fsdpbench.sim.model.trace_recorder import KernelRecord
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, Accelerator
 from fsdpbench.sim.torch_device.followed import Use
 from fsdpbench.sim.torch_device.prices import FREE, OperatorCost, price
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
-from fsdpbench.sim.torch_device.tensors import contiguous_strides, meta_twin, tensors_in
+from fsdpbench.sim.torch_device.strict.words import bind, cpp_type
+from fsdpbench.sim.torch_device.tensors import (
+    allocate,
+    attach,
+    contiguous_strides,
+    meta_twin,
+    new_tensor,
+    new_view,
+    record_of,
+    resize,
+    set_geometry,
+    tensors_in,
+)
+from fsdpbench.torch_internals import current_graph_task_id
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)
 
@@ -141,3 +157,181 @@ def data_dependent(func: Any) -> NotImplementedError:
         f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
         f"use a form with a fixed shape ({form}), or compute it on the CPU"
     )
+
+
+# What an operator is called with, written as Kineto does with `record_shapes=True`.
+#     aten::mul(float32 [4, 8], 2)   "Concrete Inputs":["","2"],"Input type":["float","Scalar"],
+#                                    "Input Strides":[[8,1],[]],"Input Dims":[[4,8],[]]
+# The text is made once for each plan, and for each set of numbers that the plan does not depend on.
+
+_MOST_SCALARS = 30
+"""Kineto leaves longer lists of numbers out."""
+_NUMBERS: dict[Any, int] = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
+    torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
+    torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24, torch.uint16: 27,
+    torch.uint32: 28, torch.uint64: 29, torch.float8_e8m0fnu: 44, torch.strided: 0,
+    torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3,
+}  # fmt: skip
+"""Types, layouts and memory formats are numbers to C++."""
+_WRAPPED = {int: "long int", float: "double", bool: "bool", complex: "c10::complex<double>"}
+_SCALARS = tuple(_WRAPPED)
+_MEMBERS = ("Concrete Inputs", "Input type", "Input Strides", "Input Dims")
+_Input = tuple[str, str, Any, Any]
+"""Value, type, strides, sizes."""
+_OTHER: _Input = ("", "", [], [])
+
+
+def call_text(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Members of the arguments of an operator's event: inputs in the schema's order, defaults included."""
+    bound = bind(operator, args, dict(kwargs))
+    types = [str(argument.type) for argument in operator._schema.arguments]
+    return _text(map(_input, bound.values(), types))
+
+
+def inputs_text(values: Iterable[Any]) -> str:
+    """The same of values without a schema: a kernel's, or a collective's."""
+    return _text(_input(value, "") for value in values)
+
+
+def numbers_in(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The plain numbers among a call's arguments, which plans of pointwise operators do not depend on."""
+    lists = [tuple(each) for each in values if isinstance(each, (list, tuple)) and each]
+    numbers = [each for each in values if type(each) in _SCALARS]
+    return (*numbers, *(each for each in lists if type(each[0]) in _SCALARS))
+
+
+def _text(inputs: Iterable[_Input]) -> str:
+    columns = [list(column) for column in zip(*inputs, strict=True)] or [[]] * len(_MEMBERS)
+    return msgspec.json.encode(dict(zip(_MEMBERS, columns, strict=True)))[1:-1].decode()
+
+
+def _input(value: Any, declared: str) -> _Input:
+    if isinstance(value, torch.Tensor):
+        return "", cpp_type(value), value.stride(), tuple(value.shape)
+    if isinstance(value, (list, tuple)):
+        return _list(value, declared)
+    if isinstance(value, _SCALARS) or value in _NUMBERS:
+        if "Tensor" in declared:  # torch gives kernels in Python the number of a tensor that wraps one
+            return "", _WRAPPED[type(value)], [], []
+        return _number(value), "Scalar", [], []
+    return _OTHER
+
+
+def _list(values: Sequence[Any], declared: str) -> _Input:
+    if declared == "List[Tensor]" or (values and all(isinstance(value, torch.Tensor) for value in values)):
+        if "Optional" in declared:
+            return _OTHER
+        return "", "TensorList", [v.stride() for v in values], [tuple(v.shape) for v in values]
+    if (
+        "Tensor" in declared
+        or len(values) > _MOST_SCALARS
+        or not all(isinstance(v, _SCALARS) for v in values)
+    ):
+        return _OTHER
+    return f"[{', '.join(map(_number, values))}]", "ScalarList", [], []
+
+
+def _number(value: Any) -> str:
+    """As C++ prints it: `2`, `2.`, `0.10000000000000001`, `True`."""
+    if isinstance(value, complex):
+        return f"{_number(value.real)}+{_number(value.imag)}j"
+    if not isinstance(value, float):
+        return str(_NUMBERS.get(value, value) if not isinstance(value, (int, bool)) else value)
+    text = f"{value:.17g}"
+    return text if set(text) & set(".en") else text + "."
+
+
+_COMPUTE = Work.COMPUTE
+_graph_task = current_graph_task_id
+
+
+def carry_out(plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
+    """Allocate, launch, and return what the plan says; `inputs`: what a trace says of them."""
+    accelerator = ACCELERATOR
+    timeline = accelerator.timeline
+    start = timeline.cpu
+    timeline.cpu = start + plan.cpu_ns
+    result: Any
+    if plan.container is False:
+        output = plan.outputs[0]
+        origin = output[0]
+        if origin == NEW:  # as `_make_output` does it, without another call
+            result = new_tensor(output[1], output[2], output[3], output[4])
+        elif origin == ARGUMENT:
+            result = tensors[output[1]]
+        elif origin == VIEW:
+            result = new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
+        else:
+            result = output[1]
+    elif plan.container is None:
+        result = None
+    else:
+        result = plan.container([_make_output(output, tensors) for output in plan.outputs])
+    if plan.reshaped:
+        _reshape(plan, tensors)
+    if plan.duration_ns:
+        if accelerator.sanitizer is not None:
+            fresh = _new_outputs(plan, result)
+            accelerator.sanitizer.kernel(accelerator.stream, plan.name, plan.uses, tensors, fresh)
+        _launch(plan)
+    if accelerator.trace is not None:
+        accelerator.trace.cpu_op(plan.name, start, timeline.cpu, inputs)
+    return result
+
+
+def _make_output(output: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
+    """One output as its plan says."""
+    origin = output[0]
+    if origin == NEW:
+        return new_tensor(output[1], output[2], output[3], output[4])
+    if origin == ARGUMENT:
+        return tensors[output[1]]
+    if origin == VIEW:
+        return new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
+    return output[1]
+
+
+def _new_outputs(plan: Plan, result: Any) -> list[torch.Tensor]:
+    """What the call has made, which its kernel writes."""
+    results = [result] if plan.container is False else result or ()
+    return [made for made, output in zip(results, plan.outputs, strict=True) if output[0] == NEW]
+
+
+def _launch(plan: Plan) -> None:
+    """Queue the plan's kernel on the current stream."""
+    accelerator = ACCELERATOR
+    timeline = accelerator.timeline
+    if _graph_task() != -1:
+        timeline.cpu += accelerator.cpu_costs.autograd_node_ns
+    blocks = [allocate(nbytes) for nbytes in plan.cost.workspace_bytes]
+    if blocks and accelerator.sanitizer is not None:
+        accelerator.sanitizer.workspaces(accelerator.stream, blocks)
+    launch_start = timeline.cpu
+    timeline.cpu = launch_start + accelerator.cpu_costs.launch_ns
+    payload = None
+    if accelerator.trace is not None:
+        payload = KernelRecord(plan.cost.kernel, launch_start, timeline.cpu)
+        accelerator.bytes_traced += plan.cost.nbytes
+    timeline.launch(accelerator.stream, _COMPUTE, plan.duration_ns, payload)
+    accelerator.operators_launched += 1
+    if plan.flops is not None and accelerator.flops is not None:
+        accelerator.flops.add(*plan.flops)
+    for block in blocks:
+        accelerator.allocator.free(block)
+    if plan.cost.unknown:
+        counts = accelerator.unknown_operators
+        counts[plan.name] = counts.get(plan.name, 0) + 1
+
+
+def _reshape(plan: Plan, tensors: list[torch.Tensor]) -> None:
+    """Give arguments the geometry that the operator leaves them with, growing their storages where needed."""
+    for index, shape, strides, nbytes in plan.reshaped:
+        tensor = tensors[index]
+        storage = tensor.untyped_storage()
+        record = record_of(storage)
+        if record is None:
+            attach(storage, nbytes)
+        elif record.nbytes < nbytes:
+            resize(record, nbytes)
+        set_geometry(tensor, storage, int(tensor.storage_offset()), shape, strides)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places
+from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places, placeholder
 from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in
 from fsdpbench.sim.torch_device.operators.known_values import (
     compare,
@@ -25,18 +25,22 @@ from fsdpbench.sim.torch_device.operators.known_values import (
     learn_from_host,
     mark_as_placeholders,
 )
-from fsdpbench.sim.torch_device.operators.placeholders import placeholder
 from fsdpbench.sim.torch_device.operators.plans import data_dependent
-from fsdpbench.sim.torch_device.pinned import is_pinned, pin
-from fsdpbench.sim.torch_device.storage import Known, attach, record_of, resize, use_on_stream
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
-from fsdpbench.sim.torch_device.strict.indices import on_host_resolved
+from fsdpbench.sim.torch_device.strict.shapes import on_host_resolved
 from fsdpbench.sim.torch_device.tensors import (
+    Known,
+    attach,
     contiguous_strides,
     is_on_device,
+    is_pinned,
     is_simulated,
     meta_twin,
+    pin,
+    record_of,
+    resize,
     set_geometry,
+    use_on_stream,
 )
 
 Kernel = Callable[..., Any]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.torch_internals import INTERNALS, gone, last_part
+from fsdpbench.torch_internals import INTERNALS, find_builtin, gone, last_part, register_builtin
 
 _NAME = INTERNALS["dynamo"].path
 _ATTRIBUTE = last_part("dynamo")
@@ -114,3 +114,10 @@ def _real() -> ModuleType:
         del sys.modules[_NAME]
         delattr(torch, _ATTRIBUTE)
     return importlib.import_module(_NAME)
+
+
+def stand_in_for_builtin(original: Any, replacement: Any) -> None:
+    """In scripted code `replacement` means what `original` meant."""
+    name = find_builtin(original)
+    if name is not None:
+        register_builtin(replacement, name)

@@ -26,7 +26,7 @@ DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that 
 DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
-DTensor's `propagate_op_sharding`, random state see `sharding_shortcut.py`, `random_state.py`
+DTensor's `propagate_op_sharding`, random state see `dtensor.py`, `random_state.py`
 FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `chunks.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
@@ -50,16 +50,22 @@ from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCa
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
-from fsdpbench.sim.torch_device.patches.annotations import FastSpan, make_span_methods
-from fsdpbench.sim.torch_device.patches.chunks import cut_when_asked
+from fsdpbench.sim.torch_device.patches.annotations import FastSpan, install_module_calls, make_span_methods
+from fsdpbench.sim.torch_device.patches.dtensor import (
+    cut_when_asked,
+    install_random_state,
+    install_sharding_shortcut,
+)
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_dynamo
-from fsdpbench.sim.torch_device.patches.host_access import install_host_access
-from fsdpbench.sim.torch_device.patches.module_calls import install_module_calls
-from fsdpbench.sim.torch_device.patches.random_state import install_random_state
-from fsdpbench.sim.torch_device.patches.sharding_shortcut import install_sharding_shortcut
-from fsdpbench.sim.torch_device.patches.two_sided import install_two_sided_parameters
-from fsdpbench.sim.torch_device.storage import address, record_of, resize
-from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, new_tensor
+from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
+from fsdpbench.sim.torch_device.tensors import (
+    address,
+    is_on_device,
+    is_simulated,
+    new_tensor,
+    record_of,
+    resize,
+)
 from fsdpbench.torch_internals import expect, patch, replace
 
 

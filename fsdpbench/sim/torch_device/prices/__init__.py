@@ -1,6 +1,6 @@
 """What an operator costs: the table of families, and prices of the user's own."""
 
+from fsdpbench.sim.torch_device.prices.families import operator_price, price
 from fsdpbench.sim.torch_device.prices.products import FREE, Call, OperatorCost, Price, tensor_bytes
-from fsdpbench.sim.torch_device.prices.table import operator_price, price
 
 __all__ = ["FREE", "Call", "OperatorCost", "Price", "operator_price", "price", "tensor_bytes"]
