@@ -51,9 +51,9 @@ def measure(system: str, words: dict[str, Any], doubled: bool) -> Found:
     import json
 
     from fsdpbench.configuration.config import Config, Measurement
-    from fsdpbench.configuration.settings import Settings
     from fsdpbench.devices.base import Placement
     from fsdpbench.results.records import record_path
+    from fsdpbench.settings import Settings
     from fsdpbench.sim import simulation
     from fsdpbench.sim.torch_device.distributed import process_group
     from fsdpbench.worker import run_rank

@@ -24,8 +24,15 @@ from pathlib import Path
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.intervals import apart
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
-from fsdpbench.results.residuals.widths import Unknown, width_of
+from fsdpbench.results.residuals.widths import (
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    read_table,
+    width_of,
+    write_table,
+)
 from fsdpbench.validation.conditions import under
 from fsdpbench.validation.coverage import residuals_of
 from fsdpbench.validation.paper_network import predict

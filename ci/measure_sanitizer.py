@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.devices.base import Placement
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from statistics import fmean
 
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
+from fsdpbench.results.residuals.widths import Condition, Quantity, Residual, read_table
 from fsdpbench.sim.model.profile import expected_largest
 
 SPREADS = [step / 1000 for step in range(0, 61, 2)]

@@ -18,11 +18,11 @@ from typing import Any
 
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch import fork_server
 from fsdpbench.results.provenance import machine, versions
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import Store
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import run_sweep
@@ -77,7 +77,7 @@ def measure(config: Config, folder: Path, runs: int) -> list[dict[str, Any]]:
     with store.locked():
         store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
         summary = run_sweep(store, [config], make_progress(), jobs=1, repeat=runs)
-    return [result for _, result in summary.ran if Status(result["status"]) is Status.OK]
+    return [trial.result for trial in summary.ran if trial.status is Status.OK]
 
 
 def rounded(result: dict[str, Any]) -> list[float]:

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.cli.terminal.progress import make_progress
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.launch import fork_server
-from fsdpbench.results.residuals.table import Condition, Quantity, read_table
+from fsdpbench.results.residuals.widths import Condition, Quantity, read_table
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.validation.paper_network import predict
 from fsdpbench.validation.runs.case import Case

@@ -1,4 +1,5 @@
-"""From the repository's root a bare `import impl` finds the folder `impl`: let it be `fsdpbench.impl`.
+"""Bare names of the packages: from the repository's root `import impl` finds the folder `impl`, and gets
+`fsdpbench.impl`.
 
 Installed, everything is in the package `fsdpbench`; in the repository the three folders are beside it, and
 links lead to them::
@@ -30,7 +31,7 @@ def stand_for(name: str) -> None:
 
 
 class _BareNames(MetaPathFinder, Loader):
-    """Finds `impl.a.b` as the module `fsdpbench.impl.a.b`, where `impl` stands for `fsdpbench.impl`."""
+    """A finder of `impl.a.b` as the module `fsdpbench.impl.a.b`, where `impl` means `fsdpbench.impl`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""What this machine can run, found out by running it, and what is missing for the rest."""
+"""The doctor: finds out what this machine can run by running it, and what is missing for the rest."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Status
-from fsdpbench.results.machine_state import observe, usable_cores
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.sweep.prediction import available_memory
+from fsdpbench.results.machine_state import available_memory, observe, usable_cores
+from fsdpbench.sweep.planning import configured, make_target
+from fsdpbench.sweep.trials import simulate
 
 _TRY_TIMEOUT_S = 60.0
 _EXTRAS = (
@@ -59,14 +55,6 @@ class Finding:
     verdict: Verdict
     detail: str
     way_out: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what": self.what,
-            "verdict": self.verdict.value,
-            "detail": self.detail,
-            "way_out": self.way_out,
-        }
 
 
 def examine(try_devices: bool = True) -> list[Finding]:
@@ -146,35 +134,19 @@ def _gpus() -> Finding:
 
 def _tried(device: str, gpus: int) -> Finding:
     """Run a tiny configuration on `device` and tell how it went."""
-    from fsdpbench.launch.pool import PointPool
-
     what = f"--device {device}"
-    config = _tiny(device, gpus)
-    with (
-        interruption.unwinding(),
-        tempfile.TemporaryDirectory(prefix="fsdpbench-doctor-") as temporary,
-        PointPool(1) as pool,
-    ):
-        pool.start(config, Path(temporary))
-        results = []
-        while pool.running:
-            results += [result for _, _, result in pool.finished(1.0)]
-        result = results[0]
-        if result.status is Status.OK:
-            step = f"{(result.step_time_s or 0.0) * 1e3:.1f} ms a step"
-            return Finding(what, Verdict.OK, f"{config.model} trained on {gpus} ranks, {step}")
-        cause = result.message or result.status
-        way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
-        return Finding(what, Verdict.BROKEN, str(cause), way_out)
+    (trial,) = simulate([_tiny(device, gpus)], 1)
+    if trial.status is Status.OK:
+        step = f"{(trial.step_time_s or 0.0) * 1e3:.1f} ms a step"
+        return Finding(what, Verdict.OK, f"{trial.config.model} trained on {gpus} ranks, {step}")
+    way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
+    return Finding(what, Verdict.BROKEN, trial.cause or trial.status.value, way_out)
 
 
 def _tiny(device: str, gpus: int) -> Config:
-    target = make_target(
-        model="gpt-tiny", shape={}, device=device, hardware=None, gpus=gpus, gpus_per_node=None, data=None,
-        measurement=Measurement(1, 1, 1, timeout_s=_TRY_TIMEOUT_S),
-    )  # fmt: skip
-    settings = Settings.of(batch=1, param_dtype="fp32", seq=16)
-    return without_absent(make_config(target, "impl-fsdp2", settings, target.workload()))
+    measurement = Measurement(1, 1, 1, timeout_s=_TRY_TIMEOUT_S)
+    target = make_target(model="gpt-tiny", device=device, gpus=gpus, measurement=measurement)
+    return configured(target, "impl-fsdp2", batch=1, param_dtype="fp32", seq=16)
 
 
 def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process tells its caller (docs/reference/results.md)."""
+    """The exit codes of the process (docs/reference/results.md)."""
 
     OK = 0
     REGRESSION = 1
@@ -19,31 +19,32 @@ class ExitCode(IntEnum):
 
 
 class BenchError(Exception):
-    """Ends the command with `exit_code` and the message alone, no traceback."""
+    """An error that ends the command with `exit_code` and the message alone, no traceback."""
 
     exit_code = ExitCode.BENCH_FAILED
 
 
 class UsageError(BenchError):
-    """The user asked for something that does not exist or does not fit."""
+    """A request for something that does not exist or does not fit."""
 
     exit_code = ExitCode.USAGE
 
 
 class CannotJudgeError(BenchError):
-    """A comparison was asked for that these inputs cannot decide."""
+    """A request for a comparison that the inputs cannot decide."""
 
     exit_code = ExitCode.CANNOT_JUDGE
 
 
 class SomeFailedError(BenchError):
-    """The command did what it was asked to, and some configurations failed."""
+    """The end of a command that did its work while some configurations failed."""
 
     exit_code = ExitCode.SOME_FAILED
 
 
 def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:
-    """A `UsageError` for an unknown name, with the nearest known ones and the command that lists all."""
+    """Return a `UsageError` for an unknown name, with the nearest known ones and the command that lists
+    all."""
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=3, cutoff=0.4)
     offer = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(names)}."

@@ -1,4 +1,6 @@
-"""SIGINT, SIGTERM and SIGHUP: what holds nothing ends immediately, what does ends by unwinding.
+"""The end of processes: by SIGINT, SIGTERM and SIGHUP, and with the parent that started them.
+
+A process that holds nothing ends immediately, one that does ends by unwinding.
 
     outside of `unwinding`   the signal's own action: the kernel ends the process, whatever it imports or
                              computes just now
@@ -7,7 +9,7 @@
     a second one, or
     not gone in `PATIENCE_S` the signal's own action
 
-Children die with their parent (`lifetime.py`), so that a process that was ended leaves none behind.
+Children die with their parent (`die_with_parent`), so that a process that was ended leaves none behind.
 Light, as what is imported before it: a command begins with it.
 """
 
@@ -20,16 +22,16 @@ import sys
 import time
 
 PATIENCE_S = 1.0
-"""How long unwinding may take: with the end itself less than the two seconds that are promised."""
+"""Seconds that unwinding may take: with the end itself less than the two that are promised."""
 _HEARD = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal told this process to end."""
+    """The end of this process that a signal asks for."""
 
 
 class _Interruption:
-    """The state of this process: whether something is to be unwound, and the signal that arrived."""
+    """The state of this process: whether anything is to be unwound, and the signal that arrived."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -81,7 +83,7 @@ _interruption = _Interruption()
 
 
 def take_over() -> None:
-    """From here on this process is a command: signals end it silently from the interpreter."""
+    """Make this process a command: from here on signals end it silently from the interpreter."""
     for number in _HEARD:
         if number == _signal.SIGTERM or _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, _signal.SIG_DFL)
@@ -95,7 +97,7 @@ def hold() -> None:
 
 
 def arrived() -> int:
-    """The signal that told this process to end; 0: none did."""
+    """Return the signal that asked this process to end; 0: none did."""
     return _interruption.number
 
 
@@ -105,14 +107,39 @@ def forget() -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """An interruption that struck where nothing can be raised (a finalizer) would be printed."""
+    """End silently on an interruption where nothing can be raised (a finalizer): it would be printed."""
     if isinstance(unraisable.exc_value, Interrupted):
         os.kill(os.getpid(), _interruption.number)  # its own action since it arrived
     sys.__unraisablehook__(unraisable)
 
 
 def _main_thread() -> int:
-    """Its ident; `threading` may not be loaded yet, and then no other thread of Python's runs."""
+    """Return the main thread's ident; without `threading` loaded no other thread of Python's runs."""
     threading = sys.modules.get("threading")
     ident = threading.main_thread().ident if threading else None
     return _thread.get_ident() if ident is None else int(ident)
+
+
+PARENT = "FSDPBENCH_PARENT"
+"""Environment variable by which a fresh process learns the number of its parent."""
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have this process killed when the thread that started it ends. Linux only; elsewhere nothing happens.
+
+    `parent`: the process of that thread. If this process has another parent already, it has ended before, and
+    this process ends too.
+    """
+    if sys.platform.startswith("linux"):
+        import ctypes  # not before: a command begins with this module
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+        if parent is not None and os.getppid() != parent:
+            os._exit(1)
+
+
+def die_with_named_parent() -> None:
+    """Call `die_with_parent` in a fresh process whose parent may have left its number in the environment."""
+    number = os.environ.pop(PARENT, "")
+    die_with_parent(int(number) if number.isdecimal() else None)

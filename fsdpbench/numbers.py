@@ -12,16 +12,16 @@ from collections.abc import Mapping
 
 LARGEST_INTEGER = 2**63 - 1
 MOST_GPUS = 1 << 20
-"""Far above any cluster; what is listed for each rank (meshes, groups) takes seconds there."""
+"""The most GPUs, far above any cluster; lists of ranks (meshes, groups) take seconds there."""
 _MOST_DIGITS = 40
-"""Python refuses some thousand digits, and takes its time before that."""
+"""Python refuses some thousand digits, and is slow before that."""
 _WHOLE = re.compile(r"-?[0-9]+")
 _DECIMAL = re.compile(r"-?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]+)?")
 _WITH_UNIT = re.compile(r"(.*[0-9.])\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def whole_number(text: str, least: int = -LARGEST_INTEGER, most: int = LARGEST_INTEGER) -> int:
-    """Return the number in `text`. Raises `ValueError` that says the bound which it does not keep."""
+    """Return the number in `text`. Raise `ValueError` with the bound that it exceeds."""
     if len(text) > _MOST_DIGITS or not _WHOLE.fullmatch(text):
         raise ValueError(f"not a whole number up to {bound(most)}")
     number = int(text)
@@ -33,14 +33,14 @@ def whole_number(text: str, least: int = -LARGEST_INTEGER, most: int = LARGEST_I
 
 
 def finite_number(text: str) -> float:
-    """Return the number in `text`. Raises `ValueError` for other text, and where it is beyond a double."""
+    """Return the number in `text`. Raise `ValueError` for other text, and beyond a double."""
     if not _DECIMAL.fullmatch(text) or not math.isfinite(number := float(text)):
         raise ValueError("expected a finite number")
     return number
 
 
 def with_unit(text: str, units: Mapping[str, int]) -> int:
-    """Return the number in `text` times its unit, in any case (`80GB`, `40 GiB`). Raises `ValueError`."""
+    """Return the number in `text` times its unit, in any case (`80GB`, `40 GiB`). Raise `ValueError`."""
     found = _WITH_UNIT.fullmatch(text)
     if found is None or found[2].lower() not in units:
         raise ValueError(f"expected a number, and one of {', '.join(filter(None, units))}")

@@ -1,4 +1,4 @@
-"""Systems and models of other packages, by entry point: who offers one, without importing it.
+"""Systems and models of other packages, found by entry point without importing them.
 
     [project.entry-points."fsdpbench.systems"]
     my-fsdp = "my_package.bench:MyFsdp"
@@ -7,7 +7,7 @@
     my-model = "my_package.models:FAMILY"
 
 Only names are read here; `systems.registry` and `workloads.registry` load what is chosen. What a plugin
-computes is part of a result's key: the hash of its package's sources stands for it.
+computes is part of a result's key, as the hash of its package's sources.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FAMILIES = "fsdpbench.workloads"
 OWN_FAMILIES = ("gpt", "t5", "llama", "decoder", "regnet", "deepvit", "dhen")
 """Families of models that are ours: an entry point of such a name is not taken."""
 _PACKAGES = {"deepspeed-zero3": "deepspeed", "megatron-fsdp": "megatron-fsdp"}
-"""Our own systems that run what an optional package brings: system -> distribution."""
+"""Distributions of optional packages that our own systems run, by system."""
 
 
 @functools.cache
 def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
-    """The entry points of the group by name; of two with one name the first on the path."""
+    """Return the entry points of the group by name; of two with one name the first on the path."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
     for entry in importlib.metadata.entry_points(group=group):
         found.setdefault(entry.name, entry)
@@ -36,7 +36,8 @@ def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def family_of(model: str) -> importlib.metadata.EntryPoint | None:
-    """The entry point of the family that a model's name begins with (`my-model-7b`), if a plugin has it."""
+    """Return the entry point of the family with which a model's name begins (`my-model-7b`), if there is
+    one."""
     names = [
         name
         for name in plugins(FAMILIES)
@@ -46,14 +47,14 @@ def family_of(model: str) -> importlib.metadata.EntryPoint | None:
 
 
 def offered_by(entry: importlib.metadata.EntryPoint) -> str:
-    """The distribution that an entry point comes from, as people know it."""
+    """Return name and version of the distribution that an entry point comes from."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
 
 
 @functools.cache
 def foreign_identity(system: str) -> dict[str, str] | None:
-    """What identifies a system that is not all our own, for a result's key: the distribution it comes from,
-    and for a plugin the hash of its sources. None for our own."""
+    """Return the identity of a system that is not all our own, for a result's key: its distribution, and for
+    a plugin the hash of its sources. None for our own."""
     if system in _PACKAGES:
         try:
             return {"from": f"{_PACKAGES[system]} {importlib.metadata.version(_PACKAGES[system])}"}
@@ -65,13 +66,13 @@ def foreign_identity(system: str) -> dict[str, str] | None:
 
 @functools.cache
 def foreign_model(model: str) -> dict[str, str] | None:
-    """The same for a model; None for our own."""
+    """Return the identity of a plugin's model, for a result's key. None for our own."""
     entry = family_of(model)
     return None if entry is None else _identity(entry)
 
 
 def forget() -> None:
-    """Look for plugins again when they are asked for next."""
+    """Forget plugins: they are looked for again when they are asked for next."""
     for function in (plugins, foreign_identity, foreign_model):
         function.cache_clear()
 
@@ -84,7 +85,7 @@ def _identity(entry: importlib.metadata.EntryPoint) -> dict[str, str]:
 
 
 def _sources(package: str) -> list[Path]:
-    """The Python files of a top-level module or package, which is not imported for it."""
+    """Return the Python files of a top-level module or package, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -1,7 +1,7 @@
 """The worker: one rank of one configuration, on whatever device the configuration names.
 
     build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
-                                                   one pass where tracing is free (`measuring/traced.py`)
+                                                   one pass where tracing is free (`measuring/warmup.py`)
 
 Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
 torchrun (`torchrun ... -m fsdpbench.worker CONFIG.json FOLDER`).
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from fsdpbench.lifetime import die_with_named_parent
+from fsdpbench.interruption import die_with_named_parent
 
 if __name__ == "__main__":
     die_with_named_parent()  # before torch's import, during which its agent may end
@@ -28,7 +28,7 @@ from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.errors import BenchError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.measuring.soak import (
     Batch,
     ShapedBatches,
@@ -38,10 +38,10 @@ from fsdpbench.measuring.soak import (
     mean_tokens,
     shapes_of,
 )
-from fsdpbench.measuring.traced import time_and_trace
-from fsdpbench.measuring.warmup import TimedSteps, warm_up
+from fsdpbench.measuring.warmup import TimedSteps, time_and_trace, warm_up
 from fsdpbench.measuring.watched_settings import unread_settings, watched
-from fsdpbench.results.records import RankRecord, Status, compiled_graphs, trace_path
+from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
+from fsdpbench.results.records import Status, trace_path, write_record
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
@@ -62,7 +62,7 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
         record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.OOM, _first_line(message)
         record.memory_account = record.memory_account or getattr(device, "memory_account", None)
-        record.write(folder)
+        write_record(record, folder)
 
     device.on_out_of_memory(out_of_memory)
     try:
@@ -75,13 +75,13 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
             return record.status  # what a hook of backward raised was lost on the way; the record says it
         record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.ERROR, f"{type(error).__name__}: {_first_line(str(error))}"
-        record.write(folder)
+        write_record(record, folder)
         raise
     finally:
         device.close()
     if record.status is Status.OK:
         record.add_sanitizer(getattr(device, "sanitizer", None))
-    record.write(folder)
+    write_record(record, folder)
     return record.status
 
 
@@ -119,7 +119,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 
 
 def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
-    """What was compiled, of which a simulated device knows more than Dynamo does."""
+    """Add the compiled graphs to `record`; a simulated device knows more of them than Dynamo does."""
     if config.settings.compile:
         from fsdpbench.sim.torch_device.compile.refusals import (
             of_dynamo,  # the compiler's import takes seconds
@@ -194,7 +194,7 @@ def _maker_of_batches(
 
 
 def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
-    """Of a rank's step: what a capacity drops and computes for nothing."""
+    """Return the rows that a capacity drops and computes for nothing in a rank's step."""
     rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
     return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
 

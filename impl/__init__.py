@@ -7,19 +7,38 @@ if __name__ == "impl":
 
     stand_for(__name__)
 
-from .activations.offload import ActivationOffload, offload_activations
-from .collectives.comm_hooks import (
+from .activations import ActivationOffload, offload_activations
+from .deferred_init.materialise import materialise_deferred
+from .deferred_init.recording import deferred_init
+from .fsdp1.flat_param import FlatParameter
+from .fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
+from .fsdp1.gradients import (
     DefaultState,
     LowPrecisionState,
+    ShardedGradScaler,
     allreduce_hook,
     bf16_compress_hook,
     fp16_compress_hook,
     reduce_scatter_hook,
 )
-from .deferred_init.materialise import materialise_deferred
-from .deferred_init.recording import deferred_init
-from .frontends.report import UnitReport, UnitReports, unit_report
-from .frontends.wrap import (
+from .fsdp1.settings import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    MixedPrecision,
+    OptimStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from .fsdp1.state_dict.optim_parameters import OptimStateKeyType
+from .fsdp1.wrap import (
     CustomPolicy,
     EveryKthPolicy,
     ModuleWrapPolicy,
@@ -32,37 +51,12 @@ from .frontends.wrap import (
     transformer_auto_wrap_policy,
     wrap,
 )
-from .fsdp1.flat_param import FlatParameter
-from .fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
-from .fsdp1.grad_scaler import ShardedGradScaler
-from .fsdp1.state_dict.optim_parameters import OptimStateKeyType
-from .fsdp1.state_dict.settings import (
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    LocalOptimStateDictConfig,
-    LocalStateDictConfig,
-    OptimStateDictConfig,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    StateDictConfig,
-    StateDictSettings,
-    StateDictType,
-)
 from .fsdp2.fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
 from .fsdp2.fully_shard import fully_shard
-from .fsdp2.spmd_mesh import DataParallelMeshDims
-from .optimizers.adamw import AdamW
-from .optimizers.muon import Muon
-from .shared.settings import (
-    BackwardPrefetch,
-    CPUOffload,
-    CPUOffloadPolicy,
-    MemoryHandover,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    ShardingStrategy,
-)
+from .optimizers import AdamW, Muon
+from .report import UnitReport, UnitReports, unit_report
+from .shared.placement import DataParallelMeshDims
+from .shared.settings import CPUOffloadPolicy, MemoryHandover, MixedPrecisionPolicy, OffloadPolicy
 
 __all__ = [
     "ActivationOffload",

@@ -9,18 +9,16 @@ an amount. Least and most of a figure are in its row of `reports.figures`. No ru
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.reports.figures import ranges
+from fsdpbench.reports.figures import ranges, read_rows
 from fsdpbench.reports.reading import one_line
 
 Values = Mapping[str, Any]
@@ -66,8 +64,7 @@ class Contradiction:
 @functools.cache
 def rules() -> list[dict[str, str]]:
     """Return the rows of the table."""
-    lines = Path(__file__).with_name("result_rules.csv").read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return read_rows("result_rules.csv")
 
 
 def contradiction(result: Mapping[str, Any]) -> str | None:
@@ -174,7 +171,7 @@ def _tolerances() -> dict[str, tuple[float, float]]:
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """`*` and `~` stand for one part of a name."""
+    """Return the expression of a name in which `*` and `~` are any one part."""
     return re.compile(re.sub(r"\\[*~]|~", r"[^.]+", re.escape(text)))
 
 

@@ -1,6 +1,6 @@
 """The result of one configuration: `result.json` as typed parts, read and written here alone.
 
-It stands among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
+It is among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
 the same type.  Old files lack keys, newer files and plugins add some: a key that is missing is None, and what
 no field names stays in `content`, which is what is written again.  The fields are in the order of the file.
 """
@@ -21,7 +21,7 @@ JsonObject = dict[str, Any]
 class Status(StrEnum):
     """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
     sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
-    figures. `unreadable` is not an outcome: the files of the configuration are broken."""
+    figures."""
 
     OK = "ok"
     OOM = "oom"
@@ -31,24 +31,11 @@ class Status(StrEnum):
     RACE = "race"
     RANK_MISMATCH = "rank_mismatch"
     NOT_APPLICABLE = "not_applicable"
-    UNREADABLE = "unreadable"
 
     @property
     def is_answer(self) -> bool:
         """Whether it answers the question asked, and is not a failure of the configuration to do so."""
         return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
-
-    @property
-    def words(self) -> str:
-        """The status as people say it."""
-        return _WORDS.get(self, self.value)
-
-
-_WORDS = {
-    Status.OOM: "out of memory",
-    Status.NOT_APPLICABLE: "not applicable",
-    Status.RANK_MISMATCH: "ranks differ",
-}
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -330,17 +317,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: a field is missing or of a wrong type; the message names it.
         """
-        found = msgspec.convert({**content, "content": content}, cls)
-        if found.status is Status.UNREADABLE:
-            raise msgspec.ValidationError("Invalid enum value 'unreadable' - at `$.status`")
-        return found
+        return msgspec.convert({**content, "content": content}, cls)
 
     def to_dict(self) -> JsonObject:
         """Return what is written to `result.json`, keys that no field names among it."""
         return self.content
 
     def at(self, path: str) -> Any:
-        """Return what is at a dotted path, by its type; None where nothing is."""
+        """Return what is at a dotted path, by its type; None if it is missing."""
         found: Any = self
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
@@ -363,7 +347,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str | None:
-        """Why it has no figures, in a line."""
+        """The reason why it has no figures, in a line."""
         return self.cause.words if isinstance(self.cause, Cause) else self.cause
 
     @property
@@ -378,7 +362,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the figures doubtful, as the machine or its profile says it."""
+        """The reasons that make the figures doubtful, as the machine or its profile says it."""
         found = (self.environment or {}).get("warnings")
         return [str(line) for line in found] if isinstance(found, list) else []
 
@@ -399,5 +383,5 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_spread(self) -> float | None:
-        """How far apart the timed steps are where the allocator retries: none says what the next is like."""
+        """The spread of the timed steps where the allocator retries and no step is like the next."""
         return self.measured.spread if self.measured and self.alloc_retries_per_step else None

@@ -20,27 +20,25 @@ from typing import Any
 from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
 from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
-
-Record = dict[str, Any]
-"""A rank's record, as its file holds it."""
+from fsdpbench.reports.rank_record import RankRecord
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What the ranks of one configuration left: a record each, and the analysis of their traces."""
+    """The ranks of one configuration: a record each, and the analysis of their traces."""
 
-    records: Sequence[Record]
+    records: Sequence[RankRecord]
     analysis: Analysis
 
     @cached_property
-    def first(self) -> Record:
-        """The first rank's record, whose constants are those of all; empty where there is none."""
-        return self.records[0] if self.records else {}
+    def first(self) -> RankRecord:
+        """The first rank's record, whose constants are those of all; an empty one where there is none."""
+        return self.records[0] if self.records else RankRecord(0, 1, "", samples_per_step=None)
 
     @cached_property
     def step_time(self) -> float | None:
         """The slowest rank's median step, seconds."""
-        medians = [median(each["step_times_s"]) for each in self.records if each.get("step_times_s")]
+        medians = [median(each.step_times_s) for each in self.records if each.step_times_s]
         return max(medians) if medians else None
 
     @cached_property
@@ -49,9 +47,9 @@ class Ran:
         return max(self.analysis.ranks, key=lambda rank: rank.mean_step.total, default=None)
 
     @cached_property
-    def memory(self) -> list[list[dict[str, Any]]]:
+    def memory(self) -> list[list[dict[str, int | None]]]:
         """Each rank's memory by step, of the ranks that know it."""
-        return [each["memory_per_step"] for each in self.records if each.get("memory_per_step")]
+        return [each.memory_per_step for each in self.records if each.memory_per_step]
 
     def rate(self, amount: float | None, unit: float = 1.0) -> float | None:
         """Return `amount` of a step over the step time."""
@@ -59,11 +57,11 @@ class Ran:
 
     def flops(self, kind: str) -> float | None:
         """Return the FLOPs a second of a kind, in 10^12."""
-        return self.rate((self.first.get("flops_per_step") or {}).get(kind), 1e12)
+        return self.rate(self.first.flops_per_step.get(kind), 1e12)
 
     def share_of_peak(self, kind: str) -> float | None:
         """Return the FLOPs a second of a kind over the peak of the compute dtype."""
-        reached, peak = self.flops(kind), self.first.get("peak_flops")
+        reached, peak = self.flops(kind), self.first.peak_flops
         return reached * 1e12 / peak if reached is not None and peak else None
 
 
@@ -74,12 +72,12 @@ def step_time(ran: Ran) -> float | None:
 
 def samples_per_s(ran: Ran) -> float | None:
     """Return the samples a second and GPU."""
-    return ran.rate(ran.first.get("samples_per_step"))
+    return ran.rate(ran.first.samples_per_step)
 
 
 def tokens_per_s(ran: Ran) -> float | None:
     """Return the tokens a second and GPU."""
-    return ran.rate(ran.first.get("tokens_per_step"))
+    return ran.rate(ran.first.tokens_per_step)
 
 
 def tflops(ran: Ran) -> float | None:
@@ -108,19 +106,21 @@ def peak_memory(ran: Ran) -> dict[str, Any] | None:
         return None
     steps = [step for rank in ran.memory for step in rank]
     return {
-        kind: max((step[kind] for step in steps if step.get(kind) is not None), default=None)
+        kind: max((value for step in steps if (value := step.get(kind)) is not None), default=None)
         for kind in ("allocated", "active", "reserved")
     }
 
 
 def alloc_retries(ran: Ran) -> float | None:
     """Return the allocator's retries of a mean step, on the rank with most."""
-    return max((sum(step["alloc_retries"] for step in rank) / len(rank) for rank in ran.memory), default=None)
+    return max(
+        (sum(step["alloc_retries"] or 0 for step in rank) / len(rank) for rank in ran.memory), default=None
+    )
 
 
 def ooms(ran: Ran) -> int | None:
     """Return the out-of-memory errors, of all ranks and steps."""
-    return sum(step["ooms"] for rank in ran.memory for step in rank) if ran.memory else None
+    return sum(step["ooms"] or 0 for rank in ran.memory for step in rank) if ran.memory else None
 
 
 def _traced(compute: Callable[[Ran, RankAnalysis], object]) -> Callable[[Ran], object]:
@@ -164,7 +164,7 @@ def _mean_communication(rank: RankAnalysis) -> dict[str, Any]:
 
 def loss(ran: Ran) -> list[float] | None:
     """Return the mean over ranks for each step; None where a rank has no losses (shapes have no values)."""
-    losses = [record.get("losses") for record in ran.records]
+    losses = [record.losses for record in ran.records]
     known = [each for each in losses if each is not None]
     if not known or len(known) < len(losses):
         return None
@@ -174,16 +174,16 @@ def loss(ran: Ran) -> list[float] | None:
 def measured(ran: Ran) -> dict[str, Any] | None:
     """Return how the slowest rank's step time was measured: its samples (seconds), their spread, the warm-up,
     and what the profiler cost. None where nothing was timed."""
-    timed = [record for record in ran.records if record.get("step_times_s")]
+    timed = [record for record in ran.records if record.step_times_s]
     if not timed:
         return None
-    slowest = max(timed, key=lambda record: median(record["step_times_s"]))
-    samples, profiled = slowest["step_times_s"], slowest.get("profiler_step_times_s") or []
+    slowest = max(timed, key=lambda record: median(record.step_times_s))
+    samples, profiled = slowest.step_times_s, slowest.profiler_step_times_s
     return {
         "step_times_s": samples,
         "spread": spread(samples),
-        "warmup_times_s": slowest.get("warmup_times_s") or [],
-        "warmup_stable": slowest.get("warmup_stable"),
+        "warmup_times_s": slowest.warmup_times_s,
+        "warmup_stable": slowest.warmup_stable,
         "profiler_overhead": median(profiled) / median(samples) - 1 if profiled else None,
     }
 

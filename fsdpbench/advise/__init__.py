@@ -1,4 +1,4 @@
-"""What to change in a training script: variants of it, each simulated, with what it gains and the line to
+"""Changes to a training script: variants of it, each simulated, with what it gains and the line to
 write.
 
     result of the script as it is ──> candidates.py: what could be changed, and where

@@ -14,7 +14,7 @@ from fsdpbench.advise.script_text import NoDiffError
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.reports.result import Result
 from fsdpbench.results.residuals.intervals import apart
-from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
+from fsdpbench.sweep.trials import Trial, expected, simulate
 
 _WORTH_SAYING = 0.03
 _WORTH_CHOOSING = 0.10
@@ -76,7 +76,7 @@ def advise_script(
 ) -> Advice:
     """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
     started."""
-    base = trial_of(config, Result.of(result))
+    base = Trial(config, Result.of(result))
     bound = _bound(result)
     found = [_bounded(candidate, bound) for candidate in candidates(result)]
     asked_for = [each for each in found if each.variation and each.most is None]
@@ -194,7 +194,7 @@ def _group(each: Tried, base: Trial) -> str:
 
 
 def _place(tried: Tried) -> tuple[int, float]:
-    """What is wrong comes before what could be better, and that before what changes the training."""
+    """Order faults before gains, and gains before what changes the training."""
     return _ORDER[tried.candidate.kind], -(tried.gain if tried.gain is not None else -1.0)
 
 
@@ -204,7 +204,7 @@ def _is_same(tried: Tried, base: Trial) -> bool:
 
 
 def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
-    """What to simulate of the loader: as it is, and with as many workers as it would need."""
+    """Return the variations of the loader: as it is, and with as many workers as it would need."""
     seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
     batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
     if not batches or not loaders or not base.step_time_s:

@@ -1,4 +1,4 @@
-"""What could be changed in a script: read off what it was seen to do, before anything of it is simulated."""
+"""The changes that a script may profit from, found in what it was seen to do, before any is simulated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from fsdpbench.advise.edits import Edit
 from fsdpbench.advise.gradients import NOT_SIMULATED, Candidate, Kind, gradients, habits, place_of
+from fsdpbench.settings import varied
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
@@ -27,7 +28,7 @@ _Seen = Mapping[str, Any]
 
 
 def candidates(result: Mapping[str, Any]) -> list[Candidate]:
-    """Of the result of a script's run, those that may help; the starving loader is another question."""
+    """Return the changes that may help a script of this result; the starving loader is another question."""
     seen: _Seen = (result.get("script") or {}).get("observed") or {}
     if not seen:
         return []
@@ -39,7 +40,7 @@ def _is_fsdp1(call: _Seen) -> bool:
 
 
 def _each(calls: Sequence[_Seen], do: str, *more: Any) -> tuple[Edit, ...]:
-    """The same edit at every call."""
+    """Return the same edit at every call."""
     return tuple(Edit(call, do, more) for call in calls)
 
 
@@ -47,6 +48,13 @@ def _set(calls: Sequence[_Seen], name: str, value: str, imported: str = "") -> t
     """An argument of every call, and the import that its value needs."""
     edits = _each(calls, "keyword", name, value)
     return edits + _each(calls[:1], "imports", f"{_FSDP}{imported}") if imported else edits
+
+
+def _written(variation: str, *, is_fsdp1: bool) -> tuple[str, str]:
+    """Return name and value of the argument of a variation, from the table of settings."""
+    trade = varied(variation)
+    name, _, value = (trade.fsdp1 if is_fsdp1 else trade.fsdp2).partition("=")
+    return name, value
 
 
 def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
@@ -81,7 +89,7 @@ def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
 
 
 def _seldom(text: str) -> str:
-    """What to write instead of a line that waits."""
+    """Return the line to write instead of one that waits."""
     if any(call in text for call in _NEEDLESS):
         return f"without: {text}"
     if found := re.fullmatch(r"(if|elif|while) (.+?):(.*)", text):
@@ -187,10 +195,8 @@ def _sharding(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
         )
     kept = [each for each in calls if each["arguments"].get("reshard_after_forward") is False]
     kept = calls if strategy == "SHARD_GRAD_OP" else kept
-    name, value, needed = "reshard_after_forward", str(bool(kept)), ""
-    if is_fsdp1:
-        needed = "ShardingStrategy"
-        name, value = "sharding_strategy", f"{needed}.{'FULL_SHARD' if kept else 'SHARD_GRAD_OP'}"
+    name, value = _written("reshard" if kept else "keep", is_fsdp1=is_fsdp1)
+    needed = "ShardingStrategy" if is_fsdp1 else ""
     if kept and result.get("alloc_retries_per_step"):
         what, edits = "memory is full: free parameters after forward", _set(kept, name, value, needed)
         yield Candidate("reshard", Kind.FREE, place_of(kept[0]), what, f"{name}={value}", edits)
@@ -237,9 +243,11 @@ def _gathered_types(seen: _Seen, place: str, *, is_fsdp1: bool) -> Iterator[Cand
         )
     else:
         return
-    name, kind = ("mixed_precision", "MixedPrecision") if is_fsdp1 else ("mp_policy", "MixedPrecisionPolicy")
-    policy = f"{kind}(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-    edits = (*_set(calls, name, policy, kind), Edit(calls[0], "imports", ("import torch",)))
+    name, policy = _written("bf16", is_fsdp1=is_fsdp1)
+    edits = (
+        *_set(calls, name, policy, policy.partition("(")[0]),
+        Edit(calls[0], "imports", ("import torch",)),
+    )
     yield Candidate("bf16", Kind.MISTAKE, place, what, f"{name}={policy}", edits)
 
 
@@ -259,16 +267,18 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
         )
     elif model.get("units", 0) > 1:
         late = given.get("backward_prefetch", "BACKWARD_PRE")
-        early = _set([call], "backward_prefetch", "BackwardPrefetch.BACKWARD_PRE", "BackwardPrefetch")
+        name, value = _written("backward-prefetch", is_fsdp1=True)
+        early = _set([call], name, value, "BackwardPrefetch")
         if is_fsdp1 and late != "BACKWARD_PRE":
-            write = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
+            write = f"{name}={value}"
             what = f"backward prefetches the next unit late ({late})"
             what = what if late else "backward does not prefetch the next unit"
             yield Candidate("backward-prefetch", Kind.MISTAKE, place, what, write, early)
         edits: tuple[Edit, ...] | str = "the order of the units is not written in the script"
-        write = "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
+        write = varied("prefetch").fsdp2
         if is_fsdp1:
-            write, edits = "forward_prefetch=True", _set([call], "forward_prefetch", "True")
+            name, value = _written("prefetch", is_fsdp1=True)
+            write, edits = f"{name}={value}", _set([call], name, value)
             edits += early if late != "BACKWARD_PRE" else ()
         elif of_blocks:
             text = write.replace("blocks", f"{{0}}.{blocks['path']}")
@@ -284,7 +294,7 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             Kind.FREE,
             place_of(calls[0]),
             "units of two blocks: fewer, larger collectives",
-            "for a, b in zip(blocks[::2], blocks[1::2]): fully_shard([a, b])",
+            varied("wrap-pairs").fsdp2,
             (Edit(calls[0], "pairs"),),
         )
 
@@ -314,7 +324,7 @@ def _choices(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             Kind.CHOICE,
             place_of(seen["sharding"][0]),
             "compile each block: the first step takes longer",
-            "before each block is wrapped: block.compile()",
+            varied("compile").fsdp2,
             _each(_leaves(seen), "before", "{0}.compile()"),
         )
 

@@ -15,7 +15,7 @@ from fsdpbench.advise.script_text import NoDiffError, ScriptText
 @dataclass(frozen=True)
 class Edit:
     """One change at the call that stands at `place`. `do`: a method of `_Text`; `more`: its arguments. In
-    text `{0}` stands for the call's first argument, `{like}` for a like call that wraps `block`."""
+    text `{0}` is the call's first argument, `{like}` a like call that wraps `block`."""
 
     place: Mapping[str, Any]
     do: str

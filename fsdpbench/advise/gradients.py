@@ -133,7 +133,7 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Words]] = {
 
 
 def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    """What is wrong in a script, or costs time for nothing."""
+    """Yield what is wrong in a script, or costs time for nothing."""
     if found := seen.get("backward_in_autocast"):
         yield Candidate(
             NOT_SIMULATED,

@@ -61,7 +61,7 @@ class ScriptText:
         return self.starts[line - 1] + column, self.starts[end_line - 1] + end_column
 
     def source(self, node: Any) -> str:
-        """What is written there."""
+        """Return the text of a node."""
         start, end = self.offsets(node)
         return self.content[start:end].decode()
 
@@ -73,7 +73,7 @@ class ScriptText:
         self._changes[start, end] = known if text in known else known + text
 
     def argument_of(self, call: ast.Call, name: str) -> ast.expr | None:
-        """What a call gives a parameter of this name, by name or by position."""
+        """Return the argument for a parameter of this name, given by name or by position."""
         for each in call.keywords:
             if each.arg == name:
                 return each.value

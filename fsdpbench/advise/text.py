@@ -95,7 +95,7 @@ def gain_words(each: Tried) -> str:
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the advice as plain values."""
     return {
         "simulated": True,
         "level": 0.9,

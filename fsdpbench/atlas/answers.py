@@ -1,4 +1,4 @@
-"""What the atlas says of a cell: the best settings and their interval, what is as good, why nothing fits."""
+"""The answer for a cell: the best settings and their interval, what is as good, why nothing fits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from fsdpbench.atlas.known import fits_safely
 from fsdpbench.atlas.space import SYSTEM, Cell, Results
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.result import Result
-from fsdpbench.results.provenance import versions
-from fsdpbench.results.reproduce import run_command
+from fsdpbench.results.provenance import run_command, versions
 from fsdpbench.workloads import get_workload
 
 SCHEMA = 1

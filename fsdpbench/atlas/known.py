@@ -1,4 +1,4 @@
-"""What need not be simulated because of what was: it cannot fit, or it is slower than what fits.
+"""The configurations that past simulations rule out: they cannot fit, or are slower than what fits.
 
 Two rules, for one model on one kind of GPU:
 
@@ -25,7 +25,7 @@ _HOLDS_LEAST = "FULL_SHARD"
 
 
 class Known:
-    """What was simulated so far, by model and chip."""
+    """The configurations that were simulated so far, by model and chip."""
 
     def __init__(self) -> None:
         self._out_of_memory: dict[tuple[str, str | None], list[Config]] = defaultdict(list)

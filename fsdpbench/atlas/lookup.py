@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 
 FILE = "atlas.json"
 
@@ -55,7 +55,7 @@ class AtlasCell(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What the atlas says of a model."""
+    """A model of the atlas."""
 
     parameters: int
 

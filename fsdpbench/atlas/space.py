@@ -1,24 +1,25 @@
 """A cell of the atlas and what is tried in it: each strategy, recomputation and batch that may fit.
 
-arithmetic ──> does not fit: not simulated            (pruning.py)
+arithmetic ──> does not fit: not simulated            (`least_bytes`)
 what ran   ──> cannot fit or is slower: not simulated (known.py)
 the rest   ──> simulated, cells with most GPUs first: what runs out of memory there does so on fewer GPUs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fsdpbench.atlas.known import RECOMPUTED, Known
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
+from fsdpbench.sweep.planning import configured, make_target, not_applicable
 from fsdpbench.sweep.prediction import state_bytes
-from fsdpbench.sweep.simulated import UNTRACED
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
 from fsdpbench.workloads import get_workload
 
 BATCHES = (16, 8, 4, 2, 1)
@@ -41,7 +42,7 @@ class Walk:
     """Further ones that cannot fit by arithmetic."""
 
     def next(self, results: Results, known: Known) -> Config | None:
-        """What is to be simulated next; None: nothing more."""
+        """Return the configuration to simulate next; None: nothing more."""
         for key, config in self.configs.items():
             if key not in results and not known.rules_out(config):
                 return config
@@ -63,11 +64,11 @@ class Cell:
 
     @property
     def simulable(self) -> int:
-        """How many arithmetic left."""
+        """Return the number of configurations that arithmetic left."""
         return sum(len(walk.configs) for walk in self.walks)
 
     def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
-        """What was simulated in it."""
+        """Yield what was simulated in it."""
         for walk in self.walks:
             for key, config in walk.configs.items():
                 if key in results:
@@ -86,7 +87,7 @@ def cells(extent: Extent) -> list[Cell]:
 
 
 def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
-    """What is to be simulated next, at most one configuration a walk; empty: nothing more.
+    """Return the configurations to simulate next, at most one a walk; empty: nothing more.
 
     Of each model and chip, the cells with most GPUs come first, and in them the strategy that holds least.
     """
@@ -107,22 +108,29 @@ def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
     return wave
 
 
+def build(
+    cells: Sequence[Cell],
+    folder: Path,
+    progress: Callable[[], Progress],
+    jobs: int | None = None,
+) -> Results:
+    """Simulate what the atlas needs, wave by wave; return the results of all that was tried, by content key.
+    Interrupted, call it again to resume."""
+    results: Results = {}
+    tried: list[Config] = []
+    while wave := next_wave(cells, results):
+        tried += wave
+        results = simulate(tried, folder, progress(), jobs)
+    return results
+
+
 def _steps(cell: Cell) -> tuple[list[Walk], list[Walk]]:
     """The strategy that holds least, then the others side by side."""
     return cell.walks[:1], cell.walks[1:]
 
 
 def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
-    target = make_target(
-        model=model,
-        shape={},
-        device="sim",
-        hardware=hardware,
-        gpus=gpus,
-        gpus_per_node=None,
-        data=None,
-        measurement=UNTRACED,
-    )
+    target = make_target(model=model, hardware=hardware, gpus=gpus, measurement=UNTRACED)
     workload = target.workload()
     seq = min(LONGEST, workload.resolve_seq(None) or LONGEST)
     usable = load_profile(hardware).usable_memory_bytes
@@ -131,10 +139,14 @@ def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
     for strategy in (*_STRATEGIES, *several):
         walk = Walk()
         for checkpointing, batch in _order(explores and strategy == _STRATEGIES[0]):
-            settings = Settings.of(
-                strategy=strategy, activation_checkpointing=checkpointing, batch=batch, seq=seq
+            config = configured(
+                target,
+                SYSTEM,
+                strategy=strategy,
+                activation_checkpointing=checkpointing,
+                batch=batch,
+                seq=seq,
             )
-            config = without_absent(make_config(target, SYSTEM, settings, workload))
             if not_applicable(config):
                 continue
             needed = least_bytes(config)
@@ -181,7 +193,7 @@ SMALL = Extent(("llama3-8b", "qwen3-32b", "llama3-70b"), ("a100-80gb", "h100-80g
 
 # What cannot fit by arithmetic, so that it is not simulated. The bound is never above the truth.
 # Two moments of a step are counted, each by what a rank surely holds then:
-#     optimizer's step   parameters, gradients and AdamW's two states of its share       (sweep/arithmetic.py)
+#     optimizer's step   parameters, gradients and AdamW's two states of its share       (`state_bytes`)
 #     loss               parameters and states of its share, the input of every block, the logits, and, where
 #                        nothing is resharded after forward, all gathered parameters; where nothing is
 #                        recomputed, the inputs of a block's first products too

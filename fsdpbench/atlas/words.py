@@ -43,7 +43,7 @@ def memory_words(choice: Choice) -> str:
 
 
 def status_words(atlas: Atlas, cell: AtlasCell) -> str:
-    """What the cell says where it has no settings."""
+    """Return the words for a cell without settings."""
     if cell.status == "failed":
         return f"not known: {cell.reason}"
     enough = [

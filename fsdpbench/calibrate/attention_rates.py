@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
+from fsdpbench.calibrate.matrix_products import Fit, fit_section
 from fsdpbench.sim.model.kernel_costs import AttentionCost
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import AttentionProfile
@@ -39,45 +39,27 @@ SHAPES = tuple(
     for length in (512, 1024, 2048, 4096, 8192)
     for heads, head_dim in ((16, 128), (32, 64))
 )
-_FITTED = ("forward_tflops", "head_dim_64", "memory_efficiency", "floor_us")
-_LOWEST = (5.0, 0.2, 0.05, 0.0)
-_HIGHEST = (5000.0, 1.0, 1.0, 100.0)
+# Lowest, highest, scale of a step.
+_FITTED = {
+    "forward_tflops": (5.0, 5000.0, 50.0),
+    "head_dim_64": (0.2, 1.0, 0.1),
+    "memory_efficiency": (0.05, 1.0, 0.1),
+    "floor_us": (0.0, 100.0, 5.0),
+}
 
 
-@dataclass(frozen=True)
-class MeasuredAttention:
-    """The fitted section, and how far it is from the measured shapes (mean share, forward)."""
-
-    section: AttentionProfile
-    mean_error: float
-
-
-def measure_attention(machine: Machine, profile: HardwareProfile) -> MeasuredAttention:
+def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[AttentionProfile]:
     """Measure and fit both directions."""
     times = {shape: _seconds(machine, shape) for shape in SHAPES}
-    section, error = fit_forward(profile, {shape: forward for shape, (forward, _) in times.items()})
-    backward = fit_backward(profile, section, {shape: seconds for shape, (_, seconds) in times.items()})
-    return MeasuredAttention(dataclasses.replace(section, backward_tflops=backward), error)
+    found = fit_forward(profile, {shape: forward for shape, (forward, _) in times.items()})
+    backward = fit_backward(profile, found.section, {shape: seconds for shape, (_, seconds) in times.items()})
+    return Fit(dataclasses.replace(found.section, backward_tflops=backward), found.mean_error)
 
 
-def fit_forward(
-    profile: HardwareProfile, seconds: dict[AttentionShape, float]
-) -> tuple[AttentionProfile, float]:
-    """The section that explains the forward's times best, and its mean relative error."""
+def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) -> Fit[AttentionProfile]:
+    """Return the section that explains the forward's times best."""
     start = dataclasses.replace(profile.attention, under_load=1.0)
-
-    def section(values: object) -> AttentionProfile:
-        return dataclasses.replace(start, **dict(zip(_FITTED, map(float, values), strict=True)))  # type: ignore[call-overload]
-
-    def errors(values: object) -> list[float]:
-        return _errors(profile, section(values), "forward", seconds)
-
-    guess = [
-        min(max(getattr(start, name), low * 1.01 + 1e-6), high * 0.99)
-        for name, low, high in zip(_FITTED, _LOWEST, _HIGHEST, strict=True)
-    ]
-    found = least_squares(errors, guess, bounds=(_LOWEST, _HIGHEST), x_scale=[50.0, 0.1, 0.1, 5.0])
-    return section(found.x), statistics.fmean(abs(math.expm1(error)) for error in errors(found.x))
+    return fit_section(start, lambda section: _errors(profile, section, "forward", seconds), _FITTED)
 
 
 def fit_backward(

@@ -27,7 +27,7 @@ from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
-from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.devices.detection import peak_flops_of
 from fsdpbench.sim.model.profile import HardwareProfile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 
@@ -97,7 +97,7 @@ def calibrate(
     """Measure ``machine`` and return its profile, called ``name``. Takes one to three minutes on a GPU.
 
     ``base`` is the profile of the nearest known hardware. With several ranks all of them have to call this,
-    in a process group. ``report`` is told each step as it begins.
+    in a process group. ``report`` is called with each step as it begins.
     """
     run = _Run(machine, base)
     for title, step in _steps(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
@@ -154,7 +154,7 @@ def _chip(run: _Run) -> None:
     if peak == profile.memory.bandwidth_gb_s:
         kept.append("bandwidth_gb_s")
     if dist.is_initialized():
-        kept.append("context_mib")  # what communicators hold cannot be told from the context any more
+        kept.append("context_mib")  # what communicators hold cannot be separated from the context any more
     else:
         context = outside / MIB
     memory = dataclasses.replace(

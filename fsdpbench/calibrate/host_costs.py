@@ -1,4 +1,4 @@
-"""What the host pays for operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
+"""The host's costs of operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
 
 Each figure is a difference or a slope, so that the loop around it cancels. The launch itself cannot be
 separated from the operator around it by a clock on the host: it stays as the base profile has it.

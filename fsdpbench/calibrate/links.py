@@ -43,7 +43,7 @@ def measure_nvlink(machine: Machine, profile: HardwareProfile, group: dist.Proce
 
 
 def measure_nic(machine: Machine, profile: HardwareProfile) -> NicProfile:
-    """What a node sends at the same time, from one large all-gather among all ranks of several nodes."""
+    """Measure what a node sends together, by one large all-gather among all ranks of several nodes."""
     size = dist.get_world_size()
     wire = _BIG * (size - 1) / size
     bandwidth = wire / _seconds(machine, "all_gather", _BIG, None) / 1e9

@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """What the driver calls the device."""
+        """Return the driver's name of the device."""
         return str(self.module.get_device_name(self.device))
 
     @property

@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from scipy.optimize import least_squares
@@ -27,58 +29,77 @@ _SIDES = ((1024, 4096), (4096, 1024), (4096, 4096), (5120, 13824), (8192, 2048),
 FORWARD_SHAPES: tuple[Shape, ...] = tuple((m, n, k) for m in _ROWS for n, k in _SIDES)
 WEIGHT_SHAPES: tuple[Shape, ...] = ((2560, 10240, 8192), (4096, 4096, 16384), (8192, 2048, 4096))
 _LOAD_SHAPE: Shape = (8192, 8192, 8192)
-# sustained, memory_efficiency, prologue_k, wave_quantisation, floor_us
-_FITTED = ("sustained", "memory_efficiency", "prologue_k", "wave_quantisation", "floor_us")
-_LOWEST = (0.05, 0.05, 0.0, 0.0, 0.1)
-_HIGHEST = (1.0, 1.0, 1000.0, 1.0, 50.0)
+# Lowest, highest, scale of a step.
+_FITTED = {
+    "sustained": (0.05, 1.0, 0.1),
+    "memory_efficiency": (0.05, 1.0, 0.1),
+    "prologue_k": (0.0, 1000.0, 20.0),
+    "wave_quantisation": (0.0, 1.0, 0.1),
+    "floor_us": (0.1, 50.0, 1.0),
+}
+Section = TypeVar("Section")
 
 
 @dataclass(frozen=True)
-class MeasuredGemm:
-    """The fitted section, and how far it is from the measured shapes (mean share)."""
+class Fit(Generic[Section]):
+    """A fitted section, and how far it is from what was measured (mean share)."""
 
-    section: GemmProfile
+    section: Section
     mean_error: float
 
 
-def measure_gemm(machine: Machine, profile: HardwareProfile, load_seconds: float) -> MeasuredGemm:
+def fit_section(
+    start: Section,
+    errors_of: Callable[[Section], list[float]],
+    fitted: Mapping[str, tuple[float, float, float]],
+) -> Fit[Section]:
+    """Return `start` with the figures of `fitted` (lowest, highest, scale of a step) that explain best what
+    was measured. `errors_of`: logarithms of modelled over measured."""
+    lowest, highest, scale = zip(*fitted.values(), strict=True)
+
+    def section(values: Iterable[float]) -> Section:
+        return dataclasses.replace(start, **dict(zip(fitted, map(float, values), strict=True)))  # type: ignore[type-var]
+
+    guess = [
+        min(max(getattr(start, name), low * 1.01 + 1e-6), high * 0.99)
+        for name, (low, high, _) in fitted.items()
+    ]
+    found = least_squares(
+        lambda values: errors_of(section(values)), guess, bounds=(lowest, highest), x_scale=scale
+    ).x
+    left = errors_of(section(found))
+    return Fit(section(found), statistics.fmean(abs(math.expm1(error)) for error in left))
+
+
+def measure_gemm(machine: Machine, profile: HardwareProfile, load_seconds: float) -> Fit[GemmProfile]:
     """Measure and fit bf16 products; what is not measured (the tiles) comes from ``profile``."""
     forward = {shape: _forward_seconds(machine, shape) for shape in FORWARD_SHAPES}
-    section, error = fit_gemm(profile, forward)
-    with_forward = dataclasses.replace(profile, gemm=section)
+    found = fit_gemm(profile, forward)
+    with_forward = dataclasses.replace(profile, gemm=found.section)
     ratios = [
         GemmCost(with_forward).seconds(*shape, 1, "bf16", "forward") / _weight_seconds(machine, shape)
         for shape in WEIGHT_SHAPES
     ]
     section = dataclasses.replace(
-        section,
+        found.section,
         weight_grad=min(1.0, statistics.median(ratios)),
         under_load=_under_load(machine, load_seconds),
     )
-    return MeasuredGemm(section, error)
+    return Fit(section, found.mean_error)
 
 
-def fit_gemm(profile: HardwareProfile, seconds: dict[Shape, float]) -> tuple[GemmProfile, float]:
-    """The section of a profile that explains measured products best, and its mean relative error."""
-    start = dataclasses.replace(profile.gemm, under_load=1.0, weight_grad=1.0)
+def fit_gemm(profile: HardwareProfile, seconds: dict[Shape, float]) -> Fit[GemmProfile]:
+    """Return the section of a profile that explains measured products best."""
 
-    def section(values: object) -> GemmProfile:
-        return dataclasses.replace(start, **dict(zip(_FITTED, map(float, values), strict=True)))  # type: ignore[call-overload]
-
-    def errors(values: object) -> list[float]:
-        cost = GemmCost(dataclasses.replace(profile, gemm=section(values)))
+    def errors(section: GemmProfile) -> list[float]:
+        cost = GemmCost(dataclasses.replace(profile, gemm=section))
         return [
             math.log(cost.seconds(*shape, 1, "bf16", "forward") / measured)
             for shape, measured in seconds.items()
         ]
 
-    guess = [
-        min(max(getattr(start, name), low * 1.01 + 1e-6), high * 0.99)
-        for name, low, high in zip(_FITTED, _LOWEST, _HIGHEST, strict=True)
-    ]
-    found = least_squares(errors, guess, bounds=(_LOWEST, _HIGHEST), x_scale=[0.1, 0.1, 20.0, 0.1, 1.0])
-    share = statistics.fmean(abs(math.expm1(error)) for error in errors(found.x))
-    return section(found.x), share
+    start = dataclasses.replace(profile.gemm, under_load=1.0, weight_grad=1.0)
+    return fit_section(start, errors, _FITTED)
 
 
 def _forward_seconds(machine: Machine, shape: Shape) -> float:

@@ -17,8 +17,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.consistency import communicates
-from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.metrics import METRICS, communicates
 from fsdpbench.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
@@ -71,7 +70,7 @@ class Comparison:
 
     @property
     def unjudged(self) -> list[str]:
-        """What cannot be judged: configuration, figure, reason."""
+        """The changes that cannot be judged: configuration, figure, reason."""
         told = [
             f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
         ]
@@ -253,8 +252,8 @@ def _median(values: list[float]) -> float | None:
 
 
 class Verdict(StrEnum):
-    """What one change means, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that the
-    runs can show."""
+    """The meaning of one change, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that
+    the runs can show."""
 
     WORSE = "worse"
     UNKNOWN = "unknown"

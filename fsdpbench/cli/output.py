@@ -4,7 +4,7 @@ say     the one line of an error                       stderr
 tell    progress, notes                                stderr
 show    an answer, as text                             stdout
 show_json   an answer, as one JSON object              stdout
-make_console    rich's tables                          stdout, or stderr
+make_console    rich's tables (`make_table`)           stdout, or stderr
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.reports.reading import one_line, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 _PIPE_WIDTH = 200
 
@@ -67,3 +69,17 @@ def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Cons
     if not console.is_terminal and not stderr:
         console.width, console.no_color = width_of_pipe, True
     return console
+
+
+def make_table(columns: Mapping[str, bool], rows: Iterable[Iterable[str | Text]]) -> Table:
+    """Return a plain table of `columns` (title: whether it is of figures, which stand to the right and are
+    never folded) and `rows` of as many cells."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, figures in columns.items():
+        table.add_column(title, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return table

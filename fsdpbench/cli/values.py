@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
+from fsdpbench.numbers import LARGEST_INTEGER, MOST_GPUS, finite_number, whole_number
 
 MOST_RUNS = 10_000
 MOST_JOBS = 1024
@@ -26,6 +26,11 @@ class _Whole(click.IntRange):
             return super().convert(whole_number(str(value)), param, ctx)
         except ValueError as error:
             self.fail(f"{value!r}: {error}.", param, ctx)
+
+    def _describe_range(self) -> str:
+        """Return `at least 1` where no one meets the upper bound, `1 to 1024` where it is a limit."""
+        least, most = self.min or 0, self.max or LARGEST_INTEGER
+        return f"at least {least}" if most >= MOST_GPUS else f"{least} to {most:,}"
 
 
 def whole(least: int = 1, most: int = LARGEST_INTEGER) -> click.IntRange:
@@ -44,6 +49,10 @@ class Positive(click.FloatRange):
             return super().convert(finite_number(str(value)), param, ctx)
         except ValueError:
             self.fail(f"{value!r} is not a finite number.", param, ctx)
+
+    def _describe_range(self) -> str:
+        """Return the bound that people may meet; the upper one keeps sums finite."""
+        return "above 0"
 
 
 class PossiblePath(click.Path):

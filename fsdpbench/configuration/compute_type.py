@@ -1,4 +1,4 @@
-"""The arithmetic of products in a dtype: those in float32 may be rounded to TF32, as torch is told."""
+"""The arithmetic of products in a dtype: those in float32 may be rounded to TF32, as torch's settings say."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.script_source import ScriptSource
-from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
 from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import MOST_GPUS, finite_number, whole_number
+from fsdpbench.settings import SETTINGS, Settings, show_value
 
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"
@@ -29,7 +29,7 @@ ShapeValue = int | float | str | bool
 
 @dataclass(frozen=True)
 class Measurement:
-    """How many steps each pass takes, and how long the whole configuration may (seconds of wall time).
+    """The steps of each pass, and the most seconds of wall time of the whole configuration.
 
     The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
     Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
@@ -78,7 +78,7 @@ class Config:
     data: str | None = None
     shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
     emulate: bool = False
-    """One real device stands for rank 0 of `gpus`; the network is that of `hardware`."""
+    """One real device is rank 0 of `gpus`; the network is that of `hardware`."""
     script: ScriptSource | None = None
     jitter: JitterSettings | None = None
     sanitize: bool = False

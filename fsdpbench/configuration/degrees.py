@@ -24,7 +24,7 @@ class Degrees:
 
     @classmethod
     def of(cls, config: Config) -> Degrees:
-        """Those of `config`."""
+        """Return the degrees of `config`."""
         settings = config.settings
         return cls(config.gpus, settings.tp, settings.cp, settings.ep)
 

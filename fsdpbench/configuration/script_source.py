@@ -1,4 +1,4 @@
-"""What a configuration says of a script: which one, how it is called, and how its steps are found."""
+"""The script of a configuration: its path, its arguments, and how its steps are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEFT_OUT = ("module", "check_ranks")
 
 
 class StepsBy(StrEnum):
-    """What ends a step of a script."""
+    """The event that ends a step of a script."""
 
     OPTIMIZER = "optimizer"
     PROFILER = "profiler"

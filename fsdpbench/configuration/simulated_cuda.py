@@ -22,14 +22,14 @@ _MOST_GPUS = 64
 
 @dataclass(frozen=True)
 class SimulatedCuda:
-    """What "cuda" stands for: GPUs of a hardware profile, all on this machine."""
+    """The simulated GPUs behind "cuda": a hardware profile, and how many are on this machine."""
 
     profile: str
     gpus: int
 
 
 def simulated_cuda() -> SimulatedCuda | None:
-    """What the environment asks for; None where cuda is cuda. Raises `UsageError`."""
+    """Return the GPUs that the environment asks for; None where cuda is the real one. Raises `UsageError`."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return None

@@ -14,7 +14,7 @@ MOST_STEPS = 100_000
 
 
 class StepShape(NamedTuple):
-    """What one step computes on: rows and tokens of each microbatch. `evaluates`: forward alone."""
+    """The shape of one step: rows and tokens of each microbatch. `evaluates`: forward alone."""
 
     evaluates: bool
     microbatches: tuple[tuple[int, int | None], ...]

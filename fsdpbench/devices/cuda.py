@@ -17,7 +17,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.devices.base import REAL_STEPS, AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S, profile_steps
-from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.devices.detection import peak_flops_of
 from fsdpbench.errors import BenchError
 from fsdpbench.measuring.warmup import is_stable
 from fsdpbench.sim.model.chips import peaks_source

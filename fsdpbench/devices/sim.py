@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,7 +15,6 @@ import torch.distributed as dist
 
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
-from fsdpbench.devices.sim_tells import Tells
 from fsdpbench.measuring.soak import Replays, TrainingLoop
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
@@ -24,7 +24,68 @@ from fsdpbench.sim.followers.replay import ReplaySession
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.software import CURRENT, load_software
 from fsdpbench.sim.torch_device.software import Trainer
+
+
+class Tells:
+    """The reports of a simulated device, from its profile, software, simulation and account, as far as there
+    are any."""
+
+    def __init__(self, config: Config, profile: HardwareProfile) -> None:
+        self._config = config
+        self._profile = profile
+        self._software = load_software(config.software or CURRENT)
+        self._simulation: Simulation | None = None
+        self._account: MemoryAccount | None = None
+
+    def describe(self) -> dict[str, Any]:
+        described = {
+            "name": self._profile.name,
+            "title": self._profile.title,
+            "simulated": True,
+            "source": self._profile.source,
+            "memory_bytes": self._profile.memory_bytes,
+        }
+        if self._config.gpus > self._config.ranks_per_node:
+            described["node_network"] = self._profile.node_words(self._config.ranks_per_node)
+        if self._config.jitter is not None:
+            told = self._config.jitter.to_text()
+            described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
+        if self._config.software is not None:
+            described |= {"software": self._software.name, "software_source": self._software.source}
+        return described
+
+    @property
+    def sanitizer(self) -> dict[str, Any] | None:
+        """The findings of the sanitizer so far, if it runs."""
+        found = None if self._simulation is None else self._simulation.sanitizer
+        return None if found is None else found.to_dict()
+
+    @property
+    def memory_account(self) -> dict[str, Any] | None:
+        """Who holds memory now, if account is kept."""
+        return None if self._account is None else self._account.report()
+
+    @property
+    def unknown_operators(self) -> dict[str, int]:
+        """Operators costed by their bytes alone, with how often they ran."""
+        return self._open_simulation().unknown_operators
+
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
+        return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}
+
+    @property
+    def compilation(self) -> dict[str, Any] | None:
+        """The compiled graphs and their kernels, if anything was compiled."""
+        front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
+        return front_end.told() if front_end is not None else None
+
+    def _open_simulation(self) -> Simulation:
+        if self._simulation is None:
+            raise RuntimeError("the simulated device is used before open()")
+        return self._simulation
 
 
 class SimDevice(Tells):
@@ -86,7 +147,7 @@ class SimDevice(Tells):
             self._simulation.end()
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
-        """What is entered around each microbatch of `model`: the trainer of the software profile."""
+        """Return the context to enter around each microbatch of `model`: the software profile's trainer."""
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def capture(self, loop: TrainingLoop) -> None:
@@ -96,7 +157,7 @@ class SimDevice(Tells):
 
     @property
     def graph(self) -> dict[str, Any] | None:
-        """What was captured, if that was asked for."""
+        """The captured step, if capture was asked for."""
         return None if self._graph is None else self._graph.told()
 
     def settle(self) -> None:
@@ -175,7 +236,7 @@ def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
-    """The same GPU with `room` times the memory."""
+    """Return the profile of the same GPU with `room` times the memory."""
     if room == 1.0:
         return profile
     capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)

@@ -1,4 +1,4 @@
-"""How a collective takes its modelled time on a real device.
+"""Holders, by which a collective takes its modelled time on a real device.
 
 On a GPU a kernel of one block spins on its stream until the time has passed by the GPU's own clock. It is
 named as NCCL's kernels are, so that traces read alike; it leaves the other multiprocessors and the memory
@@ -40,7 +40,7 @@ _LONGEST_NS = 2_000_000_000
 
 
 class Holder(Protocol):
-    """Runs collectives of one communicator, one after another."""
+    """A runner of one communicator's collectives, one after another."""
 
     def run(
         self,
@@ -50,11 +50,16 @@ class Holder(Protocol):
         tensors: Sequence[torch.Tensor],
         asynchronous: bool,
     ) -> Work:
-        """Call ``fill()`` and take ``duration_ns``; the work is done when both are."""
+        """Call `fill()` and take `duration_ns`; the work is done when both are.
+
+        Args:
+            tensors: kept alive until an asynchronous work is waited for.
+            asynchronous: on the communicator's own stream, not on the current one.
+        """
 
 
 class GpuHolder:
-    """Queues on the current stream, or on the communicator's own; the CPU never waits."""
+    """A holder that queues on the current stream, or on the communicator's own; the CPU never waits."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -98,7 +103,7 @@ class GpuHolder:
 
 
 class _GpuWork(Work):
-    """Keeps its tensors until it is waited for, as NCCL's works do."""
+    """A work that keeps its tensors until it is waited for, as NCCL's do."""
 
     def __init__(
         self,
@@ -124,11 +129,12 @@ class _GpuWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the device has done it."""
+        """Return whether the device has finished the collective."""
         return bool(self._done.query())
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """Done already; what is chained to it runs on streams that wait for the collective."""
+        """Return a future that is done; functions chained to it run on streams that wait for the
+        collective."""
         future: Future[list[torch.Tensor]] = Future(devices=[torch.cuda.current_device()])
         with torch.cuda.stream(self._stream):
             future.set_result(list(self._tensors))
@@ -136,7 +142,7 @@ class _GpuWork(Work):
 
 
 class CpuHolder:
-    """The outputs are written immediately; whoever waits sleeps until the modelled end."""
+    """A holder that writes outputs immediately; a wait for the work sleeps until the modelled end."""
 
     def __init__(self) -> None:
         self._free_at_ns = 0
@@ -161,7 +167,7 @@ class CpuHolder:
 
 
 class _CpuWork(Work):
-    """Done at a moment of the host's clock."""
+    """A work that is done at a moment of the host's clock."""
 
     def __init__(self, kind: str, end_ns: int, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -170,7 +176,7 @@ class _CpuWork(Work):
         self._tensors = tensors
 
     def wait(self, timeout: Any = None) -> bool:
-        """Sleep until the modelled end."""
+        """Wait, asleep, until the modelled end."""
         left = self._end_ns - time.perf_counter_ns()
         if left > 0:
             with torch.profiler.record_function(f"emulated:{self._kind}"):
@@ -178,11 +184,11 @@ class _CpuWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the moment has passed."""
+        """Return whether the modelled end has passed."""
         return time.perf_counter_ns() >= self._end_ns
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """Done when this returns: whoever chains to it has to wait."""
+        """Return a future that is done: the call itself waits for the modelled end."""
         self.wait()
         future: Future[list[torch.Tensor]] = Future()
         future.set_result(list(self._tensors))

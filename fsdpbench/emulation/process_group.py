@@ -1,6 +1,6 @@
 """The backend "emulated" of torch.distributed: this process is rank 0 of many, and the others are a model.
 
-A collective fills its outputs (`filling.py`) and holds its stream (`holding.py`) for as long as the network
+A collective fills its outputs (`fill_outputs`) and holds its stream (`holding.py`) for as long as the network
 of a hardware profile takes, the same model that the simulated device uses. Everything else is real.
 """
 
@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Work
+from torch.distributed import ReduceOp, Work
 
-from fsdpbench.emulation.filling import fill_outputs
 from fsdpbench.emulation.holding import CpuHolder, GpuHolder, Holder
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.distributed.collective_calls import (
@@ -63,7 +62,7 @@ class EmulatedProcessGroup(CollectiveCalls):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> Work:
-        """As the single form of as many bytes; the copies around it are real."""
+        """Run the single form of as many bytes; the copies around it are real."""
         return self.call(kind, total_bytes(*listed), inputs, outputs, opts)
 
     def _holder(self, device: str) -> Holder:
@@ -73,7 +72,7 @@ class EmulatedProcessGroup(CollectiveCalls):
 
 
 def init_process_group(network: Network, rank: int, timeout: datetime.timedelta) -> None:
-    """`dist.init_process_group` of the backend ``emulated`` for CPU and GPU tensors."""
+    """Call `dist.init_process_group` with the backend `emulated`, for CPU and GPU tensors."""
     dist.Backend.register_backend(
         BACKEND, partial(_create, network), extended_api=True, devices=["cuda", "cpu"]
     )
@@ -88,7 +87,7 @@ def _create(network: Network, options: Any, backend_options: Any) -> EmulatedPro
 
 
 def _operation(kind: str, opts: Any) -> Any:
-    """The reduction; a sum with factors counts as an average, which is what it is used for."""
+    """Return the reduction; a sum with factors counts as an average, which it is used for."""
     if kind not in ("reduce_scatter", "all_reduce"):
         return None
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM) if opts is not None else dist.ReduceOp.SUM
@@ -96,3 +95,74 @@ def _operation(kind: str, opts: Any) -> Any:
 
 def _default_device() -> str:
     return "cuda" if torch.cuda.is_initialized() else "cpu"
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+@torch.no_grad()
+def fill_outputs(kind: str, inputs: Tensors, outputs: Tensors, rank: int, size: int, operation: Any) -> None:
+    """Write the results that a collective of `size` ranks would leave on `rank`.
+
+    Every rank is assumed to have the same shards and the same gradients: gathers repeat the own part,
+    averages leave it, sums multiply it. Losses stay finite that way, and the writes cost the memory traffic
+    that they cost under NCCL.
+
+    ``inputs`` and ``outputs`` are as `CollectiveCalls.run` gets them: pairs, or one tensor and a list.
+    ``operation`` is the `ReduceOp`, None where there is none.
+    """
+    if kind == "all_gather":
+        _gather(inputs, outputs, rank, size)
+    elif kind == "reduce_scatter":
+        for output, own in zip(outputs, _own_parts(inputs, outputs, rank, size), strict=True):
+            _reduce(output, own, size, operation)
+    elif kind == "all_reduce":
+        for tensor in outputs:
+            _reduce(tensor, tensor, size, operation)
+    elif kind == "all_to_all":
+        for output, source in zip(outputs, inputs, strict=True):
+            if output.numel() == source.numel():
+                output.copy_(source.view_as(output))
+            else:
+                output.zero_()
+
+
+def _gather(inputs: Tensors, outputs: Tensors, rank: int, size: int) -> None:
+    if len(outputs) > len(inputs):  # a list of one tensor a rank, for each input
+        for index, source in enumerate(inputs):
+            for output in outputs[index * size : (index + 1) * size]:
+                _copy(output, source)
+        return
+    for output, source in zip(outputs, inputs, strict=True):
+        slots, own = output.view(size, -1), source.reshape(1, -1)
+        # The own shard may lie in its slot already, and a copy onto itself is refused.
+        if rank:
+            slots[:rank].copy_(own.expand(rank, -1))
+        if rank + 1 < size:
+            slots[rank + 1 :].copy_(own.expand(size - rank - 1, -1))
+        if slots[rank].data_ptr() != source.data_ptr():
+            slots[rank].copy_(own[0])
+
+
+def _own_parts(inputs: Tensors, outputs: Tensors, rank: int, size: int) -> list[torch.Tensor]:
+    if len(inputs) > len(outputs):
+        return [inputs[index * size + rank] for index in range(len(outputs))]
+    return [
+        source if source.numel() == output.numel() else source.view(size, -1)[rank]
+        for source, output in zip(inputs, outputs, strict=True)
+    ]
+
+
+def _reduce(output: torch.Tensor, own: torch.Tensor, size: int, operation: Any) -> None:
+    if output.data_ptr() != own.data_ptr():
+        _copy(output, own)
+    if operation == ReduceOp.SUM:
+        output.mul_(size)
+    elif operation == ReduceOp.PRODUCT:
+        output.pow_(size)
+
+
+def _copy(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy as much of a tensor as fits: list forms may be uneven."""
+    count = min(output.numel(), source.numel())
+    output.view(-1)[:count].copy_(source.reshape(-1)[:count])

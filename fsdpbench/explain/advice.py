@@ -220,7 +220,7 @@ def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
 
 
 _SOON = 100_000
-"""Steps: growth that memory stands for longer does not matter."""
+"""Steps: growth that memory holds for longer does not matter."""
 
 
 def steps_until_full(account: Mapping[str, Any]) -> int | None:
@@ -240,7 +240,7 @@ def grows(trial: Trial) -> bool:
 
 
 def stops() -> list[Change]:
-    """What may stop the growth that a script shows, the less first."""
+    """Return the changes that may stop the growth of a script, the smallest first."""
     return [
         Change(
             ".detach() what the loop keeps (a list, a sum)",

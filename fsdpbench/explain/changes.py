@@ -9,8 +9,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.configuration.script_source import ScriptSource
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Effect, Settings, all_trades, show_value
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import get_system
 
@@ -70,13 +70,20 @@ class Change:
         return bool(names & {name for name, _ in (*other.settings, *other.fields)})
 
 
+_ALLOCATOR = Change(
+    f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
+    "less fragmentation",
+    fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+)
+
+
 def changes_for(config: Config) -> list[Change]:
     """The changes of one setting that `config` and its system allow."""
     if config.script is not None:
         candidates = [*_of_script(config, config.script), *_of_machines(config)]
     else:
-        of_settings = [*_of_system(config), *_of_settings(config.settings), *_of_batch(config.settings)]
-        candidates = [*of_settings, *_of_machines(config)]
+        of_settings = [*_of_settings(config.settings), *_of_batch(config.settings)]
+        candidates = [*_of_system(config), _ALLOCATOR, *of_settings, *_of_machines(config)]
     return [change for change in candidates if is_possible(change, config)]
 
 
@@ -103,59 +110,16 @@ def _of_system(config: Config) -> Iterator[Change]:
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:
-    """One setting each, that changes no result of the training, or only how numbers are rounded."""
-    yield Change(
-        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
-        "less fragmentation",
-        fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
-    )
-    if settings.strategy in ("SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
-        sharded = (("strategy", "FULL_SHARD"), ("shard_size", None))
-        yield Change("--strategy FULL_SHARD", "shards parameters too, over all ranks", sharded)
-    for applies, name, value, meaning in _switches(settings):
-        if applies:
-            yield _setting(name, value, meaning)
-    for value in {"none": ("every-2", "op", "full"), "op": ("full",)}.get(
-        settings.activation_checkpointing,
-        () if settings.activation_checkpointing == "full" else ("full",),
-    ):
-        yield _setting("activation_checkpointing", value, _CHECKPOINTING[value])
-    if settings.optimizer == "adamw" and settings.optimizer_dtype is None:
-        yield _setting("optimizer_dtype", "bf16", "halves AdamW's moments; they are rounded stochastically")
-    if not settings.activation_offload:
-        yield _setting("activation_offload", True, "what units save for backward waits on the host")
-    if not settings.cpu_offload:
-        yield _setting("cpu_offload", True, "shards, gradients and optimizer live on the host")
-
-
-def _switches(settings: Settings) -> Iterator[tuple[bool, str, Any, str]]:
-    """(whether it is not so yet, setting, value, what that does)."""
-    coarse = settings.wrap == "root" or settings.wrap.startswith(("every-", "size:"))
-    looped = settings.optimizer in ("adamw-foreach", "adamw-loop")
-    ahead = settings.backward_prefetch in ("pre", "post")
-    many = settings.limit_all_gathers in ("off", "auto")
-    kept = settings.reshard_after_forward is False
-    yield kept, "reshard_after_forward", True, "frees a unit's parameters after its forward"
-    yield coarse, "wrap", "block", "smaller units: less is gathered at a time"
-    yield many, "limit_all_gathers", 2, "two units' buffers at a time"
-    yield ahead, "backward_prefetch", "none", "one unit less is gathered in backward"
-    yield bool(settings.forward_prefetch), "forward_prefetch", 0, "one unit less is gathered in forward"
-    yield settings.zero_grad == "fill", "zero_grad", "release", "frees gradients between steps"
-    yield looped, "optimizer", "adamw", "fused: no temporaries in the optimizer's step"
-    in_full = settings.reduce_dtype == "fp32"
-    yield in_full, "reduce_dtype", "bf16", "halves reduction buffers; changes the sums' rounding"
-    yield settings.param_dtype == "fp32", "param_dtype", "bf16", "halves activations; computes in bf16"
-
-
-_CHECKPOINTING = {
-    "every-2": "recomputes every other block",
-    "op": "keeps products and attention, recomputes the rest",
-    "full": "recomputes every block",
-}
+    """Yield a change for each trade of the table that takes less memory than the values of `settings`."""
+    values = settings.to_dict()
+    for setting, trade in all_trades():
+        if trade.memory is Effect.LESS and trade.leaves(values[setting.name]):
+            changed = ((setting.name, trade.value), *trade.also)
+            yield Change(f"{setting.flag} {show_value(trade.value)}", trade.words, changed)
 
 
 def _of_batch(settings: Settings) -> Iterator[Change]:
-    """The same samples a step, in more microbatches."""
+    """Yield changes to more microbatches of the same samples a step."""
     for parts in (2, 4, 8):
         if settings.batch % parts == 0:
             batch, microbatches = settings.batch // parts, settings.grad_accum * parts
@@ -181,15 +145,18 @@ def _of_machines(config: Config) -> Iterator[Change]:
 
 
 def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
-    """What one line of a script, its environment or an argument changes."""
+    """Yield the changes of one line of a script, its environment or an argument."""
+    yield _ALLOCATOR
     yield Change(
-        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
-        "less fragmentation",
-        fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+        "fully_shard(model, ...)",
+        "after the blocks are: shards what is in none of them",
+        fields=(("what_if", WhatIf(variation="wrap-root")),),
     )
-    for variation, (write, meaning) in _VARIATIONS.items():
-        work = 0.5 if variation == "half-batch" else 1.0
-        yield Change(write, meaning, fields=(("what_if", WhatIf(variation=variation)),), work=work)
+    for _, trade in all_trades():
+        if trade.variation and trade.memory is Effect.LESS:
+            work = 0.5 if trade.variation == "half-batch" else 1.0
+            varied = (("what_if", WhatIf(variation=trade.variation)),)
+            yield Change(trade.script or "", trade.words, fields=varied, work=work)
     for place, argument in enumerate(script.arguments):
         name, equals, value = argument.partition("=")
         place += 0 if equals else 1
@@ -210,25 +177,6 @@ def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
 
 
 _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
-_VARIATIONS = {
-    "checkpoint": (
-        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
-        "before each block is wrapped: recomputes it in backward",
-    ),
-    "wrap-root": ("fully_shard(model, ...)", "after the blocks are: shards what is in none of them"),
-    "wrap-blocks": (
-        "for block in blocks: fully_shard(block) (FSDP1: auto_wrap_policy)",
-        "smaller units: less is gathered at a time",
-    ),
-    "bf16": ("MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "halves activations; computes in bf16"),
-    "none-grads": ("zero_grad(set_to_none=True)", "frees gradients between steps"),
-    "fused": ("the optimizer's fused=True", "no temporaries in its step"),
-    "reshard": ("reshard_after_forward=True (FSDP1: FULL_SHARD)", "frees parameters after forward"),
-    "half-batch": (
-        "DataLoader(..., batch_size=half of it)",
-        "accumulate gradients to keep the samples a step",
-    ),
-}
 
 
 def _node_of(config: Config, gpus: int) -> int:
@@ -236,9 +184,3 @@ def _node_of(config: Config, gpus: int) -> int:
 
     whole = load_profile(config.hardware or "").gpus_per_node
     return max(min(whole, gpus), config.gpus_per_node)
-
-
-def _setting(name: str, value: Any, meaning: str) -> Change:
-    from fsdpbench.configuration.settings import show_value
-
-    return Change(f"--{name.replace('_', '-')} {show_value(value)}", meaning, ((name, value),))

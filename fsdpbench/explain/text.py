@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.explain.advice import Advice, Proposal, grows, steps_until_full
-from fsdpbench.reports.analysis.out_of_memory import told
+from fsdpbench.reports.analysis.out_of_memory import size_text as told
 from fsdpbench.sweep.trials import Trial
 
 _CLOSE = 0.03
@@ -76,7 +76,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
 
 
 def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
-    """What the whole memory of the GPU is, largest first; bytes."""
+    """Return the parts of the GPU's memory, largest first; bytes."""
     rows = list(account["held_bytes"].items())
     rows += [
         ("freed, in use by other streams", account["waiting_bytes"]),
@@ -103,7 +103,7 @@ def _holders(account: dict[str, Any]) -> Iterator[str]:
 
 
 def growth_lines(account: dict[str, Any]) -> Iterator[str]:
-    """What grows from step to step; nothing where too few steps ended."""
+    """Yield what grows from step to step; nothing where too few steps ended."""
     growth = account.get("growth") or {}
     ends = growth.get("at_step_ends_bytes") or []
     if not growth.get("per_step_bytes"):
@@ -173,7 +173,7 @@ def price_words(price: float) -> str:
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the advice as plain values."""
     trial = advice.as_it_is
     return {
         "simulated": True,

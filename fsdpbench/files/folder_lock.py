@@ -1,6 +1,6 @@
 """One sweep at a time in a folder, also where several machines see it.
 
-    .lock   who holds it (`lock_owner.py`); the holder renews its time every `beat_s` seconds
+    .lock   its holder (`Owner`); the holder renews its time every `beat_s` seconds
 
     owner on this machine    its process tells: a lock whose process is gone is broken immediately
     owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
@@ -17,16 +17,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import msgspec
 
 from fsdpbench import interruption
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.files.lock_owner import Owner, read_owner, this_process
+from fsdpbench.files.documents import UnreadableFileError, parse_json
 from fsdpbench.files.whole_files import move_new, write_new
 
 BEAT_S = 10.0
@@ -56,8 +60,8 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether a process holds it, as far as is known from here. May be asked often: whether its owner
-        still lives is looked up once a beat."""
+        """Return whether a process holds the lock, as far as is known from here. May be asked often: the
+        owner's process is looked up once a beat."""
         if not self._path.exists():
             return False
         now = time.monotonic()
@@ -70,11 +74,11 @@ class FolderLock:
 
     @property
     def lost(self) -> bool:
-        """Whether this holder's lock was broken by another."""
+        """Return whether this holder's lock was broken by another."""
         return self._lost
 
     def check(self) -> None:
-        """Raises `BenchError` if this lock was held and is not any more."""
+        """Raise `BenchError` if this lock was held and is not any more."""
         if not self._lost:
             return
         owner = self._owner()
@@ -105,8 +109,8 @@ class FolderLock:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Alone among those that take or break the lock just now. The system ends this with the process;
-        where a file system does not know it, looking again after renaming must do."""
+        """Exclude other processes from taking or breaking the lock inside. The system ends this with the
+        process; on file systems without it, the second look after renaming has to suffice."""
         try:
             handle = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -134,17 +138,17 @@ class FolderLock:
         raise FolderTakenError(f"{self._path}: the lock is taken by another sweep that has just started")
 
     def _break_or_refuse(self) -> None:
-        """Put a dead owner's lock away. Raises `FolderTakenError` if it is not known to be dead."""
+        """Put a dead owner's lock away. Raise `FolderTakenError` if the owner is not known to be dead."""
         before, reason = _text(self._path), self._why_stale()
         owner = self._owner()
-        told = owner.words if owner else "owner unknown"
+        holder = owner.words if owner else "owner unknown"
         if reason is None:
             raise FolderTakenError(
-                f"another sweep is running in {self._path.parent} ({told}); wait for it, "
+                f"another sweep is running in {self._path.parent} ({holder}); wait for it, "
                 f"name another folder with -o, or remove {self._path} if that process is gone"
             )
         if reason:
-            print(f"{self._path.parent}: the lock of {told} is broken: {reason}", file=sys.stderr)
+            print(f"{self._path.parent}: the lock of {holder} is broken: {reason}", file=sys.stderr)
         # By rename, and looked at again: of two that break it at once, one may already hold a new one.
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
@@ -156,7 +160,8 @@ class FolderLock:
                 aside.unlink(missing_ok=True)
 
     def _why_stale(self) -> str | None:
-        """Why the lock does not hold any more, empty if that needs no word; None: it may hold."""
+        """Return the reason why the lock does not hold any more, empty if it needs no message; None: it may
+        hold."""
         try:
             content = _content(self._path)
             if content is not None and read_owner(content) is None:
@@ -176,7 +181,8 @@ class FolderLock:
         return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
 
     def _age(self) -> float | None:
-        """Seconds since the last beat, both times of the file system's own; None where it is unknown."""
+        """Return the seconds since the last beat, by the file system's own clock; None where it is
+        unknown."""
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         try:
             probe.touch(exist_ok=False)
@@ -198,7 +204,7 @@ class FolderLock:
                 os.utime(self._path, follow_symlinks=False)
 
     def _is_mine(self) -> bool:
-        """Whether the lock file is this holder's. A file that cannot be read says nothing against it."""
+        """Return whether the lock file is this holder's. One that cannot be read is assumed to be."""
         try:
             content = _content(self._path)
         except OSError:
@@ -214,7 +220,7 @@ class FolderLock:
 
 
 def _content(path: Path) -> bytes | None:
-    """What the lock says; None if there is none. Raises `OSError`."""
+    """Return the content of the lock; None if there is none. Raise `OSError`."""
     try:
         # Without waiting: what lies there may be a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
@@ -224,7 +230,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _text(path: Path) -> bytes | None:
-    """What the lock says, as far as it can be read."""
+    """Return the content of the lock, empty where it cannot be read; None if there is none."""
     try:
         return _content(path)
     except OSError:
@@ -232,7 +238,7 @@ def _text(path: Path) -> bytes | None:
 
 
 def _lock_now(handle: int) -> bool:
-    """False: another has it. True: this process has it, or no process can."""
+    """Lock without waiting; return False if another has it, True if this process has it or no process can."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -240,3 +246,72 @@ def _lock_now(handle: int) -> bool:
     except OSError:
         return True
     return True
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A lock's holder. `place` and `began` tell its process from others of the same number: the machine's
+    start and the namespace of its process numbers (containers share host names and folders), and when the
+    process began; None where no system tells."""
+
+    pid: int
+    host: str
+    began: str | None = None
+    token: str = ""
+    beat_s: float | None = None
+    place: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether its process can be looked up from here."""
+        return self.host == socket.gethostname() and self.place in (None, _place())
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether its process, one of this machine, is known to have ended."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (PermissionError, OverflowError):
+            pass
+        # The number may have gone to another process since.
+        return self.began is not None and _process_start(self.pid) not in (None, self.began)
+
+    @property
+    def words(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(asdict(self))
+
+
+def this_process(token: str, beat_s: float) -> Owner:
+    """Return this process as the holder of a lock."""
+    pid = os.getpid()
+    return Owner(pid, socket.gethostname(), _process_start(pid), token, beat_s, _place())
+
+
+def read_owner(content: bytes) -> Owner | None:
+    """Return the holder that a lock names; None where it names none."""
+    try:
+        owner = msgspec.convert(parse_json(content, "lock"), Owner)
+    except (UnreadableFileError, msgspec.ValidationError):
+        return None
+    return owner if owner.pid > 0 and owner.host else None
+
+
+def _place() -> str | None:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _process_start(pid: int) -> str | None:
+    """Return when a process of this machine began, in ticks since the machine started; None if unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_text
+from fsdpbench.files.documents import read_text
 from fsdpbench.numbers import finite_number, whole_number
 
 COLLECTIVE, PRODUCT, ATTENTION = "nccl", "gemm", "attention"
@@ -38,42 +38,43 @@ class Measured:
 
     @property
     def gpu(self) -> str:
-        """The chip's name in the file."""
+        """Return the chip's name in the file."""
         return str(self.columns["gpu"])
 
     @property
     def measured_with(self) -> str:
-        """The library and its version; NCCL's for a collective."""
+        """Return the library and its version; NCCL's for a collective."""
         return (
             f"nccl {self.columns['nccl']}" if self.kind == COLLECTIVE else str(self.columns["measured_with"])
         )
 
     @property
     def library(self) -> str:
-        """The library's name without its version."""
+        """Return the library's name without its version."""
         return self.measured_with.split()[0]
 
     @property
     def dtype(self) -> str:
-        """The type of the operands; collectives are of half precision, attention of bfloat16."""
+        """Return the operands' dtype; collectives are of half precision, attention of bfloat16."""
         if self.kind == PRODUCT:
             return str(self.columns["dtype"])
         return "half" if self.kind == COLLECTIVE else "bfloat16"
 
     @property
     def us(self) -> float:
-        """The measured time."""
+        """Return the measured time in microseconds."""
         return float(self.columns["us"])
 
     def number(self, column: str) -> int:
-        """A column that holds a whole number."""
+        """Return a column that holds a whole number."""
         return int(self.columns[column])
 
 
 def read_folder(folder: Path) -> list[Measured]:
-    """All rows of the files in a folder, of which some may be missing.
+    """Return all rows of the files in a folder, of which some may be missing.
 
-    Raises `UsageError` that names file, line and column.
+    Raises:
+        UsageError: a row is wrong; the message names file, line and column.
     """
     if not folder.is_dir():
         raise UsageError(

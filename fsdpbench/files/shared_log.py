@@ -1,4 +1,4 @@
-"""What processes of one sweep leave for those after them: records in memory that has no name on a disk.
+"""Records that processes of one sweep leave for later ones, in memory that has no name on a disk.
 
 The process that makes it passes on `path`; it and its memory are gone with that process. No result depends
 on it: where it cannot be read or written, it is empty.
@@ -12,7 +12,7 @@ import struct
 
 _LENGTH = struct.Struct("<Q")
 MOST_BYTES = 64 << 20
-"""Past this nothing is added."""
+"""The size from which no record is added."""
 
 
 class SharedLog:
@@ -37,7 +37,7 @@ class SharedLog:
 
 
 def records(path: str) -> list[bytes]:
-    """All records so far, in order."""
+    """Return all records so far, in order."""
     try:
         with open(path, "rb") as file:
             fcntl.lockf(file, fcntl.LOCK_SH)
@@ -56,7 +56,7 @@ def records(path: str) -> list[bytes]:
 
 
 def add_record(path: str, record: bytes) -> None:
-    """Leave a record for those that read from now on."""
+    """Add a record for processes that read from now on."""
     try:
         with open(path, "r+b") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)

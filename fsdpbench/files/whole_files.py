@@ -66,7 +66,7 @@ def _lives(pid: int) -> bool:
 
 
 def _rename_new(source: Path, path: Path) -> None:
-    """For file systems without hard links (Linux)."""
+    """Rename on file systems without hard links (Linux). Raise `OSError`."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(path))

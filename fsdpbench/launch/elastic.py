@@ -32,10 +32,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.errors import BenchError
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.writing import append_to
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome
@@ -47,7 +47,7 @@ from fsdpbench.worker import run_rank
 RankFunction = Callable[[Config, Placement, Path], Status]
 
 _STOP_GRACE_S = 2.0
-"""From being told to end to being killed."""
+"""Seconds from the request to end until the kill."""
 _POLL_S = 0.02
 _EXIT_NOT_OK = 3
 """Exit code of a rank that has written why in its record; makes the launcher stop the others."""

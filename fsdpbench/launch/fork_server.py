@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.lifetime import PARENT
+from fsdpbench.interruption import PARENT
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor

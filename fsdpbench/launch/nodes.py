@@ -25,10 +25,10 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.interruption import PARENT, die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER
-from fsdpbench.lifetime import PARENT, die_with_parent
 from fsdpbench.reports.reading import MIB, read_tail
 from fsdpbench.reports.writing import append_to
 from fsdpbench.results.records import Status, read_records

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import os
 import signal
 import sys
@@ -24,10 +25,10 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.shared_log import add_record
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rank_files import log_to
 from fsdpbench.launch.rehearse import rehearse
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
@@ -37,6 +38,9 @@ from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
+
+ASK = signal.SIGUSR1
+"""Has a configuration's process write its stacks to `stderr.log`."""
 
 
 def run_point(
@@ -63,6 +67,7 @@ def run_point(
         log_to(path)
     except FileNotFoundError:
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
+    faulthandler.register(ASK, file=2)
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path, nodes, shared)

@@ -22,11 +22,12 @@ import msgspec
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.shared_log import SharedLog
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
-from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
+from fsdpbench.launch.rank_files import innermost_frame
 from fsdpbench.reports.reading import MIB, read_tail
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status, read_records
@@ -35,6 +36,7 @@ from fsdpbench.results.result import Outcome, outcome_of_records
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0
 """Past its own timeout a point may still write its result; then it is killed."""
+_ANSWER_S = 0.5
 
 
 @dataclass
@@ -112,16 +114,30 @@ class PointPool:
             if point.process.is_alive():
                 if time.monotonic() < point.deadline:
                     continue
+                place = _place(point)
                 _kill(point)
-                outcome = Outcome(
-                    Status.TIMEOUT, f"ran past {point.config.measurement.timeout_s:g} s", "stderr.log"
-                )
+                cause = f"ran past {point.config.measurement.timeout_s:g} s{place}"
+                outcome = Outcome(Status.TIMEOUT, cause, "stderr.log")
                 self._running.remove(point)
                 yield point.config, point.folder, _late_result(point, outcome)
                 continue
             point.process.join()
             self._running.remove(point)
             yield point.config, point.folder, _result_of(point)
+
+
+def _place(point: _Running) -> str:
+    """Ask a process for its stacks, and say where it stands; nothing of one that cannot answer."""
+    if not point.config.in_one_process:
+        return ""  # its ranks were asked when the timeout was over (`elastic.py`)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(point.process.pid, ASK)
+    until = time.monotonic() + _ANSWER_S
+    while time.monotonic() < until:
+        if place := innermost_frame(read_tail(point.folder / "stderr.log", MIB)):
+            return f": stood in {place}"
+        time.sleep(0.02)
+    return ""
 
 
 def _result_of(point: _Running) -> Result:

@@ -1,4 +1,4 @@
-"""What points that compile need besides, imported by the fork server where such are to come.
+"""Imports of the fork server for points that compile, where such are to come.
 
 The compiler's import takes longer than tracing a block with it, and the hash of torch's sources, which its
 cache on disk asks for, as long as an eager configuration takes to train.

@@ -1,6 +1,6 @@
 """Imported first by the fork server: how it is notified of its end, and how it ends.
 
-An interruption is for its parent, with which it ends; told to a server that still imports, it would print
+An interruption is for its parent, with which it ends; sent to a server that still imports, it would print
 where, which is why it is started with interruptions held back. At the end nothing is taken down: that would
 take a third of a second, for which the reader of the command's output still waits, since the server has it
 open too.
@@ -12,7 +12,7 @@ import atexit
 import os
 import signal
 
-from fsdpbench.lifetime import die_with_named_parent
+from fsdpbench.interruption import die_with_named_parent
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))

@@ -1,4 +1,4 @@
-"""What points on real devices need besides, imported by the fork server where such are to come."""
+"""Imports of the fork server for points on real devices, where such are to come."""
 
 from __future__ import annotations
 

@@ -26,21 +26,20 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.interruption import die_with_parent
 from fsdpbench.launch.rank_files import log_to
-from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.records import Status, read_records, record_path
 from fsdpbench.results.result import Outcome, outcome_of_records
 from fsdpbench.script.rank_check.calls import Ended, RankLog
-from fsdpbench.script.rank_check.comparison import Difference, first_difference
-from fsdpbench.script.rank_check.words import group_name, sentence, to_dict
+from fsdpbench.script.rank_check.comparison import Difference, first_difference, group_name, sentence, to_dict
 
 _RANKS = "ranks"
 _STOP_GRACE_S = 3.0
-"""From being told to end to being killed."""
+"""Seconds from the request to end until the kill."""
 
 
 def folder_of(folder: Path, rank: int) -> Path:
@@ -165,7 +164,7 @@ def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:
 
 
 def _log(folder: Path, end: _End) -> RankLog:
-    """What a rank wrote down; of one that could not, how it ended."""
+    """Return what a rank wrote down; of one that could not, how it ended."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
     except UnreadableFileError:

@@ -1,9 +1,9 @@
-"""What each rank leaves besides its record: its logs, and where it stood when it was stopped.
+"""The files that each rank leaves besides its record: its logs, and where it stood when it was stopped.
 
     FOLDER/logs/  rank0_stdout.log  rank0_stderr.log  rank0_stopped.txt  rank0_error.json ...
 
-`rank{r}_stopped.txt` gets the stacks of a rank that is told to end. A rank that left neither a record nor
-stacks was not told to: it died by itself.
+`rank{r}_stopped.txt` gets the stacks of a rank that is asked to end. A rank that left neither a record nor
+stacks was not asked: it died by itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RankFiles:
         return self.folder / LOG_FOLDER / f"rank{self.rank}_{kind}"
 
     def was_stopped(self) -> bool:
-        """Whether the rank was told to end (and had not ended before)."""
+        """Whether the rank was asked to end (and had not ended before)."""
         return bool(read_tail(self.stopped, _TAIL_BYTES))
 
     def error_lines(self) -> list[str]:

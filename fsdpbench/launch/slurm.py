@@ -24,7 +24,7 @@ import msgspec
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
@@ -46,7 +46,7 @@ _SEEN_GRACE_S = 20.0
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """What is asked of Slurm. `time_minutes` None: what the configurations' own timeouts need."""
+    """The resources to ask Slurm for. `time_minutes` None: what the configurations' own timeouts need."""
 
     partition: str | None = None
     account: str | None = None
@@ -214,7 +214,7 @@ class SlurmPool:
 
 
 def run_job(config_record: dict[str, Any], folder: str) -> None:
-    """What a job runs on each of its nodes. Leaves `result.json` in `folder`."""
+    """Run a job's part on one of its nodes. Leaves `result.json` in `folder`."""
     import fsdpbench.launch.preload  # noqa: F401 - registers the simulated device
 
     config, path = Config.from_dict(config_record), Path(folder)

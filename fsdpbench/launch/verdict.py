@@ -1,6 +1,6 @@
 """How a configuration of several processes ended, and which rank's word to believe.
 
-When one rank fails, the others fail after it: their collectives break, or they are told to stop. The first
+When one rank fails, the others fail after it: their collectives break, or they are asked to stop. The first
 cause is looked for in this order:
 
     ran past the timeout        timeout: where each rank stood
@@ -17,9 +17,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.launch.rank_files import RankFiles
+from fsdpbench.reports.rank_record import RankRecord
 from fsdpbench.results.records import Status, record_path
 from fsdpbench.results.result import Outcome
 
@@ -42,19 +42,19 @@ class RankEnd:
     """How one rank ended: its record if it wrote one, its exit code if it is known (negative: a signal)."""
 
     rank: int
-    record: Mapping[str, Any] | None
+    record: RankRecord | None
     exit_code: int | None
     files: RankFiles
 
     @property
     def status(self) -> Status | None:
-        return None if self.record is None else Status(self.record["status"])
+        return None if self.record is None else self.record.status
 
     @property
     def cause(self) -> str:
         """The first line of its error, of the record or else of its log."""
-        if self.record is not None and self.record["cause"]:
-            return str(self.record["cause"])
+        if self.record is not None and self.record.cause:
+            return self.record.cause
         lines = [line for line in self.files.error_lines() if _ERROR_LINE.search(line)]
         return lines[-1] if lines else ""
 
@@ -80,12 +80,12 @@ class RankEnd:
 def judge(
     folder: Path,
     world_size: int,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[RankRecord],
     exit_codes: Mapping[int, int],
     timed_out_after_s: float | None = None,
 ) -> Outcome:
     """The outcome of a configuration whose ranks have all ended."""
-    by_rank = {record["rank"]: record for record in records}
+    by_rank = {record.rank: record for record in records}
     ends = [
         RankEnd(rank, by_rank.get(rank), exit_codes.get(rank), RankFiles(folder, rank))
         for rank in range(world_size)

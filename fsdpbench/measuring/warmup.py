@@ -12,7 +12,9 @@ that retry are never called stable, however alike the last ones were: the next o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Generic, Protocol, TypeVar
 
@@ -24,7 +26,7 @@ TOLERANCE = 0.05
 
 
 class Retries(Protocol):
-    """What an allocator had to do in a step."""
+    """The work of an allocator in a step."""
 
     @property
     def alloc_retries(self) -> int: ...
@@ -58,7 +60,7 @@ class TimedSteps(Generic[Memory]):
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the warm-up took (seconds a step); `stable` is None where it was not asked for."""
+    """The time that the warm-up took (seconds a step); `stable` is None where it was not asked for."""
 
     times_s: list[float]
     stable: bool | None
@@ -111,3 +113,75 @@ def time_steps(
     if more > 0:
         run(more)
     return WarmUp(warm.times_s, stable=False)
+
+
+# Timed steps and traced ones: two passes, or one on a device where tracing takes no time.
+# two passes    timed timed timed | traced traced      a profiler makes real steps longer
+# one pass      timed timed timed                      the last timed steps are the traced ones
+#                     traced traced
+
+
+class MarksSteps(Protocol):
+    """A trace that is being taken."""
+
+    def step(self) -> object: ...
+
+
+class Traces(Protocol):
+    """The part of a device that traced steps use."""
+
+    @property
+    def tracing_is_free(self) -> bool: ...
+
+    def timed_step(self, step: Callable[[], object]) -> float: ...
+
+    def trace(self, path: Path) -> AbstractContextManager[MarksSteps]: ...
+
+
+def time_and_trace(
+    measurement: Measurement,
+    warm: WarmUp,
+    steps: TimedSteps[Memory],
+    device: Traces,
+    step: Callable[[], object],
+    path: Path,
+    profiled_s: list[float],
+) -> WarmUp:
+    """Run the timed steps, and leave the trace of the last steps in `path` if any are to be traced; the
+    warm-up as `time_steps` returns it. Seconds of steps under a profiler that makes them longer go into
+    `profiled_s`."""
+    traced = measurement.traced_steps
+    if traced:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if traced and device.tracing_is_free:
+        return time_steps(
+            measurement, warm, steps, lambda n: _run_traced(n, traced, steps, device, step, path)
+        )
+    warm = time_steps(measurement, warm, steps)
+    if traced:
+        with device.trace(path) as tracer:
+            for _ in range(traced):
+                profiled_s.append(device.timed_step(step))
+                tracer.step()
+    return warm
+
+
+def _run_traced(
+    count: int,
+    traced: int,
+    steps: TimedSteps[Memory],
+    device: Traces,
+    step: Callable[[], object],
+    path: Path,
+) -> None:
+    """Time `count` steps, the last `traced` of them under the trace; if there are fewer, more are traced. A
+    later call writes the trace again: it is then that of the last timed steps."""
+    for _ in range(count - traced):
+        steps.run()
+    with device.trace(path) as tracer:
+        for _ in range(min(count, traced)):
+            steps.run()
+            tracer.step()
+        for _ in range(traced - count):
+            device.timed_step(step)
+            tracer.step()

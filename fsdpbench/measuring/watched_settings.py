@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.systems import System
 
 _OF_THE_BENCH = frozenset(

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fsdpbench.configuration.settings import Value
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.claims import Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
+from fsdpbench.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import PublishedFigure
 
 CaseOf = Callable[[str, Place], Case]
-"""The case that stands for a series at a place."""
+"""The case of a series at a place."""
 Maker = Callable[[Mapping[str, Case], Path], PaperFigure]
 """Makes a figure of the validation's cases by name; profiles that it needs are written to the folder."""
 
@@ -61,7 +61,7 @@ def with_shape(words: str, of: Callable[[Case], bool] = lambda case: True, **sha
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What is different about a machine: `keys` of its profile by section."""
+    """The differences of a machine: `keys` of its profile by section."""
 
     name: str
     keys: Mapping[str, Mapping[str, object]]

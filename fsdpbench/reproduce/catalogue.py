@@ -38,7 +38,7 @@ def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
 
 
 def _ready() -> dict[str, Prediction]:
-    """What the network model says of figure 2."""
+    """Return the network model's answer to figure 2."""
     return {each.case.name: each for each in network_predictions()}
 
 

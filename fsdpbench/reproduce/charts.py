@@ -169,7 +169,7 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
 
 
 def _height(value: float | None, ran_out: bool) -> float | None:
-    """Of a bar: a run out of memory has one without height, so that its text is there."""
+    """Return a bar's height: a run out of memory has one without height, so that its text is there."""
     return 0.0 if ran_out else value
 
 

@@ -1,4 +1,4 @@
-"""What a figure concludes, and when a simulated value agrees: one rule, from published values alone.
+"""The conclusions of a figure, and when a simulated value agrees: one rule, from published values alone.
 
     RATIO    r, of two published values: the simulated ratio differs from r by at most half of the published
              effect (|ln r| / 2), 2 %, or what reading the two values leaves open: the largest of the three
@@ -28,7 +28,7 @@ LEAST_LEVEL = 0.05
 
 
 class Kind(Enum):
-    """What is compared."""
+    """The kind of a comparison."""
 
     RATIO = "x"
     LEVEL = "level"
@@ -50,7 +50,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure concludes of the values at `places`; a ratio is the first over the second.
+    """A conclusion from the values at `places`; a ratio is the first over the second.
 
     `taken`: what of the simulation was set from these same values. Such a claim tests nothing.
     """
@@ -73,7 +73,7 @@ class Claim:
         return known[0] / known[1] if known[0] and known[1] else None
 
     def bounds(self, figure: PublishedFigure) -> Bounds:
-        """Which simulated numbers agree with the published ones. Raises `ValueError`: there are none."""
+        """Return the simulated numbers that agree with the published ones. Raises `ValueError` for none."""
         published = self.measure(figure.at)
         if published is None:
             raise ValueError(f"figure {figure.name} has no value for the claim '{self.words}'")
@@ -101,7 +101,7 @@ def level(words: str, place: tuple[str, Place], taken: str = "") -> Claim:
 
 
 def ran_out(words: str, *places: tuple[str, Place]) -> Claim:
-    """How many of the runs at `places` are out of memory."""
+    """Claim how many of the runs at `places` are out of memory."""
     return Claim(Kind.RAN_OUT, words, places)
 
 

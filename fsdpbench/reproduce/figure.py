@@ -1,6 +1,6 @@
 """A figure of a publication as it is simulated: its points, its other possible settings, what it says.
 
-PaperFigure ──┬── Point     one published value, the case that stands for it, and its place in the chart
+PaperFigure ──┬── Point     one published value, its case, and its place in the chart
               ├── Variant   a change of settings that were not published: together they span the band
               ├── Claim     what the publication concludes, and the bounds that follow from its values
               └── Contrast  two of its runs whose traces explain the effect
@@ -70,7 +70,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Words:
-    """What the page says of a figure beside its numbers, from `words.toml`.
+    """The words of the page about a figure, from `words.toml`.
 
     `shows`: what the publication concludes; `why`: the mechanism, one text for each contrast; `differs`: what
     is known of why the shapes disagree, and what would decide it.
@@ -118,7 +118,7 @@ class PaperFigure:
 
     @property
     def name(self) -> str:
-        """What `--only` takes."""
+        """Return the name that `--only` takes."""
         return self.about.name
 
     @property

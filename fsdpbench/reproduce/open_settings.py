@@ -1,4 +1,4 @@
-"""What the settings may have been that publications leave open: the variants behind each band.
+"""The values that open settings of publications may have had: the variants behind each band.
 
 One thing is changed at a time, to values that the authors may have used in 2022. No variant is chosen, and
 none is left out, by how near it comes to what was published.

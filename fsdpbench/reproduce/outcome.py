@@ -1,4 +1,4 @@
-"""What came of a figure: each point published and simulated, the band of other settings, its claims."""
+"""The outcome of a figure: each point published and simulated, the band of other settings, its claims."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def errors(self) -> list[float]:
-        """Of all points that both sides have, unless the published value is 0."""
+        """Return the errors of all points that both sides have, unless the published value is 0."""
         return [abs(each.error) for each in self.points if each.error is not None]
 
     @property
@@ -211,6 +211,6 @@ def _error(point: Point, value: float | None) -> float | None:
 
 
 def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
-    """How many claims have each verdict."""
+    """Return the number of claims of each verdict."""
     found = Counter(claim.verdict for outcome in outcomes for claim in outcome.claims)
     return {verdict: found[verdict] for verdict in Verdict}

@@ -27,7 +27,7 @@ _PARTS_OF_REPORT = ("theme.js", "timeline.js")
 
 @dataclass(frozen=True)
 class _Contrast:
-    """What one contrast shows on the page."""
+    """One contrast on the page."""
 
     why: str
     found: str

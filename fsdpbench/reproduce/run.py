@@ -13,8 +13,8 @@ from fsdpbench.reproduce.figure import PaperFigure
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import TRACE_FOLDER
 from fsdpbench.results.store import point_folder_name
-from fsdpbench.sweep.runner import Progress
-from fsdpbench.sweep.simulated import UNTRACED, simulate
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
 from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.case import Case
 

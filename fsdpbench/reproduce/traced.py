@@ -1,4 +1,4 @@
-"""What the traces of a contrast say: where the step goes, and a stretch of it by stream."""
+"""The traces of a contrast: where the step goes, and a stretch of it by stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.whole_run import Table
 from fsdpbench.reports.readers import read_trace
@@ -88,7 +88,7 @@ def _facts(analysis: RankAnalysis) -> dict[str, Any]:
 
 
 def told(runs: Sequence[TracedRun]) -> str:
-    """What the traces say of it in one sentence."""
+    """Return one sentence on the traces."""
     if any(run.facts["retries"] for run in runs):
         parts = [
             f"{run.facts['retries']} retries a step, computation stood still for "

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.figures import flat
 from fsdpbench.reports.reading import one_line
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint
+from fsdpbench.settings import SETTINGS
 
 _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")
 
@@ -39,7 +39,7 @@ def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
 
 
 def refresh_index(store: Store) -> None:
-    """The index of all in `store`. Where it cannot be made, that is told: the folders are the record."""
+    """Write the index of all in `store`, or print why it cannot be made: the folders are the record."""
     path = store.folder / INDEX_FILE
     try:
         build_index(path, store.points())
@@ -56,12 +56,12 @@ def _row(point: StoredPoint) -> list[Any]:
     row += [config.get(name) for name in _PLACE]
     row += [result.status.value, result.message]
     row += [_object(config, "settings").get(name) for name in SETTINGS]
-    row += [figure.stored(result) for figure in flat()]
+    row += [result.stored(figure.path) for figure in flat()]
     return [*row, json.dumps(result.to_dict())]
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What is under `name`; empty if that is not an object."""
+    """Return the object under `name`; empty if that is not one."""
     found = content.get(name)
     return found if isinstance(found, dict) else {}
 

@@ -1,4 +1,4 @@
-"""What a result depends on besides its configuration, and the key made of both.
+"""The provenance of a result besides its configuration, and the key made of both.
 
     key = sha256( config + content of hardware and software profile + content of the data file + versions
                   + sources [+ machine] )
@@ -15,15 +15,20 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import BenchError
 from fsdpbench.plugins import foreign_identity, foreign_model
+from fsdpbench.settings import SETTINGS, show_value
+from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWING_ONLY = (
@@ -127,7 +132,7 @@ def content_key(config: Config) -> str:
 
 
 def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why a `config.json` is not what its key and name stand for; None where it is, and where that
+    """Return why a `config.json` does not belong to its key and name; None where it does, and where that
     depends on other versions, another machine, or files and packages of others."""
     where = result.get("environment") or {}
     try:
@@ -199,3 +204,72 @@ def _git(*arguments: str) -> str:
 
 def _clean_env() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get these nodes."""
+    whole = per_node
+    with suppress(ProfileError):
+        whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
+    ranks = used or per_node
+    return {"gpus_per_node": whole} | ({"gpus_used_per_node": ranks} if ranks < min(whole, gpus) else {})
+
+
+def nodes_of(config: Config) -> dict[str, int]:
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get the nodes of `config`."""
+    return node_stated(config.hardware, config.gpus, config.gpus_per_node, config.gpus_used_per_node)
+
+
+def run_command(config: Config) -> str:
+    """`fsdpbench run ...` with every setting that is not at its default; can be pasted into a shell."""
+    if config.script is not None:
+        return _script_command(config, config.script)
+    words = ["fsdpbench", "run", "--model", config.model]
+    if config.shape_given:
+        words += ["--shape", ",".join(f"{name}={show_value(v)}" for name, v in config.shape_given.items())]
+    words += ["--system", config.system, "--device", config.device]
+    if config.hardware is not None:
+        words += ["--hardware", config.hardware]
+    words += _nodes(config)
+    if config.data is not None:
+        words += ["--data", config.data]
+    for name, value in config.settings.to_dict().items():
+        if value is not None and value != SETTINGS[name].default:
+            words += ["--set", f"{name}={show_value(value)}"]
+    return shlex.join([*words, *_of_simulation(config)])
+
+
+def _nodes(config: Config) -> list[str]:
+    words = ["--gpus", str(config.gpus)]
+    for name, value in nodes_of(config).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return [*words, *["--emulate"] * config.emulate]
+
+
+def _of_simulation(config: Config) -> list[str]:
+    words = [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+    if config.software is not None:
+        words += ["--software", config.software]
+    if config.soak is not None:
+        words += config.soak.words()
+    return [*words, "--sanitize"] if config.sanitize else words
+
+
+def _script_command(config: Config, script: ScriptSource) -> str:
+    words = [
+        "fsdpbench",
+        "run",
+        *(("--module", script.module) if script.module else ("--script", script.path)),
+    ]
+    words += ["--hardware", str(config.hardware)]
+    words += _nodes(config)
+    if script.steps_by is not StepsBy.OPTIMIZER:
+        words += ["--steps-by", script.steps_by.value]
+    if script.to_the_end:
+        words.append("--to-the-end")
+    if script.check_ranks:
+        words += ["--check-ranks", str(len(script.check_ranks))]
+    words += _of_simulation(config)
+    if script.arguments:
+        words += ["--", *script.arguments]
+    return shlex.join(words)

@@ -17,10 +17,11 @@ from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.figures import computed, nothing
+from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
 from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result import JsonObject, Result
 from fsdpbench.results.provenance import environment
-from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, compiled_graphs, read_records
+from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.residuals.intervals import interval_of
 from fsdpbench.sim.model.keys import far_figures
 from fsdpbench.sim.model.profile import load_profile
@@ -45,16 +46,16 @@ class Outcome:
             object.__setattr__(self, "cause", one_line(self.cause))
 
 
-def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Outcome:
+def outcome_of_records(records: list[RankRecord], world_recorded: int) -> Outcome:
     """The outcome of a configuration from its ranks' records: the worst of them, or `crash` if some are
     missing."""
-    by_status = {Status(record["status"]): record for record in reversed(records)}
+    by_status = {record.status: record for record in reversed(records)}
     for status in _WORST_FIRST:
         if status in by_status:
             record = by_status[status]
-            return Outcome(status, f"rank {record['rank']}: {record['cause']}", "stderr.log")
+            return Outcome(status, f"rank {record.rank}: {record.cause}", "stderr.log")
     if len(records) < world_recorded:
-        missing = sorted(set(range(world_recorded)) - {record["rank"] for record in records})
+        missing = sorted(set(range(world_recorded)) - {record.rank for record in records})
         return Outcome(Status.CRASH, f"no record of rank {', '.join(map(str, missing))}", "stderr.log")
     return Outcome(Status.OK)
 
@@ -75,12 +76,12 @@ def write_result(
     of the run, all ranks. `draw` is called with each trace and its analysis.
     """
     result = build_result(config, folder, outcome, draw)
-    first = next(iter(read_records(folder)), {})
+    loader = next((record.loader for record in read_records(folder)[:1]), None)
     bench = {
         "started": started,
         "duration_s": round(duration_s, 3),
         "cpu_s": None if cpu_s is None else round(cpu_s, 3),
-        **({"loader": first["loader"]} if "loader" in first else {}),
+        **({"loader": loader} if loader is not None else {}),
     }
     result = result.replaced(environment={**(result.environment or {}), **(observed or {})}, bench=bench)
     write_whole(folder / "result.json", result.to_json())
@@ -94,7 +95,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
     if has_figures:
         # A script may end before it is traced.
-        traced = config.measurement.traced_steps > 0 and not (config.script and not records[0]["trace"])
+        traced = config.measurement.traced_steps > 0 and not (config.script and not records[0].trace)
         analysis = Analysis(ranks=(), configurations={})
         if traced:
             analysis = analyze([folder / TRACE_FOLDER], draw=draw)
@@ -102,20 +103,20 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
     cause = None
     if outcome.status is not Status.OK:
         cause = {"message": outcome.cause, "log": outcome.log}
-    first = records[0] if records else {}
+    first = records[0] if records else RankRecord(0, config.gpus, config.device)
     result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
         "device": config.device,
-        "hardware": first.get("hardware") or {"name": config.hardware, "simulated": config.device == "sim"},
+        "hardware": first.hardware or {"name": config.hardware, "simulated": config.device == "sim"},
         **_software(config),
         "environment": environment(config) | _doubts(config),
         "status": outcome.status.value,
         "cause": cause,
         "compiled": None if config.script else _has_compiled(config, first),
         **figures,
-        "unknown_operators": first.get("unknown_operators") or {},
-        **{name: first[name] for name in OPTIONAL if name in first},
+        "unknown_operators": first.unknown_operators,
+        **first.optional,
         "traces": sorted(
             path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
         )
@@ -126,16 +127,15 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
     return made.replaced(interval=interval_of(config, made)) if has_figures else made
 
 
-def _has_compiled(config: Config, record: Mapping[str, Any]) -> bool:
+def _has_compiled(config: Config, record: RankRecord) -> bool:
     """Return what was asked for, unless the compiler is known to have made no graph of what ran."""
-    made = record.get("compilation")
-    ran = bool(record.get("step_times_s"))
-    return bool(config.settings.compile) and not (ran and made and not compiled_graphs(made))
+    made = record.compilation
+    return bool(config.settings.compile) and not (record.step_times_s and made and not compiled_graphs(made))
 
 
-def _was_measured(config: Config, records: list[dict[str, Any]]) -> bool:
+def _was_measured(config: Config, records: list[RankRecord]) -> bool:
     """Return whether a script has figures: a later failure takes nothing from what was measured before."""
-    return config.script is not None and bool(records) and bool(records[0]["step_times_s"])
+    return config.script is not None and bool(records) and bool(records[0].step_times_s)
 
 
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:

@@ -25,17 +25,15 @@ import msgspec
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.files.documents import UnreadableFileError, read_json_object, read_toml, to_toml
 from fsdpbench.files.folder_lock import FolderLock
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object, read_toml
-from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.result import JsonObject, Result, Status
 from fsdpbench.reports.run_files import ConfigFile
 from fsdpbench.reports.writing import remove
-from fsdpbench.results.provenance import another_key, content_key
-from fsdpbench.results.reproduce import run_command
+from fsdpbench.results.provenance import another_key, content_key, run_command
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
@@ -116,7 +114,7 @@ class Store:
             write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
 
     def read_space(self) -> JsonObject:
-        """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
+        """Return the space that `write_space` wrote. Raises `UsageError` if it cannot be read."""
         space = read_toml(self.folder / SWEEP_FILE)
         if not isinstance(space.get("points", []), list):
             raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
@@ -256,7 +254,7 @@ def point_folder_name(config: Config, run: int = 1) -> str:
 
 
 def config_record(config: Config) -> JsonObject:
-    """What `config.json` holds: the configuration, its key, and how to repeat it."""
+    """Return the content of `config.json`: the configuration, its key, and how to repeat it."""
     return {
         "schema": 1,
         "name": config.name,

@@ -4,8 +4,11 @@
                          │
                          ├─ cuda/       "cuda" and "nccl" mean the simulated device and its backend there
                          ├─ steps.py    where steps end; which are warm-up, timed and traced
-                         ├─ decisions.py   what it decides by values that are not there
-                         └─ files/      where its files go
+                         ├─ decisions.py   decisions that it takes by values that do not exist
+                         ├─ observed/   its calls, waits and gradients, for advice
+                         ├─ variations/ one line of it changed, without a change of its text
+                         ├─ rank_check/ whether all ranks call the same collectives
+                         └─ files/      the place of its files
 
 `configuration/script_source.py` says what of a script a configuration holds. What scripts may expect:
 docs/scripts.md.

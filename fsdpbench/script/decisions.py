@@ -1,4 +1,4 @@
-"""What a script decides from placeholders: where, which question, what it was told, how often.
+"""The decisions of a script from placeholders: the line, the question, the answer, and how often.
 
 A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is
 answered all the same, and the run goes the way of that answer; so every such answer is written down with
@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
+from fsdpbench.script.interposing import around
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
-from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.shown import is_only_printed, is_only_shown
+from fsdpbench.script.own_files import OwnFiles, is_only_printed, is_only_shown
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.operators.known_values import (
     forget,
@@ -39,7 +39,7 @@ from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
 from fsdpbench.torch_internals import DisableTorchFunctionSubclass, find
 
-_TOLD = 3
+_MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
 """Modules that compare numbers to write them."""
 _MOST_FOLLOWED = 1 << 20
@@ -54,12 +54,12 @@ class Decisions:
         self._counts: dict[tuple[str, int, str, Any], int] = {}
         self._reads: dict[tuple[str, int, str], int] = {}
         self._asked = False
-        """Whether a Python method of a tensor is asking now: it says by which name."""
+        """Whether a Python method of a tensor is asking now: it records its own name."""
         self._guessed = False
-        """Whether the last answer was one of a placeholder."""
+        """Whether the last answer was a placeholder's."""
 
     def follow(self, simulation: Simulation) -> None:
-        """From now on write down what is asked of the simulated device's tensors."""
+        """Record the questions to the simulated device's tensors from now on."""
         simulation.accelerator.follows_numbers = True
         simulation.accelerator.on_value = self._answered
         Followed.decided = self.record
@@ -67,7 +67,7 @@ class Decisions:
         _Tensors(self).install()
 
     def record(self, operation: str, answer: Any) -> None:
-        """The script's innermost line asked `operation` and was told `answer`."""
+        """Record that the script's innermost line asked `operation` and got `answer`."""
         frame = self._own_files.innermost()
         if frame is None or _is_written_down():
             return
@@ -81,7 +81,7 @@ class Decisions:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def note_read(self, operation: str) -> None:
-        """The script's innermost line has a placeholder on the host now."""
+        """Record that the script's innermost line has a placeholder on the host now."""
         frame = self._own_files.innermost()
         if frame is None or _is_written_down() or is_only_printed(frame):
             return
@@ -89,25 +89,25 @@ class Decisions:
         self._reads[key] = self._reads.get(key, 0) + 1
 
     def reads(self) -> list[dict[str, Any]]:
-        """Where placeholders were taken to the host, as in `result.json`."""
+        """Return the lines that took placeholders to the host, as in `result.json`."""
         return [
             {"file": file, "line": line, "operation": operation, "count": count}
             for (file, line, operation), count in self._reads.items()
         ]
 
     def to_list(self) -> list[dict[str, Any]]:
-        """As in `result.json`, in the order in which they were taken first."""
+        """Return the decisions as in `result.json`, in the order in which they were taken first."""
         return [
             {"file": file, "line": line, "operation": operation, "answer": answer, "count": count}
             for (file, line, operation, answer), count in self._counts.items()
         ]
 
-    def told(self, line: tuple[str, int] | None = None) -> list[str]:
-        """The decisions taken most often, in words; of one line of a file, if that is given."""
+    def in_words(self, line: tuple[str, int] | None = None) -> list[str]:
+        """Return the decisions taken most often, in words; of one line of a file, if that is given."""
         if line is not None:
             line = (self._own_files.whole_name(line[0]), line[1])
         chosen = [each for each in self._counts.items() if line is None or each[0][:2] == line]
-        most = sorted(chosen, key=lambda item: -item[1])[:_TOLD]
+        most = sorted(chosen, key=lambda item: -item[1])[:_MOST_IN_WORDS]
         places = [
             f"{os.path.basename(file)}:{number} ({operation}: {answer}, {count} time{'s' * (count > 1)})"
             for (file, number, operation, answer), count in most
@@ -115,14 +115,14 @@ class Decisions:
         return [f"it decided by values that are not there at {', '.join(places)}"] if places else []
 
     def _answered(self, operation: str, answer: Any, is_true: bool) -> None:
-        """The device has answered."""
+        """Record an answer of the device, unless it is true or a Python method records it."""
         if self._asked and operation == "item":
             self._guessed = not is_true
         elif not is_true:
             self.record(operation, answer)
 
     def ask(self, tensor: torch.Tensor, question: Callable[[torch.Tensor], Any]) -> tuple[Any, bool]:
-        """The answer to a Python method of a tensor, and whether it is a placeholder's."""
+        """Return the answer to a Python method of a tensor, and whether it is a placeholder's."""
         before, self._asked, self._guessed = self._asked, True, False
         try:
             with DisableTorchFunctionSubclass():
@@ -132,7 +132,7 @@ class Decisions:
         return answer, self._guessed or isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)
 
     def reading(self) -> bool:
-        """Whether a file of the script's own calls a method that calls this."""
+        """Return whether a file of the script's own calls the method that calls this."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_of_the_bench(frame):  # other wrappers of the same method
             frame = frame.f_back
@@ -146,27 +146,26 @@ class _Tensors:
         self._decisions = decisions
 
     def install(self) -> None:
-        kind: Any = torch.Tensor
-        for name, operation in (("__bool__", "bool"), ("__int__", "int"), ("__index__", "index")):
-            setattr(kind, name, self._deciding(getattr(kind, name), operation))
-        kind.__float__ = self._deciding(kind.__float__, "float")
-        kind.item = self._numbered(kind.item)
-        kind.tolist = self._listed(kind.tolist)
+        """Put the following methods in the place of torch's."""
+        kind = torch.Tensor
+        for name in ("bool", "int", "index", "float"):
+            around(kind, f"__{name}__", functools.partial(self._deciding, name))
+        around(kind, "item", self._numbered)
+        around(kind, "tolist", self._listed)
         for name in ("cpu", "to"):
-            setattr(kind, name, self._copied(getattr(kind, name)))
-        kind.numpy = self._as_array(kind.numpy)
-        kind.__array__ = self._as_array(kind.__array__)
-        kind.copy_ = self._written(kind.copy_)
-        kind.__setitem__ = self._assigned(kind.__setitem__)
-        torch.isclose = self._close(torch.isclose)
-        kind.isclose = self._close(kind.isclose)
-        torch.tensor = self._made(torch.tensor)
-        torch.as_tensor = self._made(torch.as_tensor)
+            around(kind, name, self._copied)
+        for name in ("numpy", "__array__"):
+            around(kind, name, self._as_array)
+        around(kind, "copy_", self._written)
+        around(kind, "__setitem__", self._assigned)
+        for owner in (torch, kind):
+            around(owner, "isclose", self._close)
+        for name in ("tensor", "as_tensor"):
+            around(torch, name, self._made)
 
-    def _deciding(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
+    def _deciding(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
         decisions = self._decisions
 
-        @functools.wraps(original)
         def call(tensor: torch.Tensor) -> Any:
             answer, guessed = decisions.ask(tensor, original)
             if guessed:
@@ -176,11 +175,10 @@ class _Tensors:
         return call
 
     def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`item`: floats are followed; of a bool or an integer, which may become a length, it is recorded
-        immediately ."""
+        """Wrap `item`: floats are followed; a bool or an integer, which may become a length, is recorded
+        immediately."""
         decisions = self._decisions
 
-        @functools.wraps(original)
         def item(tensor: torch.Tensor) -> Any:
             answer, guessed = decisions.ask(tensor, original)
             if not guessed:
@@ -197,7 +195,6 @@ class _Tensors:
     def _listed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         decisions = self._decisions
 
-        @functools.wraps(original)
         def tolist(tensor: torch.Tensor) -> Any:
             host = tensor.cpu() if is_on_device(tensor) else tensor
             answer, guessed = decisions.ask(host, original)
@@ -210,10 +207,9 @@ class _Tensors:
         return tolist
 
     def _copied(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`cpu` and `to`: what the script itself takes to the host is followed there."""
+        """Wrap `cpu` and `to`: tensors that the script itself takes to the host are followed there."""
         decisions = self._decisions
 
-        @functools.wraps(original)
         def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             found: torch.Tensor = original(tensor, *args, **kwargs)
             if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
@@ -226,10 +222,9 @@ class _Tensors:
         return copy
 
     def _written(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`copy_`: what the script itself copies into a tensor of the host is followed there."""
+        """Wrap `copy_`: a host tensor into which the script itself copies placeholders is followed."""
         decisions = self._decisions
 
-        @functools.wraps(original)
         def copy_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             original(tensor, *args, **kwargs)
             if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
@@ -242,10 +237,9 @@ class _Tensors:
         return copy_
 
     def _assigned(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`losses[i] = loss.item()`: a tensor of the host that was given a placeholder is followed."""
+        """Wrap `losses[i] = loss.item()`: a host tensor that was given a placeholder is followed."""
         decisions = self._decisions
 
-        @functools.wraps(original)
         def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
             original(tensor, index, plain(value))
             if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
@@ -256,9 +250,8 @@ class _Tensors:
         return setitem
 
     def _close(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`isclose` (and `torch.testing.assert_close`) answers as `allclose` does."""
+        """Wrap `isclose` (and `torch.testing.assert_close`), which answers as `allclose` does."""
 
-        @functools.wraps(original)
         def isclose(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             found: torch.Tensor = original(first, *args, **kwargs)
             if is_on_device(found) and known_of(found) is None:
@@ -269,10 +262,9 @@ class _Tensors:
         return isclose
 
     def _as_array(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`numpy`: arrays are not followed."""
+        """Wrap `numpy`: arrays are not followed."""
         decisions = self._decisions
 
-        @functools.wraps(original)
         def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if (isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)) and decisions.reading():
                 decisions.record("numpy", 0)
@@ -282,9 +274,8 @@ class _Tensors:
         return numpy
 
     def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`torch.tensor`: what is made of placeholders holds placeholders."""
+        """Wrap `torch.tensor`: a tensor made of placeholders holds placeholders."""
 
-        @functools.wraps(original)
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made: torch.Tensor = original(data, *args, **kwargs)
             if isinstance(data, Followed) or (
@@ -302,7 +293,7 @@ class _Tensors:
 
 
 class HostPlaceholder(torch.Tensor):
-    """A tensor of the host that a script copied from the device, and what it computes of it there."""
+    """A host tensor that a script copied from the device, or computed from such a tensor."""
 
     @classmethod
     def __torch_function__(
@@ -319,7 +310,7 @@ class HostPlaceholder(torch.Tensor):
 
 
 def _on_host(found: Any) -> Any:
-    """A new plain tensor of the host as one that is followed."""
+    """Return a new plain host tensor as one that is followed; anything else as it is."""
     is_new = type(found) is torch.Tensor and found.device.type == "cpu"
     return found.as_subclass(HostPlaceholder) if is_new else found
 
@@ -329,7 +320,7 @@ def _came_from_device(tensor: torch.Tensor) -> bool:
 
 
 def _is_written_down() -> bool:
-    """Whether it is one of Python's writers that asks, not the script."""
+    """Return whether one of Python's writers asks, not the script."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_the_bench(frame):
         frame = frame.f_back
@@ -345,14 +336,14 @@ def _is_followed(value: Any) -> bool:
 
 
 def _first(answer: Any) -> Any:
-    """The first number of nested lists; all are alike."""
+    """Return the first number of nested lists; all are equal."""
     while isinstance(answer, list) and answer:
         answer = answer[0]
     return 0 if isinstance(answer, list) else plain(answer)
 
 
 def _followed(answer: Any) -> Any:
-    """The numbers of an answer, followed."""
+    """Return the numbers of an answer, followed."""
     if isinstance(answer, list):
         return [_followed(each) for each in answer]
     if type(answer) is float:

@@ -28,7 +28,7 @@ _CONVERSIONS = {
 
 
 def skip_large_fills() -> None:
-    """From now on; for a process that belongs to a simulated script."""
+    """Skip the fills from now on; for a process that belongs to a simulated script."""
     kind: Any = torch.Tensor
     for name in _FILLS:
         setattr(kind, name, _not_filling(getattr(kind, name)))
@@ -66,7 +66,7 @@ def _not_converting(original: Callable[..., Any], dtype_of: Callable[..., Any]) 
 
 
 def _dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:
-    """The dtype that `Tensor.to` is asked for, where the tensor stays on the host; None otherwise."""
+    """Return the dtype that `Tensor.to` is asked for, where the tensor stays on the host; None otherwise."""
     try:
         device, dtype, _, _ = parse_to(*args, **kwargs)
     except (TypeError, RuntimeError):

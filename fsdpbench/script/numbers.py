@@ -1,7 +1,7 @@
-"""Numbers that a script read from simulated tensors, and what it computes of them.
+"""Numbers that a script read from simulated tensors, and numbers computed from them.
 
-They are floats and integers like any other, and what is added, divided or rounded stays one of them. Where
-they decide something (a comparison, `if`, `int`), and the decision is recorded.
+They are floats and integers like any other, and sums, quotients and roundings of them are followed too. Where
+they decide something (a comparison, `if`, `int`), the decision is recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OF_SEQUENCES = ("fsum", "prod", "dist", "sumprod")
 
 
 class Followed:
-    """A number that came from a placeholder. `decided(operation, answer)` is called where one decides."""
+    """A number that came from a placeholder; `decided(operation, answer)` is called where it decides
+    something."""
 
     decided: Callable[[str, Any], None] = staticmethod(lambda operation, answer: None)
 
@@ -42,19 +43,19 @@ class Followed:
         return self
 
     def __bool__(self) -> bool:
-        return _told("bool", bool(plain(self)))
+        return _decided("bool", bool(plain(self)))
 
     def __int__(self) -> int:
-        return _told("int", int(plain(self)))
+        return _decided("int", int(plain(self)))
 
     def __float__(self) -> float:
-        return _told("float", float(plain(self)))
+        return _decided("float", float(plain(self)))
 
     def __complex__(self) -> complex:
-        return _told("complex", complex(plain(self)))
+        return _decided("complex", complex(plain(self)))
 
     def __hash__(self) -> int:
-        return _told("hash", hash(plain(self)))
+        return _decided("hash", hash(plain(self)))
 
     def __repr__(self) -> str:
         return PlaceholderText(repr(plain(self)))
@@ -70,7 +71,7 @@ class Followed:
         name = ufunc.__name__
         if getattr(answer, "ndim", 1) != 0:
             return answer
-        return _told(f"numpy.{name}", answer) if answer.dtype.kind == "b" else _followed(answer.item())
+        return _decided(f"numpy.{name}", answer) if answer.dtype.kind == "b" else _followed(answer.item())
 
 
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
@@ -86,23 +87,23 @@ class PlaceholderInt(Followed, int):  # type: ignore[misc]
 
 
 class PlaceholderText(str):
-    """Such a number as text: `str(number)`, `f"{number:.2f}"`. What is joined of it is not followed."""
+    """A followed number as text: `str(number)`, `f"{number:.2f}"`. Texts joined of it are not followed."""
 
     __slots__ = ()
     __hash__ = str.__hash__
 
     def __float__(self) -> float:
-        return _told("float", float(str.__str__(self)))
+        return _decided("float", float(str.__str__(self)))
 
     def __int__(self) -> int:
-        return _told("int", int(str.__str__(self)))
+        return _decided("int", int(str.__str__(self)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return str, (str.__str__(self),)
 
 
 def plain(value: Any) -> Any:
-    """The number without its history; anything else as it is."""
+    """Return a followed number as a plain one; anything else as it is."""
     if isinstance(value, float) and isinstance(value, Followed):
         return float.__float__(value)
     if isinstance(value, int) and isinstance(value, Followed):
@@ -118,7 +119,7 @@ def _followed(answer: Any) -> Any:
     return PlaceholderInt(answer) if type(answer) is int else answer
 
 
-def _told(operation: str, answer: Any) -> Any:
+def _decided(operation: str, answer: Any) -> Any:
     Followed.decided(operation, answer)
     return answer
 
@@ -141,7 +142,7 @@ def _comparison(name: str, sign: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        return _told(sign, compare(plain(self), plain(other)))
+        return _decided(sign, compare(plain(self), plain(other)))
 
     return method
 
@@ -169,9 +170,9 @@ def _add_operators(kind: Any) -> None:
 
 
 def _leaving(kind: type[float], name: str) -> Callable[[Any], Any]:
-    """A method whose answer cannot be followed (`statistics`, `Fraction` ask it)."""
+    """Make a method whose answer cannot be followed (`statistics`, `Fraction` call it)."""
     ask = getattr(kind, name)
-    return lambda self: _told(name, ask(self))
+    return lambda self: _decided(name, ask(self))
 
 
 PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign,assignment]
@@ -183,7 +184,7 @@ for _kind in (PlaceholderFloat, PlaceholderInt):
 
 def _asked_of_text(name: str, sign: str) -> Callable[..., Any]:
     ask = getattr(str, name)
-    return lambda self, *args: _told(sign, ask(self, *args))
+    return lambda self, *args: _decided(sign, ask(self, *args))
 
 
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"):
@@ -194,7 +195,7 @@ for _name in ("startswith", "endswith", "isdigit", "isnumeric", "find", "count")
 
 
 def follow_math() -> None:
-    """Let `math`'s functions follow these numbers, and report `isnan` and similar functions."""
+    """Let `math`'s functions follow these numbers, and record `isnan` and similar functions."""
     for name in (*_DECIDING, *_COMPUTING):
         original = getattr(math, name, None)
         if original is None:  # of a later Python
@@ -213,7 +214,7 @@ def _following(function: Callable[..., Any], decision: str | None) -> Callable[.
         if not any(map(_holds, values)):
             return function(*values, **kwargs)
         answer = function(*map(_plain, values), **kwargs)
-        return _followed(answer) if decision is None else _told(decision, answer)
+        return _followed(answer) if decision is None else _decided(decision, answer)
 
     return call
 

@@ -1,14 +1,17 @@
-"""Which files are the script's own: beside it or in its package, and not installed there."""
+"""The script's own files: beside it or in its package, and not installed there; and places in them."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import itertools
 import linecache
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, cast
 
 import torch
 
@@ -23,8 +26,27 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NOT_THE_SCRIPTS = (_PYTHON, _PACKAGE)
 
 
+@dataclass(frozen=True)
+class Place:
+    """A line of a script. An empty `file`: no line of it is known.
+
+    Fields: `file` from the root on; `text` of the line; `span` of the call there: its first and last line,
+    and its columns in bytes; None where Python does not know them.
+    """
+
+    file: str = ""
+    line: int = 0
+    text: str = ""
+    span: tuple[int, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the place as in `result.json`."""
+        found: dict[str, Any] = {"file": self.file, "line": self.line, "text": self.text}
+        return found if self.span is None else found | {"span": [*self.span]}
+
+
 class OwnFiles:
-    """Asks of files by their names, as code objects have them."""
+    """The files of one script: answers by their names, as code objects have them."""
 
     def __init__(self, source: ScriptSource) -> None:
         self._script = source.path
@@ -33,22 +55,22 @@ class OwnFiles:
         self._known: dict[str, bool] = {}
 
     def whole_name(self, name: str) -> str:
-        """The name of a file of the script's own from the root on; the script may have changed folders."""
+        """Return the name of one of the files from the root on; the script may have changed folders."""
         return self._whole if name == self._script else name
 
     def has(self, name: str) -> bool:
-        """Whether `name` is a file of the script's own."""
+        """Return whether `name` is one of the files."""
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = self._is_own(name)
         return known
 
     def seen(self) -> list[str]:
-        """Files of the script's own that were asked for, by the names that code has them under."""
+        """Return the files that were asked for, by their names in code objects."""
         return [self._script, *(name for name, own in self._known.items() if own and name != self._script)]
 
     def line(self) -> str | None:
-        """The script's own line that runs, as `train.py:12`."""
+        """Return the script's own line that runs, as `train.py:12`."""
         frame = self.innermost()
         return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -59,20 +81,20 @@ class OwnFiles:
             return False
         return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
 
-    def place(self, frame: FrameType | None) -> dict[str, Any]:
-        """`file`, `line` and `text` that run in a frame, and the `span` of the call there: its first and last
-        line, and its columns in bytes."""
+    def place(self, frame: FrameType | None) -> Place:
+        """Return the line that runs in a frame; without a frame, an unknown one."""
         if frame is None:
-            return {"file": "", "line": 0, "text": ""}
+            return Place()
         code = frame.f_code
         file = self.whole_name(code.co_filename)
         span = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,))
         text = linecache.getline(file, frame.f_lineno).strip()
-        return {"file": file, "line": frame.f_lineno, "text": text, "span": None if None in span else [*span]}
+        known = all(each is not None for each in span)
+        return Place(file, frame.f_lineno, text, cast("tuple[int, ...]", span) if known else None)
 
     def innermost(self) -> FrameType | None:
-        """The frame of the script's own that runs; where there is none, the innermost of a library that is
-        installed, but torch."""
+        """Return the script's own frame that runs; where there is none, the innermost of an installed library
+        but torch."""
         frame: FrameType | None = sys._getframe(1)
         library = None
         while frame is not None:
@@ -84,3 +106,52 @@ class OwnFiles:
                 library = frame
             frame = frame.f_back
         return library
+
+
+_PRINTS = {
+    "print", "log", "info", "debug", "warning", "write", "set_postfix", "set_description", "add_scalar",
+}  # fmt: skip
+_TEXT = {"format", "str", "repr"}
+
+
+def is_only_shown(frame: FrameType) -> bool:
+    """Return whether the call that runs in a frame is only printed or made text there, uncompared."""
+    return _shown_at(frame.f_code, frame.f_lasti, True)
+
+
+def is_only_printed(frame: FrameType) -> bool:
+    """Return whether the call that runs in a frame is only printed there: nothing else can use its value."""
+    return _shown_at(frame.f_code, frame.f_lasti, False)
+
+
+@functools.cache
+def _shown_at(code: CodeType, instruction: int, texts: bool) -> bool:
+    place = list(code.co_positions())[instruction // 2]
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    return bool(_shown(tree, place, shown=False, texts=texts))
+
+
+def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -> bool | None:
+    """Return whether the expression at `place` (lines and columns, as code objects have them) is only shown;
+    None: it is not below `node`. `texts`: to become text is to be shown."""
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        shown = shown or name in _PRINTS or (texts and name in _TEXT)
+    elif isinstance(node, ast.FormattedValue):
+        shown = shown or texts
+    elif isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp | ast.Lambda):
+        shown = texts = False
+    if isinstance(node, ast.Call | ast.FormattedValue) and place == _place(node):
+        return shown
+    for child in ast.iter_child_nodes(node):
+        answer = _shown(child, place, shown=shown, texts=texts)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _place(node: ast.expr) -> tuple[Any, ...]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

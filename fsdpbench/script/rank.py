@@ -24,20 +24,18 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.devices.sim import SimDevice
-from fsdpbench.results.records import RankRecord, Status, trace_path
+from fsdpbench.results.records import RankRecord, Status, trace_path, write_record
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
+from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
-from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.rank_check.calls import Ended
-from fsdpbench.script.rank_check.recording import Recorder
-from fsdpbench.script.rank_check.start import start_recording
-from fsdpbench.script.steps import MeasuredAllError, Steps
+from fsdpbench.script.rank_check.recording import Recorder, start_recording
+from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
@@ -63,7 +61,8 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
 
 
 class _Run:
-    """A script's process: made before the script starts, it puts in place what the script will meet."""
+    """A script's process. Made before the script starts, it puts everything in place that the script will
+    meet."""
 
     def __init__(self, config: Config, placement: Placement, folder: Path, rank_0: Path) -> None:
         assert config.script is not None
@@ -107,12 +106,12 @@ class _Run:
         record.add_sanitizer(self.device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
         record.memory_account = record.memory_account or self.device.memory_account
-        record.write(self.folder)
+        write_record(record, self.folder)
         if self.recorder is not None:
             self.recorder.finish(self.folder, Ended.OOM, record.cause)
 
     def execute(self) -> tuple[Status, str | None]:
-        """Run the script; how it ended."""
+        """Run the script; return its status, and the cause of an end in error."""
         status, cause = _execute(self.source, self.own_files, self.decisions, self.recorder)
         if self.record.status is Status.OOM and (cause or "").startswith(SystemError.__name__):
             status, cause = Status.OOM, self.record.cause  # a hook of backward raised it, and C++ lost it
@@ -125,7 +124,7 @@ class _Run:
         return status, cause
 
     def conclude(self, status: Status, cause: str | None) -> Status:
-        """Write the record of a script that ended so."""
+        """Write the record of a script that ended with `status`; return the final status."""
         record, device, steps = self.record, self.device, self.steps
         record.status, record.cause = status, cause
         record.redirected_files = self.files.settle()
@@ -148,12 +147,12 @@ class _Run:
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
             record.status, record.cause = Status.ERROR, too_few
-        record.write(self.folder)
+        write_record(record, self.folder)
         return record.status
 
 
 def _set_environment(config: Config, placement: Placement) -> None:
-    """What torchrun sets."""
+    """Set the environment that torchrun sets."""
     nodes = -(-config.gpus // config.ranks_per_node)
     os.environ |= {
         "RANK": str(placement.rank),
@@ -176,7 +175,7 @@ def _set_environment(config: Config, placement: Placement) -> None:
 def _execute(
     source: ScriptSource, own_files: OwnFiles, decisions: Decisions, recorder: Recorder | None
 ) -> tuple[Status, str | None]:
-    """Run the script as `__main__`; how it ended."""
+    """Run the script as `__main__`; return its status, and the cause of an end in error."""
     path = Path(source.path)
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
     sys.argv = [source.path, *source.arguments]
@@ -203,17 +202,19 @@ def _execute(
             frame for frame in traceback.extract_tb(error.__traceback__) if own_files.has(frame.filename)
         ]
         line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
-        return Status.ERROR, "; ".join([explained(error), *decisions.told(line)])
+        return Status.ERROR, "; ".join([explained(error), *decisions.in_words(line)])
     return Status.OK, None
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:
-    """Why nothing was measured, of a script that ended well."""
-    told = [f"the script ended after {steps.count} steps (counted by its {source.steps_by.value})"]
+    """Return the reason why a script that ended well was not measured."""
+    reasons = [f"the script ended after {steps.count} steps (counted by its {source.steps_by.value})"]
     if source.steps_by is StepsBy.OPTIMIZER:
-        told += optimizers.without_steps()
-    told += decisions.told()
-    return f"{'; '.join(told)}; at least 2 are needed, better 7. --steps-by names another way to count them"
+        reasons += optimizers.without_steps()
+    reasons += decisions.in_words()
+    return (
+        f"{'; '.join(reasons)}; at least 2 are needed, better 7. --steps-by names another way to count them"
+    )
 
 
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
@@ -239,7 +240,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
 
 
 def _graphs(record: RankRecord) -> int:
-    """How many were compiled."""
+    """Return the number of compiled graphs."""
     return record.compilation["graphs"] if record.compilation else 0
 
 
@@ -251,20 +252,19 @@ def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> Non
     requests.copy(steps.trace_path)
 
 
-# What a script's own clock reads: simulated time, so that the tokens a second that it prints are right.
-# `time.perf_counter()` is the simulated CPU's time for everybody. By `time.time()` and `time.sleep()`
-# libraries also tell wall time and deadlines, so these change for the script's own files alone: `time()`
-# starts at the real time and continues with the simulated one, `sleep()` sleeps and lets simulated time
-# pass.
-
-
 def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
-    """From now on clocks tell simulated time, `time()` and `sleep()` to the script's own files."""
+    """Let clocks show simulated time from now on, so that the tokens a second that a script prints are right.
+
+    `time.perf_counter()` is the simulated CPU's time for all code. By `time.time()` and `time.sleep()`
+    libraries also measure wall time and deadlines, so these change for the script's own files alone: `time()`
+    starts at the real time and continues with the simulated one, `sleep()` sleeps and lets simulated time
+    pass.
+    """
     real_time, real_sleep = time.time, time.sleep
     start = real_time()
 
     def asked_by_script() -> bool:
-        """Whether a file of the script's own called the clock."""
+        """Return whether a file of the script's own called the clock."""
         return own_files.has(sys._getframe(2).f_code.co_filename)
 
     def perf_counter_ns() -> int:
@@ -273,7 +273,7 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
     def perf_counter() -> float:
         return simulation.cpu_ns() / 1e9
 
-    def told_time() -> float:
+    def simulated_time() -> float:
         return start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time()
 
     def sleep(seconds: float) -> None:
@@ -284,21 +284,18 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
     replacements: dict[str, Callable[..., object]] = {
         "perf_counter": perf_counter,
         "perf_counter_ns": perf_counter_ns,
-        "time": told_time,
+        "time": simulated_time,
         "sleep": sleep,
     }
     for name, replacement in replacements.items():
         setattr(time, name, replacement)
 
 
-# Memory peaks for two readers: the script, which may reset them when it likes, and the bench, step by step.
-# The allocator has one set of peaks. Whoever resets it hands the other what it would lose.
-
 _PEAK = ".peak"
 
 
 class _Reader:
-    """Peaks since this reader's last reset."""
+    """The peaks since one reader's last reset."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
@@ -310,12 +307,17 @@ class _Reader:
                 self.held[name] = max(value, self.held.get(name, 0))
 
     def read(self, stats: dict[str, int]) -> dict[str, int]:
-        """`stats` with this reader's peaks."""
+        """Return `stats` with this reader's peaks."""
         return {**stats, **{name: max(value, stats[name]) for name, value in self.held.items()}}
 
 
 class Peaks:
-    """Both readers. Made after the simulation has started and before `torch.cuda` is mapped."""
+    """Memory peaks for two readers: the script, which may reset them at any time, and the bench, step by
+    step.
+
+    The allocator has one set of peaks. A reader that resets it hands over to the other what that would lose.
+    Made after the simulation has started and before `torch.cuda` is mapped.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
         self._allocator = simulation.accelerator.allocator
@@ -326,7 +328,7 @@ class Peaks:
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
 
     def take(self) -> StepMemory:
-        """Peaks and counts since the last call."""
+        """Return the bench's peaks and counts since the last call."""
         stats = self._bench.read(self._allocator.memory_stats())
         self._reset(self._bench, self._script)
         return self._readings.since_last(stats)

@@ -26,9 +26,8 @@ from torch.profiler import ProfilerAction
 
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.base import Placement
-from fsdpbench.script.cuda.amp import map_amp
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
-from fsdpbench.script.cuda.device_names import map_device_names
+from fsdpbench.script.cuda.device_names import map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
 from fsdpbench.script.cuda.refusals import Replacements
@@ -114,7 +113,7 @@ class _Recording(SimulatedProfile):
 
 
 def _map_out_of_memory(simulation: Simulation) -> None:
-    """Builds of torch without CUDA have no observers of its allocator."""
+    """Map the observers of CUDA's allocator, which builds of torch without CUDA do not have."""
     import fsdpbench.devices.cuda as device
 
     def attach(observe: Callable[[int, int, int, int], None]) -> None:
@@ -128,7 +127,7 @@ def _map_out_of_memory(simulation: Simulation) -> None:
 
 
 def _map_kernels(accelerator: Accelerator) -> None:
-    """Kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
+    """Map the kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
     import fsdpbench.emulation.holding as holding
 
     def compile_kernel(source: str, name: str) -> Callable[..., None]:
@@ -145,7 +144,7 @@ def _map_kernels(accelerator: Accelerator) -> None:
 
 
 def _map_registration() -> None:
-    """Backends for "cuda" are for the device that calls itself so."""
+    """Register backends for "cuda" for the device that calls itself so."""
     original = dist.Backend.register_backend
 
     def register(name: str, func: Any, extended_api: bool = False, devices: Any = None) -> None:
@@ -156,7 +155,7 @@ def _map_registration() -> None:
 
 
 def _map_memory_limit(simulation: Simulation) -> None:
-    """`set_per_process_memory_fraction`: the device begins again with less memory."""
+    """Map `set_per_process_memory_fraction`: the device begins again with less memory."""
 
     def limit(fraction: float, device: Any = None) -> None:
         Simulation.start(

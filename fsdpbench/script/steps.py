@@ -1,4 +1,5 @@
-"""Where a script's steps end, and which of them are warm-up, timed and traced.
+"""The steps of a script: their ends, and which are warm-up, timed and traced; and the optimizers that end
+them.
 
 A step ends when the first optimizer that the script made has stepped (or when its profiler steps). At the end
 of a timed step a mark goes into the current stream's queue, as a CUDA event would; a step took the time
@@ -15,24 +16,37 @@ Traced steps begin and end with an idle device, so that each of them holds its o
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
+from fsdpbench.script.interposing import around
+from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.flops import Flops
 
 
 class MeasuredAllError(BaseException):
-    """Ends a script of which everything is known. Not an `Exception`: scripts shall not catch it."""
+    """The end of a script that is measured. Not an `Exception`: scripts shall not catch it."""
 
 
 class Steps:
-    """What was seen of a script's steps. Times in seconds."""
+    """The steps of a script: times in seconds, memory and FLOPs.
+
+    Args:
+        take_memory: returns peaks and counts since its last call.
+        to_the_end: the script continues when all steps are measured.
+    """
 
     def __init__(
         self,
@@ -65,8 +79,11 @@ class Steps:
     # --------------------------------------------------------------------------------------- the script runs
 
     def ended(self) -> None:
-        """A step ends here. Raises `MeasuredAllError` when all is measured and the script need not
-        continue."""
+        """End a step.
+
+        Raises:
+            MeasuredAllError: all is measured, and the script need not continue.
+        """
         self.count += 1
         if self._done:
             return
@@ -82,15 +99,16 @@ class Steps:
 
     @property
     def retried(self) -> bool:
-        """Whether the allocator did in a timed step: no step then says what the next will be like."""
+        """Return whether the allocator retried in a timed step: no step then predicts the next one."""
         return any(memory.alloc_retries for memory in self.memory)
 
     def _more(self) -> int:
-        """Steps that are timed after the traced ones, so that a script of few steps still has its trace."""
+        """Return the steps to time after the traced ones, so that a script of few steps still has its
+        trace."""
         return max(0, self._most_timed - self._timed) if self.retried else 0
 
     def _collect_garbage(self) -> None:
-        """At the ends of steps and at no other time: when memory is freed must not be chance."""
+        """Collect garbage, at the ends of steps alone: when memory is freed must not depend on chance."""
         gc.collect()
         if self.count == 1:
             gc.freeze()
@@ -134,7 +152,8 @@ class Steps:
     # ----------------------------------------------------------------------------------- the script has ended
 
     def finish(self) -> None:
-        """Settle what is open: the script has ended, perhaps before all was measured."""
+        """Close the trace and let the device finish: the script has ended, perhaps before all was
+        measured."""
         if self._trace is not None:
             self._close_trace()
         self._accelerator.timeline.drain()
@@ -147,25 +166,25 @@ class Steps:
 
     @property
     def times_s(self) -> list[float]:
-        """All untraced steps but the first, which builds the model too."""
+        """Return the times of all untraced steps but the first, which builds the model too."""
         return [
             (end.time - start.time) / 1e9 for stretch in self._stretches for start, end in pairwise(stretch)
         ]
 
     @property
     def warmup_times_s(self) -> list[float]:
-        """Steps that are not counted; all but the last one where the script made no more than these."""
+        """Return the times of the steps before timing; all but the last where the script made no more."""
         times = self.times_s
         return times[: min(self._warmup - 1, len(times) - 1)] if times else []
 
     @property
     def step_times_s(self) -> list[float]:
-        """The timed steps."""
+        """Return the times of the timed steps."""
         return self.times_s[len(self.warmup_times_s) :]
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know of this measurement."""
+        """Return remarks on this measurement for its reader."""
         wanted = self._warmup + self._timed + self._to_trace
         if self.count >= wanted:
             return []
@@ -179,3 +198,60 @@ class Steps:
 def _leave(context: AbstractContextManager[object], *, whole: bool) -> None:
     error = None if whole else MeasuredAllError()
     context.__exit__(None if error is None else type(error), error, None)
+
+
+MADE = "_sim_made"
+"""The attribute of an optimizer that holds its `MadeOptimizer`."""
+
+
+@dataclass
+class MadeOptimizer:
+    """An optimizer by its kind and the place where it was made."""
+
+    name: str
+    place: Place
+    steps: int = 0
+
+    def __str__(self) -> str:
+        file = os.path.basename(self.place.file)
+        return f"{self.name} ({file}:{self.place.line})" if file else f"{self.name} (?)"
+
+
+class Optimizers:
+    """The optimizers that a script makes, recorded from before it starts.
+
+    `on_step` is called when the first optimizer that ever steps has stepped: that ends the script's steps.
+    """
+
+    def __init__(self, own_files: OwnFiles) -> None:
+        self.on_step: Callable[[], None] | None = None
+        self._own_files = own_files
+        self._made: list[MadeOptimizer] = []
+        self._leading: torch.optim.Optimizer | None = None
+        register_optimizer_step_post_hook(self._stepped)
+        around(torch.optim.Optimizer, "__init__", self._making)
+
+    def _making(self, original: Any) -> Callable[..., Any]:
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            made = MadeOptimizer(type(optimizer).__name__, self._own_files.place(self._own_files.innermost()))
+            self._made.append(made)
+            setattr(optimizer, MADE, made)
+
+        return init
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        made = getattr(optimizer, MADE, None)
+        if made is not None:
+            made.steps += 1
+        if self._leading is None:
+            self._leading = optimizer
+        if self._leading is optimizer and self.on_step is not None:
+            self.on_step()
+
+    def without_steps(self) -> list[str]:
+        """Return sentences on the optimizers whose `step()` was never called."""
+        if not self._made:
+            return ["it made no optimizer of torch.optim"]
+        idle = [str(made) for made in self._made if not made.steps]
+        return [f"step() of {' and '.join(idle)} was never called"] if idle else []

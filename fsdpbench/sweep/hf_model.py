@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import is_there, read_json_object, read_text
+from fsdpbench.files.documents import is_there, read_json_object, read_text
 from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.settings import Value
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed
@@ -66,8 +66,8 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
-    """What a model of a configuration file runs with if the user did not name it; empty for named models,
-    which keep the settings' defaults."""
+    """Return the settings of a model of a configuration file that the user did not name; empty for named
+    models, which keep the settings' defaults."""
     taken = set(named)
     return {
         name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken

@@ -1,4 +1,4 @@
-"""What a sweep has in common (its target), and one configuration on it, checked against model and system."""
+"""The target that a sweep has in common, and one configuration on it, checked against model and system."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
-from fsdpbench.configuration.settings import SETTINGS, Settings, Value
-from fsdpbench.devices.alike import profile_of_this_machine
+from fsdpbench.devices.detection import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.files.lock_owner import is_there
+from fsdpbench.files.documents import is_there
+from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
@@ -20,7 +22,7 @@ from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
 @dataclass(frozen=True)
 class Target:
-    """What a whole sweep has in common: the model and where it runs."""
+    """The model of a whole sweep, and where it runs."""
 
     model: str
     shape: Mapping[str, ShapeValue]
@@ -47,12 +49,12 @@ class Target:
 def make_target(
     *,
     model: str,
-    shape: Mapping[str, ShapeValue],
-    device: str,
-    hardware: str | None,
     gpus: int,
-    gpus_per_node: int | None,
-    data: str | None,
+    hardware: str | None = None,
+    device: str = "sim",
+    shape: Mapping[str, ShapeValue] = MappingProxyType({}),
+    gpus_per_node: int | None = None,
+    data: str | None = None,
     measurement: Measurement | None = None,
     emulate: bool = False,
     sanitize: bool = False,
@@ -140,6 +142,12 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
     )
 
 
+def configured(target: Target, system: str, **settings: Any) -> Config:
+    """Return one configuration with these settings (texts or typed values), the rest at their defaults; what
+    the system lacks is null. Raises `UsageError`."""
+    return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
+
+
 def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
     """Why `config` cannot run as asked: settings among `given` that its system lacks, and values it
     refuses."""
@@ -153,22 +161,8 @@ def without_absent(config: Config) -> Config:
     """`config` with the settings that its system does not have set to `None`."""
     absent = get_system(config.system).absent_settings(config)
     nulls: dict[str, Value] = {name: None for name in absent if name in SETTINGS}
-    keep = {name: SETTINGS[name].default for name in nulls if name in _NEVER_NULL}
+    keep = {name: SETTINGS[name].default for name in nulls if SETTINGS[name].never_null}
     return dataclasses.replace(config, settings=config.settings.changed(**{**nulls, **keep}))
-
-
-_NEVER_NULL = {
-    "strategy",
-    "wrap",
-    "cpu_offload",
-    "lora",
-    "lora_targets",
-    "lora_base",
-    "linear_dtype",
-    "tp",
-    "cp",
-    "ep",
-}
 
 
 def check_systems(names: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a plan would cost, and which of its points cannot fit: each is simulated once, without a trace.
+"""Forecasts of a plan: its time and disk, and the points that cannot fit. Each is simulated once, untraced.
 
     points ──as simulated──> a pool of short runs ──> memory and step time of each ──┐
     the first of them, once more with its trace ──> what a trace adds ──────────────┴──> Forecast
@@ -12,29 +12,26 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsdpbench import interruption
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
-from fsdpbench.configuration.settings import SETTINGS
-from fsdpbench.devices.alike import profile_of_this_machine
-from fsdpbench.launch.pool import PointPool
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.devices.detection import profile_of_this_machine
+from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
+from fsdpbench.results.machine_state import available_memory
 from fsdpbench.results.records import Status
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads import get_workload
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
-_POLL_S = 0.5
 _ROOMY_HARDWARE = "h200"
 """Points of a CPU are simulated on the GPU with most memory, to learn how much of it they need."""
 _START_S = {"cpu": 6.0, "cuda": 25.0}
@@ -103,19 +100,19 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
 
     Raises `BenchError` if nothing can be started.
     """
-    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-plan-") as temporary:
+    with thrown_away("plan") as folder:
         simulated = [as_simulated(config) for config in points]
         # Of a CPU's points memory is another question.
         hopeless = [
             None if config is None or point.device == "cpu" else cannot_fit(config)
             for point, config in zip(points, simulated, strict=True)
         ]
-        results = _run_once(simulated, hopeless, Path(temporary), jobs, tell)
+        trials = _run_once(simulated, hopeless, folder, jobs, tell)
         predictions = tuple(
-            Prediction(config, Status.OOM, reason) if reason is not None else _prediction(config, result)
-            for config, result, reason in zip(points, results, hopeless, strict=True)
+            Prediction(config, Status.OOM, reason) if reason is not None else _prediction(config, trial)
+            for config, trial, reason in zip(points, trials, hopeless, strict=True)
         )
-        extra_s, trace_bytes = _cost_of_a_trace(points, predictions, Path(temporary))
+        extra_s, trace_bytes = _cost_of_a_trace(points, predictions, folder)
     running = [prediction for prediction in predictions if prediction.status is not None]
     each = [_wall_s(prediction, extra_s) for prediction in running]
     disk = sum(_disk_bytes(prediction, trace_bytes) for prediction in running)
@@ -159,67 +156,48 @@ def _run_once(
     folder: Path,
     jobs: int,
     tell: Callable[[int], None],
-) -> list[Result | None]:
-    """The results in order; the same configuration is simulated once, and one that cannot fit not at all."""
+) -> list[Trial | None]:
+    """Return the trials in order; the same configuration is simulated once, and one that cannot fit not at
+    all."""
     first: dict[str, int] = {}
+    distinct: list[Config] = []
     places: list[int | None] = []
     for config, reason in zip(configs, hopeless, strict=True):
         if config is None or reason is not None:
             places.append(None)
             continue
         identity = json.dumps(config.to_dict(), sort_keys=True, default=str)
-        places.append(first.setdefault(identity, len(first)))
-    distinct = {place: config for place, config in zip(places, configs, strict=True) if place is not None}
+        if identity not in first:
+            first[identity] = len(distinct)
+            distinct.append(config)
+        places.append(first[identity])
     saved = len(configs) - len(distinct)
     tell(saved)
-    results = _run_all(list(distinct.values()), folder, jobs, lambda done: tell(saved + done))
-    return [None if place is None else results[place] for place in places]
+    trials = run_in(folder, distinct, jobs, lambda done: tell(saved + done))
+    return [None if place is None else trials[place] for place in places]
 
 
-def _run_all(
-    configs: Sequence[Config | None], folder: Path, jobs: int, tell: Callable[[int], None]
-) -> list[Result | None]:
-    results: list[Result | None] = [None] * len(configs)
-    todo = deque((index, config) for index, config in enumerate(configs) if config is not None)
-    of_folder: dict[Path, int] = {}
-    done = 0
-    with PointPool(jobs) as pool:
-        while todo or pool.running:
-            while todo and pool.has_room:
-                index, config = todo.popleft()
-                work = folder / f"probe{index}"
-                work.mkdir()
-                of_folder[work] = index
-                pool.start(config, work)
-            for _, work, result in pool.finished(_POLL_S):
-                results[of_folder[work]] = result
-                done += 1
-                tell(done)
-    return results
-
-
-def _prediction(config: Config, result: Result | None) -> Prediction:
-    if result is None:
+def _prediction(config: Config, trial: Trial | None) -> Prediction:
+    if trial is None:
         return Prediction(config, None, "its system cannot do this on simulated GPUs")
-    status, message = result.status, result.message
-    host_s = result.bench.duration_s if result.bench else 0.0
-    if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, result)):
-        return Prediction(config, status, message, host_s=host_s)
+    status, host_s = trial.status, trial.took_s
+    if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, trial.result)):
+        return Prediction(config, status, trial.cause, host_s=host_s)
     if status is not Status.OK:
         # An error of the simulation says nothing of the point.
-        return Prediction(config, None, message, host_s=host_s)
+        return Prediction(config, None, trial.cause, host_s=host_s)
     if config.device == "cpu":
-        return _on_this_cpu(config, result, host_s)
+        return _on_this_cpu(config, trial)
     return Prediction(
         config,
         status,
         None,
-        result.step_time_s,
-        result.stored("peak_memory_bytes.reserved"),
+        trial.step_time_s,
+        trial.reserved,
         host_s,
-        throughput=result.throughput,
-        alloc_retries_per_step=result.alloc_retries_per_step,
-        interval=result.stored("interval"),
+        throughput=trial.result.throughput,
+        alloc_retries_per_step=trial.result.alloc_retries_per_step,
+        interval=trial.interval,
     )
 
 
@@ -229,28 +207,17 @@ def _more_than_there_is(config: Config, result: Result) -> bool:
     return free is not None and config.gpus * result.machine["memory_bytes"] > free
 
 
-def _on_this_cpu(config: Config, result: Result, host_s: float) -> Prediction:
-    """Memory of all ranks together against the machine's; time from the FLOPs and what a core does."""
-    needed = config.gpus * (int(result.at("peak_memory_bytes.allocated") or 0) + _TORCH_BYTES)
+def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
+    """Compare the memory of all ranks together with the machine's; time from the FLOPs and what a core
+    does."""
+    needed = config.gpus * ((trial.allocated or 0) + _TORCH_BYTES)
     free = available_memory()
-    flops = (result.tflops_per_gpu or 0.0) * 1e12 * (result.step_time_s or 0.0)
     cores = min(config.gpus, os.cpu_count() or 1)
-    took = config.gpus * flops / (cores * _flops_a_core())
+    took = config.gpus * (trial.flops or 0.0) / (cores * _flops_a_core())
     if free is not None and needed > free:
         reason = f"all ranks together need about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
-        return Prediction(config, Status.OOM, reason, took, needed, host_s)
-    return Prediction(config, Status.OK, None, took, needed, host_s)
-
-
-def available_memory() -> int | None:
-    """Bytes that could be allocated without swapping; None where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
+        return Prediction(config, Status.OOM, reason, took, needed, trial.took_s)
+    return Prediction(config, Status.OK, None, took, needed, trial.took_s)
 
 
 @functools.cache
@@ -275,16 +242,11 @@ def _cost_of_a_trace(
     sample = next((p for p in predictions if p.status is Status.OK and p.config.device == "sim"), None)
     if sample is None:
         return 0.0, 0
-    work = folder / "traced"
-    work.mkdir()
-    with PointPool(1) as pool:
-        pool.start(sample.config, work)
-        ended: list[Result] = []
-        while pool.running:
-            ended += [result for _, _, result in pool.finished(_POLL_S)]
-    size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    (traced,) = run_in(folder, [sample.config], 1)
+    assert traced.folder is not None
+    size = sum(path.stat().st_size for path in traced.folder.rglob("*") if path.is_file())
     microbatches = sample.config.settings.grad_accum
-    return max(0.0, ended[0].at("bench.duration_s") - sample.host_s) / microbatches, size // microbatches
+    return max(0.0, traced.took_s - sample.host_s) / microbatches, size // microbatches
 
 
 def _wall_s(prediction: Prediction, extra_s: float) -> float:

@@ -68,7 +68,7 @@ def first_run(result: Result) -> Result:
 
 def _rates(result: Result, scale: float) -> dict[str, float]:
     """Return the rates that are known, times `scale`."""
-    known = ((figure.path, figure.of(result)) for figure in FIGURES if figure.rate)
+    known = ((figure.path, figure.of(result)) for figure in FIGURES if figure.is_rate)
     return {path: value * scale for path, value in known if value is not None}
 
 

@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from fsdpbench import interruption
-from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.results.index import refresh_index
-from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
+from fsdpbench.results.result import not_applicable_result
 from fsdpbench.results.store import Store, disk_errors
+from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.sweep.repeats import Run, interleaved, merged
+from fsdpbench.sweep.trials import Pool, Progress, Trial, jobs_for, run
 
-_POLL_S = 0.5
-
-
-class Progress(Protocol):
-    """Told what happens, in order; prints it for people. `total` 0: how many there will be is not known."""
-
-    def begin(self, total: int, already_done: int) -> None: ...
-    def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: Result) -> None: ...
-    def tick(self) -> None: ...
-    def end(self) -> None: ...
-
-
-class Pool(Protocol):
-    """Runs points, each in a folder of its own (`launch.pool` here, `launch.slurm` on a cluster)."""
-
-    @property
-    def running(self) -> list[Config]: ...
-    @property
-    def has_room(self) -> bool: ...
-    def start(self, config: Config, folder: Path) -> None: ...
-    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]: ...
-    def __enter__(self) -> Pool: ...
-    def __exit__(self, *exc_info: object) -> None: ...
+# Step time and memory come from the untraced pass.
+UNTRACED = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_timed_steps=8)
 
 
 @dataclass
 class SweepSummary:
-    """How many runs were found done, and the results of those that ran now."""
+    """The number of runs that were found done, and what came of those that ran now."""
 
     already_done: int
-    ran: list[tuple[Config, Result]] = field(default_factory=list)
-
-    @property
-    def failed(self) -> int:
-        return sum(not result.status.is_answer for _, result in self.ran)
-
-
-def jobs_for(device: str) -> int:
-    """Simulated points run side by side on all cores; real ones would disturb each other."""
-    return usable_cores() if device == "sim" else 1
+    ran: list[Trial] = field(default_factory=list)
 
 
 def run_sweep(
@@ -78,23 +47,26 @@ def run_sweep(
     """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
 
     With `again` all are run, instead of what is there; without `index` the store's index is left as it is.
-    Interrupted, it loses only what was in flight; call it
-    again to continue. Raises `BenchError` if the store cannot be written any more.
+    Interrupted, it loses only what was in flight; call it again to continue. Raises `BenchError` if the store
+    cannot be written any more.
     """
     statuses = store.statuses(points, repeat)
     runs = interleaved(points, repeat)
-    todo = deque(
+    todo = [
         run
         for run in runs
         if again or (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
-    )
+    ]
     summary = SweepSummary(already_done=len(runs) - len(todo))
     progress.begin(len(runs), summary.already_done)
+    numbers: dict[Path | None, int] = {}
     try:
         with pool or PointPool(jobs) as workers:
-            for config, result in _drain(store, workers, todo, progress, statuses):
-                summary.ran.append((config, result))
-                if fail_fast and not result.status.is_answer:
+            for trial in run(_tasks(store, todo, statuses, numbers), workers, progress):
+                _keep(store, trial, numbers.pop(trial.folder), statuses)
+                progress.finished(trial.config, trial.result)
+                summary.ran.append(trial)
+                if fail_fast and not trial.status.is_answer:
                     break
     finally:
         progress.end()
@@ -108,32 +80,27 @@ def run_sweep(
     return summary
 
 
-def _drain(
+def _tasks(
     store: Store,
-    pool: Pool,
-    todo: deque[Run],
-    progress: Progress,
+    todo: Sequence[Run],
     statuses: dict[tuple[str, int], Status],
-) -> Iterator[tuple[Config, Result]]:
-    numbers: dict[Path, int] = {}
-    while todo or pool.running:
-        while todo and pool.has_room:
-            run = todo.popleft()
-            if run.number > 1 and statuses.get((content_key(run.config), 1)) is not Status.OK:
-                continue  # what did not work at first has no time to be repeated
-            with disk_errors(store.folder):
-                work = store.work_folder(run.config, run.number)
-                pool.start(run.config, work)
-            numbers[work] = run.number
-            progress.started(run.config)
-        for config, work, result in pool.finished(_POLL_S):
-            number = numbers.pop(work)
-            with disk_errors(store.folder):
-                store.commit(config, work, number)
-            statuses[content_key(config), number] = result.status
-            progress.finished(config, result)
-            yield config, result
-        progress.tick()
+    numbers: dict[Path | None, int],
+) -> Iterator[tuple[Config, Path]]:
+    """Yield what is to run, each with its work folder, whose run is noted in `numbers`."""
+    for each in todo:
+        if each.number > 1 and statuses.get((content_key(each.config), 1)) is not Status.OK:
+            continue  # what did not work at first has no time to be repeated
+        with disk_errors(store.folder):
+            work = store.work_folder(each.config, each.number)
+        numbers[work] = each.number
+        yield each.config, work
+
+
+def _keep(store: Store, trial: Trial, number: int, statuses: dict[tuple[str, int], Status]) -> None:
+    assert trial.folder is not None
+    with disk_errors(store.folder):
+        store.commit(trial.config, trial.folder, number)
+    statuses[content_key(trial.config), number] = trial.status
 
 
 def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
@@ -146,3 +113,18 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
 
 def _key(run: Run) -> tuple[str, int]:
     return content_key(run.config), run.number
+
+
+def simulate(
+    configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
+) -> dict[str, Result]:
+    """Run what `folder` does not hold yet of the bench's own `configs`, so that they resume; the results by
+    content key, `not_applicable` among them."""
+    refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
+    unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
+    store = Store.open_or_create(folder)
+    with store.locked():
+        systems = sorted({config.system for config in unique})
+        store.write_space({"schema": 1, "system": systems}, unique)
+        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
+    return refused | {key: stored.result for key, stored in store.finished().items()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.files.documents import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -42,7 +42,7 @@ class Ended:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU; 0 where it has no such figure."""
+        """Return tokens a second of one GPU; 0 where it has no such figure."""
         return (self.result.tokens_per_s_per_gpu or 0.0) if self.result.status is Status.OK else 0.0
 
 
@@ -68,7 +68,7 @@ class SweepState:
 
     @property
     def failed(self) -> int:
-        """How many ended without an answer."""
+        """Return the number of those that ended without an answer."""
         return sum(not each.is_answer for each in self.ended)
 
     @property

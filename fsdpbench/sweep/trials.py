@@ -1,107 +1,216 @@
-"""Simulates configurations side by side, and says of each whether it fits and how fast it is."""
+"""The one loop over configurations, and what came of each: `run(tasks, pool)` yields trials as they end.
+
+    tasks ──while the pool has room──> start ──> poll ──> Trial ──> whoever iterates
+
+A sweep keeps what comes back in its store (`runner.py`); `simulate` runs configurations in a folder that is
+thrown away, for forecasts (`prediction.py`), explanations, advice and the doctor. Limits of processes and
+memory are the pool's (`jobs_for`), as are timeouts; leaving the pool's context ends what still runs.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
+from fsdpbench.results.machine_state import available_memory, usable_cores
 from fsdpbench.results.records import Status
+from fsdpbench.results.store import disk_errors
 
 _POLL_S = 0.5
+_JOB_BYTES = 512 << 20
+"""What one simulated configuration takes beyond what it shares with the fork server."""
 _ROOMY = 16.0
-"""A GPU of so many times the memory: how much would be needed, and how fast it would be."""
+"""Times the memory that a GPU has, to see how much would be needed and how fast it would be."""
+
+
+class Pool(Protocol):
+    """Runs points, each in a folder of its own (`launch.pool` here, `launch.slurm` on a cluster)."""
+
+    @property
+    def running(self) -> list[Config]: ...
+    @property
+    def has_room(self) -> bool: ...
+    def start(self, config: Config, folder: Path) -> None: ...
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]: ...
+    def __enter__(self) -> Pool: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class Progress:
+    """Is notified of what happens, in order; this one shows nothing. `total` 0: the number is not known."""
+
+    def begin(self, total: int, already_done: int) -> None: ...
+    def started(self, config: Config) -> None: ...
+    def finished(self, config: Config, result: Result) -> None: ...
+    def tick(self) -> None: ...
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one simulated configuration. Bytes; samples a second and GPU (a script: steps a second).
-
-    allocated and reserved: the peaks. account: who held memory as it ran out.
-    """
+    """One configuration that was tried, and its result. Bytes; seconds; samples a second and GPU."""
 
     config: Config
-    status: Status
-    cause: str | None
-    speed: float | None = None
-    step_time_s: float | None = None
-    allocated: int | None = None
-    reserved: int | None = None
-    retries: float = 0.0
-    account: dict[str, Any] | None = None
-    flops: float | None = None
-    """The model's, of one step."""
-    risky: bool = False
-    """Whether memory fits only inside the prediction's error, or with retries."""
-    untrained: int = 0
-    """Parameters of a script's optimizers that have no gradient in any step."""
-    took_s: float = 0.0
-    """Real seconds that the simulation took."""
+    result: Result = field(repr=False)
+    folder: Path | None = None
+
+    @property
+    def status(self) -> Status:
+        return self.result.status
+
+    @property
+    def cause(self) -> str | None:
+        return self.result.message
 
     @property
     def fits(self) -> bool:
+        """Whether it ran to its end, with data races or without."""
         return self.status in (Status.OK, Status.RACE)
 
+    @property
+    def step_time_s(self) -> float | None:
+        return self.result.step_time_s
 
-def simulate(configs: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> list[Trial]:
-    """One trial a configuration, in their order. `tell` hears how many are done. Raises `BenchError` where
-    nothing can be started."""
-    found: dict[int, Trial] = {}
-    todo = deque(enumerate(configs))
-    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-explain-") as temporary:
-        places: dict[Path, int] = {}
-        with PointPool(jobs) as pool:
-            while todo or pool.running:
-                while todo and pool.has_room:
-                    index, config = todo.popleft()
-                    folder = Path(temporary) / f"trial{index}"
-                    folder.mkdir()
-                    places[folder] = index
-                    pool.start(config, folder)
-                for config, folder, result in pool.finished(_POLL_S):
-                    found[places[folder]] = trial_of(config, result)
-                    tell(len(found))
-    return [found[index] for index in range(len(configs))]
+    @property
+    def speed(self) -> float | None:
+        """Samples a second and GPU; of a script, which has no samples, steps a second."""
+        step = self.step_time_s
+        return self.result.samples_per_s_per_gpu or (1.0 / step if step else None)
+
+    @property
+    def allocated(self) -> int | None:
+        """Peak of what tensors hold."""
+        return self.result.stored("peak_memory_bytes.allocated")
+
+    @property
+    def reserved(self) -> int | None:
+        """Peak of what the allocator holds."""
+        return self.result.stored("peak_memory_bytes.reserved")
+
+    @property
+    def retries(self) -> float:
+        """Allocator retries a step."""
+        return self.result.alloc_retries_per_step or 0.0
+
+    @property
+    def account(self) -> dict[str, Any] | None:
+        """Who held memory as it ran out, where account was kept (`with_account`)."""
+        return self.result.memory_account
+
+    @property
+    def flops(self) -> float | None:
+        """The model's, of one step."""
+        step, tflops = self.step_time_s, self.result.tflops_per_gpu
+        return step * tflops * 1e12 if step and tflops else None
+
+    @property
+    def interval(self) -> dict[str, Any] | None:
+        """Where the real figures are; None where nothing was simulated as it is."""
+        return self.result.stored("interval")
+
+    @property
+    def risky(self) -> bool:
+        """Whether memory fits only inside the prediction's error, or with retries."""
+        return self.result.is_risky
+
+    @property
+    def untrained(self) -> int:
+        """Parameters of a script's optimizers that have no gradient in any step."""
+        return int(self.result.stored("script.observed.gradients.without") or 0)
+
+    @property
+    def took_s(self) -> float:
+        """Real seconds that the run took."""
+        return self.result.bench.duration_s if self.result.bench else 0.0
 
 
-def trial_of(config: Config, result: Result) -> Trial:
-    """Return a result as a trial."""
-    step, samples = result.step_time_s, result.samples_per_s_per_gpu
-    return Trial(
-        config,
-        result.status,
-        result.message,
-        samples if samples else (1.0 / step if step else None),
-        step,
-        result.stored("peak_memory_bytes.allocated"),
-        result.stored("peak_memory_bytes.reserved"),
-        result.alloc_retries_per_step or 0.0,
-        result.memory_account,
-        step * result.tflops_per_gpu * 1e12 if step and result.tflops_per_gpu else None,
-        result.is_risky,
-        result.stored("script.observed.gradients.without") or 0,
-        result.bench.duration_s if result.bench else 0.0,
-    )
+def jobs_for(device: str) -> int:
+    """Return the number of points to run side by side: simulated ones on all cores, as far as memory
+    suffices; real ones would disturb each other."""
+    if device != "sim":
+        return 1
+    free = available_memory()
+    room = usable_cores() if free is None else free // _JOB_BYTES
+    return max(1, min(usable_cores(), room))
+
+
+def run(
+    tasks: Iterable[tuple[Config, Path]], pool: Pool, progress: Progress | None = None
+) -> Iterator[Trial]:
+    """Start `tasks` (a configuration and its folder, which exists) while `pool` has room; yield each as it
+    ends. `tasks` is asked for the next one only when there is room for it.
+
+    Raises `BenchError` if a folder cannot be written any more, or nothing can be started.
+    """
+    shown, left = progress or Progress(), iter(tasks)
+    while True:
+        while pool.has_room and (task := next(left, None)) is not None:
+            config, folder = task
+            with disk_errors(folder.parent):
+                pool.start(config, folder)
+            shown.started(config)
+        if not pool.running:
+            return
+        for config, folder, result in pool.finished(_POLL_S):
+            yield Trial(config, result, folder)
+        shown.tick()
+
+
+@contextlib.contextmanager
+def thrown_away(purpose: str) -> Iterator[Path]:
+    """Give a temporary folder, which an interruption removes too."""
+    prefix = f"fsdpbench-{purpose}-"
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
+
+
+def run_in(
+    folder: Path, configs: Sequence[Config], jobs: int, tell: Callable[[int], None] = lambda done: None
+) -> list[Trial]:
+    """Run `configs` in new folders below `folder`, `jobs` at a time; the trials in the order of `configs`.
+    `tell` hears how many are done. Raises as `run` does."""
+
+    def tasks() -> Iterator[tuple[Config, Path]]:
+        for config in configs:
+            places.append(Path(tempfile.mkdtemp(dir=folder)))
+            yield config, places[-1]
+
+    places: list[Path] = []
+    found: dict[Path | None, Trial] = {}
+    with PointPool(jobs) as pool:
+        for trial in run(tasks(), pool):
+            found[trial.folder] = trial
+            tell(len(found))
+    return [found[place] for place in places]
+
+
+def simulate(
+    configs: Sequence[Config], jobs: int, tell: Callable[[int], None] = lambda done: None
+) -> list[Trial]:
+    """Run `configs` in a folder that is thrown away. As `run_in`."""
+    with thrown_away("trials") as folder:
+        return run_in(folder, configs, jobs, tell)
 
 
 def expected(like: Trial, count: int, jobs: int) -> str:
-    """How long `count` trials like that one will take, in words; nothing where that is not a time."""
+    """Return how long `count` trials like that one will take, in words; nothing where that is not a time."""
     seconds = like.took_s * -(-count // jobs)
     return f", about {seconds:.0f} s" if seconds >= 1 else ""
 
 
 def with_room(config: Config) -> Config:
-    """`config` on GPUs of far more memory, which are otherwise the same."""
+    """Return `config` on GPUs of far more memory, which are otherwise the same."""
     return replace(config, what_if=replace(config.what_if or WhatIf(), room=_ROOMY, account=False))
 
 
 def with_account(config: Config) -> Config:
-    """`config`, with account kept of who holds memory."""
+    """Return `config`, with account kept of who holds memory."""
     return replace(config, what_if=replace(config.what_if or WhatIf(), account=True))

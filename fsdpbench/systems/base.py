@@ -1,4 +1,4 @@
-"""What a system under test is: how it wraps a model, and which settings it has.
+"""The interface of a system under test: it wraps a model, and says which settings it has.
 
 A setting that a system does not have at all is in `absent`; a value that it cannot do is refused by
 `refuses`. Both are *not applicable*: never a point of a sweep, said once, never silently ignored.
@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
@@ -30,14 +30,14 @@ from fsdpbench.workloads import Workload
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-"""Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""
+"""Environment variables that, set to 1, silently keep `torch.compile` from compiling."""
 MOST_OFFLOADED_BYTES = 8 * 2**30
-"""Simulated GPUs have no memory of their own, but the host is real."""
+"""The most bytes that simulated ranks offload: the host's memory is real."""
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a system needs to build its model: the configuration, the workload and this rank's device."""
+    """The input of a system that builds its model: the configuration, the workload and this rank's device."""
 
     config: Config
     workload: Workload
@@ -46,7 +46,7 @@ class BuildContext:
     """Build on the meta device and materialise after sharding (a model that one rank cannot hold)."""
 
     def build_model(self) -> nn.Module:
-        """The plain model with seeded weights, on the meta device if deferred."""
+        """Build the plain model with seeded weights, on the meta device if deferred."""
         settings = self.config.settings
         torch.manual_seed(settings.seed)
         with torch.device("meta" if self.deferred else self.device):
@@ -57,7 +57,7 @@ class BuildContext:
 
     @property
     def shard_size(self) -> int:
-        """Ranks that share one copy of the model."""
+        """Return the ranks that share one copy of the model."""
         return shard_size_of(self.config)
 
 
@@ -72,7 +72,7 @@ class System(ABC):
     """The software profile that it is simulated with where none is asked for."""
     absent: ClassVar[Mapping[str, str]] = {}
     parallel: ClassVar[frozenset[str]] = frozenset()
-    """Which of `tp`, `cp` and `ep` it can have beside its own sharding."""
+    """The degrees among `tp`, `cp` and `ep` that it can have beside its own sharding."""
     package: ClassVar[str | None] = None
     """The module that must be installed for it, where that is none of the bench's own dependencies."""
     installation: ClassVar[str] = ""
@@ -80,11 +80,11 @@ class System(ABC):
 
     @property
     def is_installed(self) -> bool:
-        """Whether its package is there. It is looked for, not imported."""
+        """Return whether its package is installed. It is looked for, not imported."""
         return self.package is None or importlib.util.find_spec(self.package) is not None
 
     def require(self) -> None:
-        """Raises `UsageError` if its package is not installed."""
+        """Raise `UsageError` if its package is not installed."""
         if not self.is_installed:
             raise UsageError(
                 f"system {self.name} needs the package {self.package}, which is not installed: "
@@ -92,14 +92,15 @@ class System(ABC):
             )
 
     def not_applicable(self, config: Config) -> dict[str, str]:
-        """Why it cannot run `config`: its device, its software, and what `refuses` says. Empty: it can."""
+        """Return the reasons why it cannot run `config`, by setting: device, software, and those of
+        `refuses`."""
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
         refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
         refused |= refuse_graph(config) | refuse_model_code(workload_of(config), config.settings)
         if config.settings.compile and config.sanitize:
-            # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
+            # Dynamo silently compiles nothing while a mode sees every operator.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
         if config.settings.compile_loss:
             refused |= _refuse_compiled_loss(config)
@@ -113,7 +114,7 @@ class System(ABC):
         return self.absent
 
     def refuses(self, config: Config) -> dict[str, str]:
-        """Values that this system cannot do: setting -> reason. Empty: it can run `config`."""
+        """Refuse values that this system does not have: setting -> reason. Empty: it can run `config`."""
         return {}
 
     def _refuses_parallel(self, config: Config) -> dict[str, str]:
@@ -128,43 +129,43 @@ class System(ABC):
         """Build the model and wrap it. The result is called as `model(*batch) -> loss`."""
 
     def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
-        """The optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
+        """Make the optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
         return make_optimizer(config.settings, model, workload_of(config).block_classes, self.make_muon)
 
     def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Muon as this system's users have it: torch's."""
+        """Make Muon as this system's users have it: torch's."""
         return torch.optim.Muon(matrices, lr=1e-3)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
-        """Entered around each forward."""
+        """Enter around each forward."""
         return nullcontext()
 
     def microbatch_of(
         self, model: nn.Module, batch: tuple[torch.Tensor, ...]
     ) -> AbstractContextManager[tuple[torch.Tensor, ...]]:
-        """Entered around forward and backward of `batch`: what this rank has of it."""
+        """Enter around forward and backward of `batch`; the context is this rank's part of it."""
         return nullcontext(batch)
 
     def backward_context(self, config: Config) -> AbstractContextManager[object]:
-        """Entered around each backward."""
+        """Enter around each backward."""
         return nullcontext()
 
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
-        """Entered around one microbatch; with `sync` False its gradients stay local."""
+        """Enter around one microbatch; with `sync` False its gradients stay local."""
         return nullcontext()
 
     def clip(self, model: nn.Module, largest: float) -> None:
-        """Clip the norm of all gradients, those of other ranks included."""
+        """Limit the norm of all gradients, those of other ranks included, to `largest`."""
         clip_gradients(model.parameters(), largest)
 
     def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
-        """Backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
+        """Run backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
         loss.backward()
 
 
 def shard_size_of(config: Config) -> int:
-    """Ranks over which FSDP shards one copy under the strategy of `config`; those of tensor parallelism,
-    which hold other parts of it, do not count."""
+    """Return the ranks over which FSDP shards one copy under the strategy of `config`; those of tensor
+    parallelism, which hold other parts of it, do not count."""
     settings, degrees = config.settings, Degrees.of(config)
     if settings.strategy == "NO_SHARD":
         return 1
@@ -175,7 +176,8 @@ def shard_size_of(config: Config) -> int:
 
 
 def refuse_common(config: Config) -> dict[str, str]:
-    """What no sharding system can do: sizes that do not divide, settings without meaning together."""
+    """Refuse settings that no sharding system can have: sizes that do not divide, settings that exclude each
+    other. Return setting -> reason."""
     settings, refused = config.settings, {}
     size, ranks = shard_size_of(config), Degrees.of(config).sharding
     if ranks % size:
@@ -202,7 +204,7 @@ def _refuse_compiled_loss(config: Config) -> dict[str, str]:
 
 
 def _refuse_keeping_last(config: Config) -> dict[str, str]:
-    """`keep_last_unsharded` where it would change nothing."""
+    """Refuse `keep_last_unsharded` where it would change nothing."""
     settings = config.settings
     if not settings.keep_last_unsharded:
         return {}
@@ -215,7 +217,7 @@ def _refuse_keeping_last(config: Config) -> dict[str, str]:
 
 
 def refuse_lora(config: Config) -> dict[str, str]:
-    """Adapters' own settings where there are none."""
+    """Refuse settings of adapters without adapters: setting -> reason."""
     settings = config.settings.to_dict()
     return {
         name: "it belongs to lora, which is off"
@@ -225,7 +227,8 @@ def refuse_lora(config: Config) -> dict[str, str]:
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
-    """A flat parameter has one dtype (torch: "Must flatten tensors with uniform dtype")."""
+    """Refuse adapters of another dtype: a flat parameter has one ("Must flatten tensors with uniform
+    dtype")."""
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
         return {
@@ -241,8 +244,12 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
 
 
 def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Settings) -> None:
-    """Compile units, and the loss by itself, each where the settings say so; nothing compiles before its
-    first call. Raises `BenchError`: the model's loss is not its own to compile."""
+    """Compile units, and the loss by itself, where the settings ask for it; nothing compiles before its first
+    call.
+
+    Raises:
+        BenchError: the model has no loss of its own to compile.
+    """
     if not settings.compile:
         return
     for unit in units:
@@ -256,8 +263,8 @@ def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Set
 
 
 def refuse_graph(config: Config) -> dict[str, str]:
-    """Why the step of `config` cannot be captured: setting -> reason. What depends on the program itself is
-    found as it runs (`sim/graph`)."""
+    """Refuse to capture the step of `config` as a graph: setting -> reason. Obstacles in the program itself
+    are found as it runs (`sim/graph`)."""
     settings = config.settings
     if settings.graph == "none":
         return {}
@@ -280,14 +287,12 @@ def refuse_graph(config: Config) -> dict[str, str]:
     return {} if why is None else {"graph": why}
 
 
-# The setting `clip`: the norm of all gradients, whatever meshes they are on.
-# torch stacks the norms of all gradients, which it can only do on one mesh. With expert parallelism experts
-# are on another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has
-# it.
-
-
 def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
-    """Scale gradients so that the 2-norm of all is `largest` at most; returns what it was before."""
+    """Scale gradients so that the 2-norm of all is `largest` at most; return the norm before.
+
+    torch stacks the norms of all gradients, which must be on one mesh. With expert parallelism experts are on
+    another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has it.
+    """
     by_mesh: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -311,7 +316,8 @@ def _norm_of(gradients: list[Tensor | None]) -> Tensor:
 
 
 def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:
-    """Offload what `units`, not yet wrapped, save for backward, if `config` asks for it."""
+    """Let `units`, not yet wrapped, offload the tensors that they save for backward, if `config` asks for
+    it."""
     if config.settings.activation_offload:
         from fsdpbench.impl import offload_activations
 
@@ -319,7 +325,7 @@ def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:
 
 
 def refuse_offload(config: Config) -> dict[str, str]:
-    """Why `config` cannot offload activations: setting -> reason."""
+    """Refuse to offload activations under `config`: setting -> reason."""
     settings = config.settings
     if not settings.activation_offload:
         return {}

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 (package `deepspeed`): an engine around the model, told what to do by a JSON document.
+"""DeepSpeed's ZeRO-3 (package `deepspeed`): an engine around the model, configured by a JSON document.
 
 The engine owns backward and the optimizer step:
 
@@ -68,13 +68,13 @@ class DeepSpeedZero3(System):
         self.require()
         import deepspeed
 
-        told = zero3_config(context.config)
+        options = zero3_config(context.config)
         # Partitioned as it is built; the meta device of a deferred build has nothing to partition.
-        with deepspeed.zero.Init(config_dict_or_path=told):
+        with deepspeed.zero.Init(config_dict_or_path=options):
             model = replace(context, deferred=False).build_model()
         optimizer = super().make_optimizer(model, context.config)
         engine: nn.Module
-        engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=told)
+        engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=options)
         return engine
 
     def make_optimizer(self, model: Any, config: Config) -> Any:
@@ -87,7 +87,7 @@ class DeepSpeedZero3(System):
 
 
 class _EngineStep:
-    """What the training loop calls as its optimizer: the engine's step, which updates and clears."""
+    """The training loop's optimizer: the engine's step, which updates and clears."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -99,11 +99,13 @@ class _EngineStep:
 
 
 def zero3_config(config: Config) -> dict[str, Any]:
-    """DeepSpeed's configuration for `config`, as its JSON says it (deepspeed.ai, "DeepSpeed Configuration
-    JSON"). Everything that no setting names keeps DeepSpeed's default."""
+    """Return DeepSpeed's configuration for `config` (deepspeed.ai, "DeepSpeed Configuration JSON").
+
+    Everything that no setting names keeps DeepSpeed's default.
+    """
     settings = config.settings
     zero: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": settings.batch,
         "gradient_accumulation_steps": settings.grad_accum,
         "zero_optimization": zero,
@@ -116,9 +118,9 @@ def zero3_config(config: Config) -> dict[str, Any]:
         "fp16": {"enabled": settings.param_dtype == "fp16", "loss_scale": 1.0},
     }
     if settings.reduce_dtype is not None:
-        told["communication_data_type"] = settings.reduce_dtype
+        options["communication_data_type"] = settings.reduce_dtype
     if settings.cpu_offload:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-        told["zero_force_ds_cpu_optimizer"] = False  # the optimizer that was chosen, not DeepSpeed's own
-    return told
+        options["zero_force_ds_cpu_optimizer"] = False  # the optimizer that was chosen, not DeepSpeed's own
+    return options

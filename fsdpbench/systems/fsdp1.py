@@ -28,7 +28,7 @@ from fsdpbench.systems.wrapping import select_units
 
 
 class _FlatParameterSystem(System):
-    """What both have in common: torch's constructor. `_extras` adds what only one of them has."""
+    """The common part of both FSDP1s: torch's constructor. `_extras` adds arguments that only one has."""
 
     _absent_always: ClassVar[dict[str, str]] = {
         "layout": "a flat parameter is gathered in one piece, without copies",
@@ -38,18 +38,18 @@ class _FlatParameterSystem(System):
 
     @abstractmethod
     def _module(self) -> ModuleType:
-        """Where the classes and enums of FSDP1 are found by torch's names."""
+        """Return the namespace of the classes and enums of FSDP1, by torch's names."""
 
     @abstractmethod
     def _extras(self, config: Config) -> dict[str, Any]:
-        """Constructor arguments beyond those that both have."""
+        """Return the constructor arguments beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings, fsdp = context.config, context.config.settings, self._module()
         model = context.build_model()
         units = select_units(model, context.workload, settings.wrap)
         offload_if_asked(units, config)
-        # What is special about a unit, by its module.
+        # Arguments of single units, by their modules; True: none of its own.
         special: dict[nn.Module, Any] = dict.fromkeys(units, True)
         if settings.keep_last_unsharded:
             kept = "SHARD_GRAD_OP" if settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
@@ -87,7 +87,7 @@ class _FlatParameterSystem(System):
 
 
 def _refuse(config: Config) -> dict[str, str]:
-    """What flat parameters cannot do, torch's or ours."""
+    """Refuse settings that flat parameters do not have, torch's or ours: setting -> reason."""
     refused = refuse_common(config) | refuse_lora_in_flat_parameters(config)
     if config.settings.optimizer == "muon":
         refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
@@ -151,7 +151,7 @@ class TorchFsdp1(_FlatParameterSystem):
 
 
 def _torch_fsdp1() -> ModuleType:
-    """torch's names, gathered in one namespace as `impl` has them."""
+    """Return torch's names in one namespace, as `impl` has them."""
     from torch.distributed import fsdp
     from torch.distributed.fsdp import wrap
 
@@ -187,7 +187,7 @@ def _mixed_precision(fsdp: ModuleType, config: Config) -> Any:
 
 
 def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
-    """Gives a module its own parameters on `device`. One that several modules share stays one."""
+    """Return a function that gives a module its own parameters on `device`; shared ones stay shared."""
     # Weakly: once a unit is flattened, nothing may hold its whole parameters.
     made: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
 
@@ -209,7 +209,7 @@ _PLAIN = (torch.Tensor, nn.Parameter)
 def materialise(model: nn.Module, device: torch.device) -> None:
     """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
 
-    What several modules share stays one parameter.
+    A parameter that several modules share stays one.
     """
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -234,7 +234,7 @@ def init_module(module: nn.Module) -> None:
 
 
 def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -> None:
-    """`module.to_empty`: new memory on `device` for all that the module holds.
+    """Call `module.to_empty`: give new memory on `device` to all tensors of the module.
 
     For a tensor of the meta device torch goes through rules in Python that cost more than all else of a
     simulated parameter; these are not asked where the answer is plain.
@@ -246,7 +246,7 @@ def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -
 
 
 def _empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`torch.empty_like(tensor, device=device)`."""
+    """Return `torch.empty_like(tensor, device=device)`, without torch's rules for plain tensors."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(local) not in _PLAIN or not local.is_contiguous():
         return torch.empty_like(tensor, device=device)

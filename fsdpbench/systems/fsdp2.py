@@ -32,21 +32,22 @@ _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
 
 class _FullyShardSystem(System):
-    """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
+    """The common part of both FSDP2s: units inner first, then the root; gradients synchronised by a
+    switch."""
 
     parallel = frozenset(PARALLEL)
 
     @abstractmethod
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        """The mixed-precision policy; `None` keeps a dtype."""
+        """Return the mixed-precision policy; `None` keeps a dtype."""
 
     @abstractmethod
     def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
-        """The classes that give a parameter a mesh of its own, the mesh of `meshes.expert_data`."""
+        """Return the classes that give a parameter a mesh of its own, the mesh of `meshes.expert_data`."""
 
     @abstractmethod
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        """Apply `fully_shard` with `arguments` and what only this one has."""
+        """Apply `fully_shard` with `arguments` and those that only this system has."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings = context.config, context.config.settings
@@ -67,7 +68,7 @@ class _FullyShardSystem(System):
             is_last = index == 0  # inner first, from the model's end
             kept = {"reshard_after_forward": False} if is_last and settings.keep_last_unsharded else reshard
             self._fully_shard(unit, context, **arguments, **kept)
-        # The root keeps its parameters after forward unless told otherwise: backward needs them first.
+        # The root keeps its parameters after forward by default: backward needs them first.
         self._fully_shard(model, context, **arguments)
         use_symmetric_memory([*units, model], config)
         if meshes.experts is not None:
@@ -217,7 +218,7 @@ class TorchFsdp2(_FullyShardSystem):
 
 
 def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, device: torch.device) -> None:
-    """Experts have seen the tokens of several ranks: the mean of their gradients is over all ranks too."""
+    """Average gradients of experts over all ranks: they have seen the tokens of several."""
     reduced = meshes.expert_data is not None and meshes.expert_data.size() > 1
     for module in modules:
         module.set_gradient_divide_factor(float(degrees.sharding))
@@ -276,7 +277,7 @@ def use_symmetric_memory(modules: Iterable[Any], config: Config) -> None:
 
 
 def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
-    """Why `config` cannot gather by copy engines: setting -> reason."""
+    """Refuse to gather by copy engines under `config`: setting -> reason."""
     if not config.settings.symmetric_memory:
         return {}
     why = _of_device(config)

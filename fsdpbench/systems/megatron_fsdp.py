@@ -93,8 +93,8 @@ class MegatronFsdp(System):
 
 
 def megatron_arguments(config: Config) -> dict[str, Any]:
-    """Arguments of `fully_shard_model` that the settings decide, `precision` as names of dtypes. Gradients
-    are accumulated in fp32, as FSDP's sharded ones are, and reduced in `reduce_dtype`."""
+    """Return the arguments of `fully_shard_model` that the settings decide, `precision` as names of dtypes.
+    Gradients are accumulated in fp32, as FSDP's sharded ones are, and reduced in `reduce_dtype`."""
     settings = config.settings
     return {
         "zero_dp_strategy": _STRATEGIES[settings.strategy],
@@ -112,7 +112,7 @@ def megatron_arguments(config: Config) -> dict[str, Any]:
 
 
 def _mesh(context: BuildContext) -> dict[str, Any]:
-    """The device mesh, and for hybrid sharding the group of all ranks that Megatron-FSDP wants with it."""
+    """Return the device mesh, and for hybrid sharding the group of all ranks that Megatron-FSDP wants too."""
     config = context.config
     if "HYBRID" not in config.settings.strategy:
         return {"device_mesh": init_device_mesh("cuda", (config.gpus,), mesh_dim_names=("shard",))}

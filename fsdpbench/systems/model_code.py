@@ -1,4 +1,4 @@
-"""How a model's code is written (`norm`, `rotary`, `loss`), and what of it is computed again.
+"""Settings of how a model's code is written (`norm`, `rotary`, `loss`), and of recomputation.
 
 These settings change neither parameters nor, but for rounding, results; `rotary` alone pairs other elements
 of a head, which is the same model with its weights in another order.
@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError
+from fsdpbench.settings import Settings
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
@@ -22,12 +22,12 @@ _IN_FP32 = {"fp32": True, "lean": False}
 
 
 def has_token_loss(workload: Workload) -> bool:
-    """Whether the model predicts words of a vocabulary."""
+    """Return whether the model predicts words of a vocabulary."""
     return "vocab" in workload.shape
 
 
 def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
-    """Fields of the shape that the settings replace; those that the shape does not have are left out."""
+    """Return the fields of the shape that the settings replace, among those that the shape has."""
     values: dict[str, Any] = {
         field: getattr(settings, name)
         for name, field in _FIELDS.items()
@@ -39,7 +39,7 @@ def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
 
 
 def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
-    """Values that the model has no code for: setting -> reason."""
+    """Refuse values without code in the model: setting -> reason."""
     refused: dict[str, str] = {}
     asked = {name for name in ("norm", "rotary", "loss") if getattr(settings, name) != "model"}
     if settings.implementation == LIBRARY:
@@ -58,7 +58,7 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
 
 
 def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str]:
-    """What the lm head inside of the loss does not go together with."""
+    """Refuse settings that exclude an lm head inside of the loss: setting -> reason."""
     refused = {}
     if settings.tp > 1:
         refused["loss"] = (

@@ -10,7 +10,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model
@@ -50,7 +50,7 @@ def scale_after_steps(model: nn.Module, optimizer: torch.optim.Optimizer, settin
 
 
 def refuse_narrow(config: Config) -> dict[str, str]:
-    """Why `config` cannot multiply as it asks: setting -> reason."""
+    """Refuse products in 8 or 4 bits that the workload of `config` does not allow: setting -> reason."""
     kind = config.settings.linear_dtype
     if kind == _WIDE:
         return {}
@@ -64,7 +64,7 @@ def refuse_narrow(config: Config) -> dict[str, str]:
 
 
 def refuse_narrow_gathers(config: Config) -> dict[str, str]:
-    """What FSDP2 cannot do beside weights that are gathered in fp8."""
+    """Refuse settings that exclude weights gathered in fp8 under FSDP2: setting -> reason."""
     settings, raf = config.settings, config.settings.reshard_after_forward
     if settings.linear_dtype != "fp8":
         return {}
@@ -114,13 +114,13 @@ def _of_device(config: Config, kind: str) -> str | None:
 
 
 def software_of(config: Config) -> SoftwareProfile:
-    """The software profile of `config`; that of the installed software where it names none."""
+    """Return the software profile of `config`; that of the installed software where it names none."""
     return _load(config.software or CURRENT)
 
 
 def chosen_software(given: str | None, own: str, device: str) -> str | None:
-    """What a configuration names: what was `given`, else its system's `own`. The installed software is named
-    only in another's place."""
+    """Return the software that a configuration names: `given`, else its system's `own`. The installed
+    software is named only in the place of another."""
     if device != "sim":
         return given
     chosen = given or own
@@ -128,7 +128,7 @@ def chosen_software(given: str | None, own: str, device: str) -> str | None:
 
 
 def refused_by_software(config: Config) -> dict[str, str]:
-    """Values that the software of `config` does not have: setting -> reason."""
+    """Refuse values that the software of `config` does not have: setting -> reason."""
     if config.software is None:
         return {}
     software, refused = software_of(config), {}
@@ -152,8 +152,8 @@ _load = functools.cache(load_software)
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """`workload`, or the library's own modules of it, or with `lora` its fine-tuning; what is frozen is in
-    `param_dtype` or 4 bits.
+    """Return `workload`, or the library's own modules of it, or with `lora` its fine-tuning, whose frozen
+    parameters are in `param_dtype` or 4 bits.
 
     Raises `WorkloadError` for a family or layers that have no adapters.
     """
@@ -172,8 +172,8 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
 
 
 def workload_of(config: Config) -> Workload:
-    """The workload that `config` trains. Its code is as the settings say, else as the shape says, else as its
-    software has it."""
+    """Return the workload that `config` trains. Its code is as the settings say, else as the shape says, else
+    as its software has it."""
     workload = get_workload(config.model, shape=dict(config.shape_given) or None)
     of_software = load_software(config.software).of_llamas if config.software else {}
     if workload.family != llama.FAMILY:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Muon of matrices, as a system has it."""
@@ -42,7 +42,8 @@ def make_optimizer(
     block_classes: tuple[type[nn.Module], ...],
     make_muon: MakeMuon,
 ) -> torch.optim.Optimizer:
-    """The optimizer over the model's (sharded) parameters. `block_classes`: where Muon's matrices are."""
+    """Make the optimizer of the model's (sharded) parameters. `block_classes`: modules with Muon's
+    matrices."""
     parameters = _by_mesh(p for p in model.parameters() if p.requires_grad)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2)
@@ -56,7 +57,7 @@ def make_optimizer(
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """A group for each mesh: an operator over several DTensors takes those of one mesh."""
+    """Make a parameter group for each mesh: an operator over several DTensors takes those of one mesh."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -73,14 +74,14 @@ def _adamw(name: str, settings: Settings, parameters: Iterable[Any]) -> torch.op
 
 
 def _matrices(model: nn.Module, block_classes: tuple[type[nn.Module], ...]) -> list[nn.Parameter]:
-    """Two-dimensional parameters inside blocks, each once: neither embeddings nor the head."""
+    """Return the two-dimensional parameters inside blocks, each once: neither embeddings nor the head."""
     blocks = (module for module in model.modules() if isinstance(module, block_classes))
     found = (p for block in blocks for p in block.parameters() if p.requires_grad and p.ndim == 2)
     return list(dict.fromkeys(found))
 
 
 def refuse_optimizer(config: Config) -> dict[str, str]:
-    """Optimizers that do not go together with the rest of `config`."""
+    """Refuse optimizers that the rest of `config` excludes: setting -> reason."""
     settings, refused = config.settings, {}
     if settings.optimizer_dtype is not None and settings.optimizer not in ("adamw", "muon"):
         refused["optimizer_dtype"] = f"it is AdamW's (optimizer=adamw or muon), not {settings.optimizer}'s"

@@ -76,7 +76,8 @@ class Offer:
 
 
 def get_system(name: str) -> System:
-    """The system of that name. Raises `UsageError` with the nearest names, or with what a plugin lacks."""
+    """Return the system of that name. Raise `UsageError` with the nearest names, or with a plugin's
+    problem."""
     if name in _OWN:
         return _OWN[name]
     if name not in plugins():
@@ -87,7 +88,7 @@ def get_system(name: str) -> System:
 
 
 def offers() -> list[Offer]:
-    """Everything that can be chosen, our own first."""
+    """Return all systems that can be chosen, our own first."""
     found = [Offer(name, "fsdpbench", system) for name, system in _OWN.items()]
     for name, entry in plugins().items():
         origin = offered_by(entry)

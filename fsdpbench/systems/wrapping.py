@@ -1,4 +1,4 @@
-"""Which modules become FSDP units: one answer for every system, so that they are compared on the same units.
+"""The modules that become FSDP units: equal for every system, so that all are compared on the same units.
 
 block      each block                          every-K    each K consecutive blocks, as one module
 size:N     bottom-up, at least N parameters    root       the whole model only
@@ -20,8 +20,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Module]:
-    """The modules to wrap, inner before outer, the root left out. `every-K` regroups the model's blocks in
-    place."""
+    """Return the modules to wrap, inner before outer, without the root. `every-K` regroups the model's blocks
+    in place."""
     if wrap == "root":
         return []
     if wrap == "block":
@@ -56,13 +56,13 @@ def _names_in(workload: Workload) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _inner_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
-    """Classes of the modules that can be units, and their names."""
+    """Return class names and paths of the modules that can be units."""
     inner = dict(_inner(model))
     return frozenset(type(module).__name__ for module in inner.values()), frozenset(inner)
 
 
 def _inner(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules below the model that are called."""
+    """Return the modules below the model that are called, with their paths."""
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -91,7 +91,7 @@ def _of_names(model: nn.Module, workload: Workload, names: list[str]) -> list[nn
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Bottom-up: a module becomes a unit once it holds `least` parameters that no unit below it holds."""
+    """Choose units bottom-up: a module becomes one once it holds `least` parameters of no unit below it."""
     units: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:

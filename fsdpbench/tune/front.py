@@ -1,4 +1,4 @@
-"""What is required of a configuration, and the front of those that nothing beats in both."""
+"""The goal of a search, and the front of the configurations that nothing beats in speed and memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.repeats import first_run
+from fsdpbench.sweep.trials import Trial
 
 GOALS = {
     "tokens_per_s": "tokens_per_s_per_gpu",
@@ -36,21 +39,39 @@ class Candidate:
     risky: bool = False
 
 
+@dataclass(frozen=True)
+class Goal:
+    """The goal: the most of `name` (a key of `GOALS`) within `memory` bytes a GPU."""
+
+    name: str
+    memory: int | None = None
+
+
 def figure_of(goal: str) -> str:
-    """The figure that `goal` names. Raises `UsageError`."""
+    """Return the figure that `goal` names. Raises `UsageError`."""
     if goal not in GOALS:
         raise unknown("goal", goal, GOALS, "fsdpbench tune --help")
     return GOALS[goal]
 
 
-def judge(config: Config, result: Result, goal: str, limit: int | None) -> Candidate:
-    """What `result` says of `config` under a memory limit in bytes."""
-    status, speed = result.status, result.at(figure_of(goal)) or 0.0
-    memory = result.stored("peak_memory_bytes.reserved")
+def judge(config: Config, result: Result, goal: Goal) -> Candidate:
+    """Return what `result` says of `config` for `goal`."""
+    trial = Trial(config, result)
+    speed, memory, limit = result.at(figure_of(goal.name)) or 0.0, trial.reserved, goal.memory
     fits = limit is None or memory is None or memory <= limit
-    interval = result.stored("interval")
-    feasible = status is Status.OK and fits and speed > 0
-    return Candidate(config, status, speed, memory, feasible, interval, _is_risky(interval, limit))
+    feasible = trial.status is Status.OK and fits and speed > 0
+    return Candidate(
+        config, trial.status, speed, memory, feasible, trial.interval, _is_risky(trial.interval, limit)
+    )
+
+
+def judged(store: Store, config: Config, goal: Goal, *, first: bool = False) -> Candidate:
+    """Return what `store` says of `config`; of its first run alone, where a search has to see what it saw the
+    first time although it finds results over all runs."""
+    results = store.runs(config)
+    # A folder removed while the search runs is a point without an answer.
+    result = results[0] if results else Result(status=Status.ERROR)
+    return judge(config, first_run(result) if first else result, goal)
 
 
 def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:

@@ -34,7 +34,7 @@ _FIRST = 4
 
 @dataclass(frozen=True)
 class RealBudget:
-    """What may be run for real: at most `runs` points (None: no bound), none begun after `seconds` of wall
+    """The bound of real runs: at most `runs` points (None: no bound), none begun after `seconds` of wall
     time; the first `seeds` of them are the best simulated ones."""
 
     seeds: int
@@ -110,7 +110,7 @@ class _Asking:
 def _corrected(
     space: PointSpace, simulated: Sequence[Candidate | None], measured: dict[int, Candidate]
 ) -> dict[int, Candidate]:
-    """What is known of each point: as measured, or as simulated and corrected by what was measured."""
+    """Return each point as measured, or as simulated and corrected by what was measured."""
     known = {index: each for index, each in enumerate(simulated) if each is not None}
     pairs = [
         index

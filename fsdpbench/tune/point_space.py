@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Value
 from fsdpbench.tune.front import Candidate
 
 UNFIT = (0.0, 1e15)
@@ -60,12 +60,12 @@ class PointSpace:
 
 
 def fields_of(config: Config) -> dict[str, Value]:
-    """What tells points apart: system, world and settings."""
+    """Return the fields that distinguish points: system, world and settings."""
     return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
 
 
 def objectives(candidate: Candidate) -> tuple[float, float]:
-    """Speed and memory, as Optuna is told of them."""
+    """Return speed and memory, the objectives of Optuna."""
     return (candidate.speed, float(candidate.memory or 0)) if candidate.feasible else UNFIT
 
 

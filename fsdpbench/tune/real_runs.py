@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.reports.result import Result, Status
+from fsdpbench.reports.result import Result
 from fsdpbench.results.index import refresh_index
 from fsdpbench.results.store import Store
-from fsdpbench.sweep.repeats import first_run
-from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
-from fsdpbench.tune.front import Candidate, judge
+from fsdpbench.sweep.runner import run_sweep
+from fsdpbench.sweep.trials import Progress, jobs_for
+from fsdpbench.tune.front import Candidate, Goal, judged
 
 _LEAST_PAIRS = 3
 
@@ -24,15 +24,13 @@ class RealRuns:
         self,
         store: Store,
         space: dict[str, Any],
-        goal: str,
-        memory: int | None,
+        goal: Goal,
         progress: Progress,
         total: int | None = None,
     ) -> None:
         self._store = store
         self._space = space
         self._goal = goal
-        self._memory = memory
         self._inner = progress
         self._progress = _Continued(progress, total)
         self._points: list[Config] = []
@@ -42,7 +40,7 @@ class RealRuns:
         self._points.append(config)
         self._store.write_space(self._space, self._points)
         run_sweep(self._store, [config], self._progress, jobs=jobs_for(config.device), index=False)
-        return self._judged(config, first=True)
+        return judged(self._store, config, self._goal, first=True)
 
     def close(self) -> None:
         """After the last one: end the display, write the index."""
@@ -57,15 +55,7 @@ class RealRuns:
             again = [candidate.config for candidate in fastest]
             if again:
                 run_sweep(self._store, again, self._inner, jobs=jobs_for(again[0].device), repeat=repeat)
-        return [self._judged(candidate.config, first=False) for candidate in measured]
-
-    def _judged(self, config: Config, *, first: bool) -> Candidate:
-        results = self._store.runs(config)
-        if not results:
-            return judge(config, Result(status=Status.ERROR), self._goal, self._memory)
-        # A second start finds results over all runs; the search must see what it saw the first time.
-        result = first_run(results[0]) if first else results[0]
-        return judge(config, result, self._goal, self._memory)
+        return [judged(self._store, candidate.config, self._goal) for candidate in measured]
 
 
 def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float | None:
@@ -79,7 +69,7 @@ def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float
     return float(spearmanr(*zip(*both, strict=True)).statistic)
 
 
-class _Continued:
+class _Continued(Progress):
     """Many short sweeps shown as one. What is found done comes first: a search takes the same way again."""
 
     def __init__(self, inner: Progress, total: int | None) -> None:

@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import show_value
 from fsdpbench.errors import BenchError
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.reproduce import nodes_of
+from fsdpbench.results.provenance import content_key, nodes_of
 from fsdpbench.results.store import Store
+from fsdpbench.settings import show_value
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit
-from fsdpbench.sweep.recommendation.snippets import snippets
-from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
-from fsdpbench.tune.front import Candidate, judge, pareto, ranks
+from fsdpbench.sweep.runner import run_sweep
+from fsdpbench.sweep.snippets import snippets
+from fsdpbench.sweep.trials import Progress, jobs_for
+from fsdpbench.tune.front import Candidate, Goal, judged, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.point_space import PointSpace, objectives
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
@@ -36,14 +35,6 @@ BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"
 _CONTENDERS = 4
 """So many of the fastest are run again where repetitions are asked for."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is required: the most of `name` (a key of `front.GOALS`) within `memory` bytes a GPU."""
-
-    name: str
-    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def tune(
             simulated[origin[content_key(candidate.config)]] = candidate
         seeds = [origin[content_key(c.config)] for c in _ranked(tried)]
         bound = None if effort.real.runs is None else min(effort.real.runs, len(points))
-        real = RealRuns(store, space, goal.name, goal.memory, progress, bound)
+        real = RealRuns(store, space, goal, progress, bound)
         measured = search_measured(points, simulated, seeds, effort.real, seed, real.measure)
         real.close()
         front = tuple(pareto(real.repeated(list(measured.values()), effort.repeat, _CONTENDERS)))
@@ -153,7 +144,7 @@ def _simulate(
         run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
         done += len(batch)
         tell(f"{done} of {min(effort.trials, len(simulated))} simulated")
-        return [_judged(searching, config, goal) for config in batch]
+        return [judged(searching, config, goal) for config in batch]
 
     with searching.locked():
         return search(simulated, effort.trials, seed, evaluate)
@@ -178,11 +169,11 @@ def _run_in_full(
     """Simulated points with their traces; what of them is the front."""
     store.write_space(space, chosen)
     run_sweep(store, chosen, progress, jobs=jobs_for("sim"))
-    return tuple(pareto([_judged(store, config, goal) for config in chosen]))
+    return tuple(pareto([judged(store, config, goal) for config in chosen]))
 
 
 def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
-    """What is feasible: the front from its fast end, then the rest by speed."""
+    """Return the feasible candidates: the front from its fast end, then the rest by speed."""
     front = pareto(tried)
     keys = {content_key(candidate.config) for candidate in front}
     rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)
@@ -191,12 +182,6 @@ def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
 
 def _feasible(tried: Sequence[Candidate]) -> int:
     return sum(candidate.feasible for candidate in tried)
-
-
-def _judged(store: Store, config: Config, goal: Goal) -> Candidate:
-    results = store.runs(config)
-    # A folder removed while the search runs is a point that told nothing.
-    return judge(config, results[0] if results else Result(status=Status.ERROR), goal.name, goal.memory)
 
 
 def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.residuals.intervals import unknowns
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual
-from fsdpbench.results.residuals.widths import LEVEL, Unknown, Width, width_of
+from fsdpbench.results.residuals.widths import LEVEL, Condition, Quantity, Residual, Unknown, Width, width_of
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.validation.judge import Bar
@@ -174,7 +173,7 @@ def groups_of(judged: Sequence[Judged]) -> list[Group]:
 
 
 def interval_bars(judged: Sequence[Judged]) -> list[Bar]:
-    """What is asked of intervals: they cover, and they are narrow where software is known."""
+    """Return the bars for intervals: they cover, and they are narrow where software is known."""
     times = [each for each in judged if each.figure.is_time]
     memory = [each for each in judged if not each.figure.is_time]
     bars = _held_out_bars([each for each in times if not each.prediction.case.fitted])

@@ -25,7 +25,7 @@ class Priced:
 
     @property
     def error(self) -> float:
-        """What the price is too much, as a share of the measured time."""
+        """Return what the price is too much, as a share of the measured time."""
         return self.predicted_us / self.row.us - 1
 
     @property
@@ -91,7 +91,7 @@ def bars_of(comparison: Comparison) -> list[Bar]:
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """The same for programs: every row with its price, and errors by kind, chip, type and library."""
+    """Return plain values: every row with its price, and errors by kind, chip, type and library."""
     groups = _grouped(comparison.priced, lambda p: (p.row.kind, p.row.gpu, p.row.dtype, p.row.measured_with))
     return {
         "rows": [

@@ -9,8 +9,8 @@ import jinja2
 import plotly.graph_objects as go
 
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.validation.conditions import HeldOut
 from fsdpbench.validation.coverage import Judged, groups_of
-from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Figure

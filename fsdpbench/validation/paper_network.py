@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
 from fsdpbench.results.provenance import content_key
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.sweep.runner import Progress
-from fsdpbench.sweep.simulated import UNTRACED, simulate
+from fsdpbench.sweep.planning import configured, make_target
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import published
 
@@ -125,17 +124,12 @@ def config_of(case: Case, system: str | None = None, measurement: Measurement = 
     target = make_target(
         model=case.model,
         shape=case.shape,
-        device="sim",
         hardware=case.hardware,
         gpus=case.gpus,
-        gpus_per_node=None,
-        data=None,
         measurement=measurement,
         software=case.software,
     )
-    return without_absent(
-        make_config(target, system or case.system, Settings.of(**case.settings), target.workload())
-    )
+    return configured(target, system or case.system, **case.settings)
 
 
 def predict(

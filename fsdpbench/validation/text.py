@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fsdpbench.validation.conditions import HeldOut
 from fsdpbench.validation.coverage import Judged, groups_of
-from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar, group_errors
 from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Figure
@@ -102,7 +102,7 @@ def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
 
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
-    """What the publications leave open, once a group and assumption."""
+    """Return what the publications leave open, once a group and assumption."""
     told = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
     rows = [f"| {group} | {what} |" for group, what in told]
     return ["", "| of | assumed, not published |", "|---|---|", *rows] if rows else []
@@ -138,7 +138,7 @@ def as_dict(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> dict[str, Any]:
-    """The same as JSON: bars, errors by group, held-out profiles, and every case with its figures."""
+    """Return plain values: bars, errors by group, held-out profiles, and every case with its figures."""
     intervals = {(id(each.prediction), each.figure): each for each in judged}
     return {
         "schema": 1,

@@ -1,40 +1,228 @@
-"""Do all ranks of a group mean the same? Asked before collectives that would hang or mix values otherwise."""
+"""Do all ranks do the same? Two checks, each before something that would hang or mix up values otherwise.
+
+``RankCheck``, before each collective where ``check_ranks`` asks for it: one rank may take another branch, use
+other parameters, or run a module more often. Each rank first writes what it does next into the store; the
+group's first rank compares, and writes what all then read::
+
+    rank 0   "reduction of unit 'b'"                         --+
+    rank 1   "reduction of unit 'b' without 'up.weight'"     --+--> verdict: the two differ, on both ranks
+
+So every rank raises before the collective is issued, and a rank that does not come is named by the others
+after a while. No collective is used for it, and no device is waited for; the CPU waits for the slowest rank
+each time, which is why this is for the first iterations or for finding a fault.
+
+``OrderCheck``, with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``: up to the end of the first backward the ranks of a
+shard group compare which unit each of them enters, by a collective a unit, and at the end of forward that all
+of them are done::
+
+    rank 0    root   blocks.0   blocks.1   end
+    rank 1    root   blocks.1              <- all ranks raise, naming both
+
+Afterwards each rank compares its own order with that of its first iteration, and warns once: prefetch and its
+memory go by the recorded order.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, MutableMapping, Sequence
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from ..shared.torch_internals import get_default_store
 
-def check_agreement(
-    group: ProcessGroup | None, device: torch.device, items: Sequence[str], what: str
-) -> None:
-    """Compare ``items``, as a set, over the ranks of ``group``: a small all-reduce, a gather if they differ.
+_log = logging.getLogger(__name__)
 
-    Raises:
-        RuntimeError: on all ranks alike if they differ; it names what some have and others have not.
+
+# -- before each collective ----------------------------------------------------------------------------------
+
+_AGREED = "agreed"
+_MOST_NAMES = 5
+
+positions: MutableMapping[ProcessGroup, int] = WeakKeyDictionary()
+"""How many times the ranks of a group have compared: the next comparison's number, alike on all of them."""
+
+
+class RankCheck:
+    """The comparisons of one tree of units.
+
+    Args:
+        iterations: how many iterations are checked; ``None`` for all.
     """
-    if group is None:
-        return
-    ordered = sorted(items)
-    digest = hashlib.blake2b("\0".join(ordered).encode(), digest_size=7).digest()
-    number = int.from_bytes(digest, "little")
-    extremes = torch.tensor([number, -number], dtype=torch.int64, device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-    highest, lowest = extremes.tolist()
-    if highest == -lowest:
-        return
-    gathered: list[list[str]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(gathered, ordered, group=group)
-    everywhere = set.intersection(*map(set, gathered))
-    lines = [f"ranks do not agree on {what}:"]
-    for rank, theirs in enumerate(gathered):
-        own = [item for item in theirs if item not in everywhere]
-        if own:
-            some = ", ".join(own[:5]) + (f" and {len(own) - 5} more" if len(own) > 5 else "")
-            lines.append(f"  not on all ranks, but on rank {rank} of the group: {some}")
-    raise RuntimeError("\n".join(lines))
+
+    def __init__(self, iterations: int | None) -> None:
+        self._left = iterations
+        self.timeout_s = 120.0
+        """How long a rank waits for the others."""
+
+    def end_iteration(self) -> None:
+        """Count an iteration."""
+        if self._left is not None:
+            self._left -= 1
+
+    def agree(self, group: ProcessGroup | None, what: str) -> None:
+        """Return when all ranks of ``group`` are about to do ``what``.
+
+        Raises:
+            RuntimeError: on every rank, if they are not; it says who is about to do what.
+        """
+        if group is None or (self._left is not None and self._left <= 0):
+            return
+        ranks = tuple(dist.get_process_group_ranks(group))
+        position = positions[group] = positions.get(group, 0) + 1
+        store: Any = dist.PrefixStore("fsdp_rank_check", get_default_store())
+        where = f"{group.group_name}/{position}"
+        store.set(f"{where}/{group.rank()}", what)
+        verdict = f"{where}/verdict"
+        if group.rank() == 0:
+            found = self._compare(store, where, ranks)
+            store.set(verdict, found)
+        else:
+            found = self._await_verdict(store, verdict, ranks[0], what)
+        if found != _AGREED:
+            raise RuntimeError(found)
+        if group.rank() == 0 and position > 1:
+            _forget(store, f"{group.group_name}/{position - 1}", len(ranks))
+
+    def _compare(self, store: Any, where: str, ranks: Sequence[int]) -> str:
+        keys = [f"{where}/{index}" for index in range(len(ranks))]
+        try:
+            store.wait(keys, timedelta(seconds=self.timeout_s))
+        except Exception:
+            came = {
+                rank: store.get(key).decode()
+                for rank, key in zip(ranks, keys, strict=True)
+                if store.check([key])
+            }
+            missing = [rank for rank in ranks if rank not in came]
+            return (
+                f"rank {_list(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
+                f"rank {_list(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
+            )
+        said = {rank: store.get(key).decode() for rank, key in zip(ranks, keys, strict=True)}
+        if len(set(said.values())) == 1:
+            return _AGREED
+        return (
+            f"the ranks are not about to do the same: {_describe(said)}. All ranks have to use the same "
+            "modules and parameters; where they cannot, call set_reduce_scatter_unused_params(True), and let "
+            "every rank run every module"
+        )
+
+    def _await_verdict(self, store: Any, verdict: str, first: int, what: str) -> str:
+        try:
+            # The first rank waits as long for others, and began later perhaps.
+            store.wait([verdict], timedelta(seconds=2 * self.timeout_s + 5))
+        except Exception:
+            return (
+                f"rank {first} did not come to a collective of FSDP, where others wait: {what}. Do all ranks "
+                "run the same modules?"
+            )
+        return store.get(verdict).decode()
+
+
+def _describe(said: dict[int, str]) -> str:
+    """Return who says what, ranks that say the same together."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in said.items():
+        by_text.setdefault(text, []).append(rank)
+    return "; ".join(f"rank {_list(ranks)}: {text}" for text, ranks in by_text.items())
+
+
+def _list(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_NAMES]))
+    return shown if len(ranks) <= _MOST_NAMES else f"{shown} and {len(ranks) - _MOST_NAMES} more"
+
+
+def _forget(store: Any, where: str, count: int) -> None:
+    """Delete a comparison that all ranks have read: they came to the one after it."""
+    for key in ("verdict", *map(str, range(count))):
+        store.delete_key(f"{where}/{key}")
+
+
+def without(names: Sequence[str]) -> str:
+    """Return the part of a description that names the parameters without a gradient."""
+    if not names:
+        return ""
+    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f" without a gradient for {shown}{more}"
+
+
+# -- in which order units run --------------------------------------------------------------------------------
+
+_END = -1
+
+
+class OrderCheck:
+    """The comparison of the order in which the units of one tree run.
+
+    Args:
+        name_of: the name of the unit with a number, for messages.
+        device: what the group's collectives run on.
+    """
+
+    def __init__(self, name_of: Callable[[int], str], device: torch.device) -> None:
+        self._name_of = name_of
+        self._device = device
+        self._compares = True
+        self._expected: list[int] = []
+        self._order: list[int] = []
+        self._warned = False
+        self._group: ProcessGroup | None = None
+
+    @staticmethod
+    def is_asked_for() -> bool:
+        """Return whether the user asks torch for such checks."""
+        return dist.is_initialized() and dist.get_debug_level() == dist.DebugLevel.DETAIL
+
+    def enter(self, number: int, group: ProcessGroup | None) -> None:
+        """Note that the forward of unit ``number`` starts.
+
+        Raises:
+            RuntimeError: other ranks are at another one.
+        """
+        self._group = group or self._group
+        self._compare(number)
+
+    def leave(self) -> None:
+        """Note that the outermost forward is done. Raises ``RuntimeError`` if other ranks are not done."""
+        self._compare(_END)
+
+    def end_iteration(self) -> None:
+        """Compare with the order of the first iteration, where this was another one."""
+        if self._compares:
+            self._compares = False
+            self._expected = self._order
+        elif self._order != self._expected and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the order of units changed: %s in this iteration, %s in the first one",
+                self._titles(self._order),
+                self._titles(self._expected),
+            )
+        self._order = []
+
+    def _compare(self, number: int) -> None:
+        if torch.is_grad_enabled():  # forwards without one have no backward that would end the iteration
+            self._order.append(number)
+        if not self._compares or self._group is None:
+            return
+        mine = torch.tensor([number], dtype=torch.int64, device=self._device)
+        everyone = [torch.empty_like(mine) for _ in range(self._group.size())]
+        dist.all_gather(everyone, mine, group=self._group)
+        numbers = [int(each) for each in everyone]
+        if len(set(numbers)) > 1:
+            ranks = dist.get_process_group_ranks(self._group)
+            at = ", ".join(f"rank {r} {self._title(n)}" for r, n in zip(ranks, numbers, strict=True))
+            raise RuntimeError(f"ranks do not run the same units in the same order: {at}")
+
+    def _title(self, number: int) -> str:
+        return "ended its forward" if number == _END else f"is at unit '{self._name_of(number)}'"
+
+    def _titles(self, numbers: Sequence[int]) -> list[str]:
+        return [self._name_of(number) for number in numbers if number != _END]

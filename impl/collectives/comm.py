@@ -7,6 +7,8 @@ the caller records an event; on the CPU it runs on the backend's own threads and
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,8 +20,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.distributed_c10d import AllgatherOptions, ReduceScatterOptions
-
-from .custom_comm import AllGather, Comm, ReduceScatter
 
 # torch 2.13 renamed these two and warns at the old names; 2.11 and 2.12 know only the old ones.
 _all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -58,7 +58,7 @@ class UnitGroups:
 
     @classmethod
     def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> UnitGroups:
-        """From process groups; ``None`` stands for a group of this rank alone."""
+        """Return those of process groups; ``None`` is a group of this rank alone."""
         shard_size = shard.size() if shard is not None else 1
         replicate_size = replicate.size() if replicate is not None else 1
         return cls(
@@ -71,7 +71,9 @@ class UnitGroups:
         )
 
     def with_reduce_group(self, separate: bool) -> UnitGroups:
-        """The same with a group of its own for reduce-scatters, or without. The first call is collective."""
+        """Return these groups with one for reduce-scatters alone, or without. The first call is
+        collective.
+        """
         if self.shard is None or not separate:
             return replace(self, reduce=self.shard)
         if self.shard not in _reduce_groups:
@@ -81,12 +83,61 @@ class UnitGroups:
 
     @property
     def ranks(self) -> int:
-        """Ranks whose gradients are averaged."""
+        """Return how many ranks have gradients that are averaged."""
         return self.shard_size * self.replicate_size
 
 
+# -- collectives of the user's own ---------------------------------------------------------------------------
+# The protocol is torch's: an object with ``allocate``, for every buffer that it communicates from or into,
+# and ``__call__``. A unit that has one takes the buffer of each gather from it and drops it after the copy
+# out. This rank's part is written into that buffer first, so that the gather is in place. Anything with the
+# right methods will do; two kinds are built in (``BUILT_IN``).
+
+
+class Comm(ABC):
+    """A collective with memory of its own."""
+
+    @abstractmethod
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory to communicate from or into; called once for each use of a buffer, on the stream that
+        owns it.
+        """
+
+
+class AllGather(Comm):
+    """Gathers equal 1-D shards."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Fill ``output_tensor``, of which ``input_tensor`` is this rank's part, on the current stream."""
+
+
+class ReduceScatter(Comm):
+    """Reduces a 1-D tensor and leaves each rank its part."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce ``input_tensor`` by ``op`` into ``output_tensor``, on the current stream."""
+
+
+# -- which call, and how averages are made -------------------------------------------------------------------
+
+
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
-    """The backend that serves ``device`` in ``group`` (a group may have one a device type)."""
+    """Return the backend that serves ``device`` in ``group`` (a group may have one a device type)."""
     names: dict[str, str] = {}
     for part in dist.get_backend_config(group).split(","):
         device_type, _, name = part.partition(":")
@@ -96,7 +147,7 @@ def backend_name(group: ProcessGroup, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a sum over ranks becomes an average: the operation, and factors to divide by before and after
+    """The steps from a sum over ranks to an average: the operation, and factors to divide by before and after
     it.
     """
 
@@ -106,7 +157,7 @@ class Averaging:
 
 
 def may_overflow(dtype: torch.dtype) -> bool:
-    """Whether a sum of gradients may leave the range of ``dtype``."""
+    """Return whether a sum of gradients may leave the range of ``dtype``."""
     return dtype not in _WIDE
 
 
@@ -156,7 +207,7 @@ class Works(dist.Work):
 
 
 def allocate(numel: int, dtype: torch.dtype, device: torch.device, custom: Comm | None) -> torch.Tensor:
-    """1-D memory to communicate from or into, uninitialised, on the current stream."""
+    """Return memory, 1-D, to communicate from or into, uninitialised, on the current stream."""
     if custom is not None:
         return custom.allocate((numel,), dtype=dtype, device=device)
     return torch.empty(numel, dtype=dtype, device=device)
@@ -188,12 +239,13 @@ def all_gather(
 
 @lru_cache(maxsize=256)
 def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether gloo carries out this group's collectives on tensors of ``device``."""
+    """Return whether gloo carries out this group's collectives on tensors of ``device``."""
     return backend_name(group, device) == "gloo"
 
 
 def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it out.
+    """Return whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it
+    out.
 
     Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
     """
@@ -278,3 +330,97 @@ def exchange_shards(received: torch.Tensor, sent: torch.Tensor, group: ProcessGr
     sizes = [sent.numel() // (group.size() - 1)] * group.size()
     sizes[group.rank()] = 0
     return dist.all_to_all_single(received, sent, sizes, sizes, group=group, async_op=True)
+
+
+# The collectives with memory of their own that are built in, both for NCCL.
+#
+# Memory of the process group makes transfers without copies; symmetric memory lets NCCL use copy engines.
+
+
+class _Gather(AllGather):
+    """The ordinary all-gather."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self.register(output_tensor)  # the input is a part of it
+        return all_gather(output_tensor, input_tensor, group, async_op)
+
+    def register(self, *tensors: torch.Tensor) -> None:
+        """Make memory known to all ranks, where that is needed."""
+
+
+class _Reduce(ReduceScatter):
+    """The ordinary reduce-scatter."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self.register(input_tensor, output_tensor)
+        return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
+
+    def register(self, *tensors: torch.Tensor) -> None:
+        """Make memory known to all ranks, where that is needed."""
+
+
+class _FromGroup:
+    """Memory of the group's own allocator, where its backend has one."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        backend: Any = self._group._get_backend(device)
+        if not backend.supports_tensor_alloc(device):
+            return torch.empty(*size, dtype=dtype, device=device)
+        return backend.allocate_tensor(math.prod(size), dtype=dtype, device=device)
+
+
+class _Symmetric:
+    """Symmetric memory: the same on all ranks of the group, who meet once to make it."""
+
+    def __init__(self, group: ProcessGroup, backend: str) -> None:
+        from ..shared.torch_internals import symmetric_memory as symmetric
+
+        self._group = group
+        self._symmetric: Any = symmetric
+        symmetric.set_backend(backend)
+        dist.barrier(group=group)  # the communicator has to exist before memory is registered with it
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        with torch.get_device_module(device).use_mem_pool(self._symmetric.get_mem_pool(device)):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+    def register(self, *tensors: torch.Tensor) -> None:
+        """Make the memory of ``tensors`` known to all ranks."""
+        for tensor in tensors:
+            self._symmetric.rendezvous(tensor, group=self._group.group_name)
+
+
+class GroupAllGather(_FromGroup, _Gather):
+    """The ordinary all-gather, in memory of the process group."""
+
+
+class GroupReduceScatter(_FromGroup, _Reduce):
+    """The ordinary reduce-scatter, in memory of the process group."""
+
+
+class SymmetricAllGather(_Symmetric, _Gather):
+    """The ordinary all-gather, in symmetric memory, by which NCCL chooses its faster ways."""
+
+
+class SymmetricReduceScatter(_Symmetric, _Reduce):
+    """The ordinary reduce-scatter, in symmetric memory. NCCL has it for sums alone."""
+
+
+BUILT_IN = (GroupAllGather, GroupReduceScatter, SymmetricAllGather, SymmetricReduceScatter)
+"""Those that one of the settings chooses, and another may replace."""

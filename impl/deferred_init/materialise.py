@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..frontends.full_params import gather_flat, split_full
-from ..frontends.replaced_parameters import mark_replaced
-from ..runtime.unit import Unit
+from ..runtime.unit import Unit, gather_flat, split_full
 from ..shared.torch_internals import make_subclass
-from .recording import Deferred, deferred_of, window_of, written_since
-from .tape import Tape
+from .recording import Deferred, Tape, deferred_of, window_of, written_since
 
 InitFunction = Callable[[nn.Module], None]
 
@@ -31,14 +28,19 @@ class Materialised:
         self._entries: dict[nn.Parameter, tuple[nn.Parameter, Deferred]] = {}
 
     def note(self, deferred: nn.Parameter, parameter: nn.Parameter) -> None:
-        """``parameter`` was made for ``deferred``."""
+        """Note that ``parameter`` was made for ``deferred``."""
         entry = deferred_of(deferred)
         whole = deferred.untyped_storage().nbytes() == deferred.numel() * deferred.element_size()
         if entry is not None and whole and deferred.is_contiguous():
             self._entries[parameter] = deferred, entry
 
-    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> None:
-        """``unit`` was made of ``originals``: others whose initialisation needs them gather it."""
+    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> list[nn.Parameter]:
+        """Let others whose initialisation needs ``originals``, of which ``unit`` was made, gather it.
+
+        Returns:
+            The deferred parameters whose place ``originals`` took.
+        """
+        settled: list[nn.Parameter] = []
         home = partial(_gathered, unit)
         for index, original in enumerate(originals):
             if original in self._entries:
@@ -46,11 +48,12 @@ class Materialised:
                 entry.tape.settle(entry.storage, home, index)
                 # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
                 deferred.__dict__.update(original.__dict__)
-                mark_replaced([deferred], unit.name)
+                settled.append(deferred)
+        return settled
 
 
 def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:
-    """Copies of some of the unit's whole parameters. A collective."""
+    """Return copies of some of the unit's whole parameters. A collective."""
     gathered = gather_flat(unit, unit.shard)
     values = split_full(unit, gathered)
     copies = [values[index].clone(memory_format=torch.contiguous_format) for index in indices]
@@ -159,7 +162,7 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
 
 
 def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, Deferred]]:
-    """Where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
+    """Return where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
     found: list[tuple[dict[str, Any], str, torch.Tensor, Deferred]] = []
     registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
     for registry in registries:
@@ -171,7 +174,7 @@ def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch
 
 
 def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
+    """Return ``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
     if isinstance(deferred, nn.Parameter):
         made = make_subclass(type(deferred), real, deferred.requires_grad)
         made.__dict__.update(deferred.__dict__)
@@ -191,7 +194,7 @@ def _check_unchanged(module: nn.Module, name: str, tensor: torch.Tensor) -> None
 
 
 def _tied_places(modules: list[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
-    """For each meta-device parameter that is registered several times, its places."""
+    """Return the places of each meta-device parameter that is registered several times."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for name, parameter in module._parameters.items():

@@ -5,17 +5,19 @@ backward, calls in the wrong state; and what only deserves a warning.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..runtime.unit import Unit
-from ..shared.settings import ShardingStrategy, TrainingState
+from ..runtime.hooks import stage_of
+from ..runtime.ownership import Ignored
+from ..runtime.unit import Unit, UnitState
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
+from .settings import ShardingStrategy, TrainingState
 
 
 def check_first_calls(unit: Unit) -> None:
@@ -28,11 +30,13 @@ def check_first_calls(unit: Unit) -> None:
         _CallCheck(unit, module)
 
 
-def check_unchanged(unit: Unit, error: type[Exception]) -> None:
+def check_unchanged(
+    unit: Unit, presentation: FlatPresentation | OriginalPresentation, error: type[Exception]
+) -> None:
     """Raise RuntimeError if a unit's parameters were written to since its forward, ``error`` if replaced."""
-    presentation = unit.presentation
-    assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
-    replaced = not unit.shows_unsharded and presentation.replaced()
+    # Invariant: no gradient is computed for values that forward did not read (tests/impl/fsdp1/
+    # test_flat_changes.py).
+    replaced = unit.state is not UnitState.UNSHARDED and presentation.replaced()
     if replaced or presentation.changed():
         how = "replaced, or given new data" if replaced else "written to in place"
         raise (error if replaced else RuntimeError)(
@@ -102,7 +106,7 @@ class _CallCheck:
         if torch.compiler.is_compiling():
             return
         unit = self._unit
-        if not unit.shows_unsharded and not self._presentation.shows_full:
+        if unit.state is not UnitState.UNSHARDED and not self._presentation.shows_full:
             raise RuntimeError(
                 f"{type(module).__name__} was called while its parameters are sharded: they belong to unit "
                 f"'{unit.name}', which gathers them in its own forward. Call that, or wrap this module by "
@@ -110,3 +114,35 @@ class _CallCheck:
             )
         if dist.get_debug_level() == dist.DebugLevel.OFF:
             self._handle.remove()
+
+
+def ignored(
+    modules: Iterable[nn.Module] | None, states: Iterable[nn.Parameter] | Iterable[nn.Module] | None
+) -> Ignored:
+    """Return what a wrapper leaves alone. Raises ``ValueError`` for what cannot be."""
+    modules = None if modules is None else list(modules)
+    given: list[Any] | None = None if states is None else list(states)
+    _check_ignored(modules, given)
+    return Ignored(modules, given)
+
+
+def _check_ignored(
+    modules: Sequence[nn.Module] | None, states: Sequence[nn.Parameter | nn.Module] | None
+) -> None:
+    if modules is not None and states is not None:
+        raise ValueError("give ignored_modules or ignored_states, not both: ignored_states takes modules too")
+    for name, given, kinds in (
+        ("ignored_modules", modules, (nn.Module,)),
+        ("ignored_states", states, (nn.Parameter, nn.Module)),
+    ):
+        found = given or ()
+        if found and not any(all(isinstance(each, kind) for each in found) for kind in kinds):
+            types = ", ".join(sorted({type(each).__name__ for each in found}))
+            wanted = " or all ".join(f"nn.{kind.__name__}" for kind in kinds)
+            raise ValueError(f"{name} must be all {wanted}, not {types}")
+        for each in found:
+            if isinstance(each, nn.Module) and stage_of(each) is not None:
+                raise ValueError(
+                    f"{name} has a {type(each).__name__} that is wrapped already: it takes care of its own "
+                    "parameters, so leave it out"
+                )

@@ -7,23 +7,130 @@ attributes, which ``parameters()`` does not see. The other mode, which shows the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..frontends.replaced_parameters import mark_replaced
+from ..runtime.buffer import HostOffload, new_shard
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.gradients.laying_out import fill_missing
-from ..runtime.gradients.unreduced import UnreducedFlat
-from ..runtime.offload import HostOffload, new_shard
-from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
-from ..shared.copy_in import copy_in
-from ..shared.layout import UnitLayout
-from ..shared.names import FLAT_NAME
-from ..shared.shown import Assignments, assignments, is_shown, show
-from .registration import Registration
+from ..runtime.presentation import (
+    CHECKPOINTED,
+    FLAT_NAME,
+    Assignments,
+    ModulePlace,
+    Presentation,
+    UnitParameter,
+    Unreduced,
+    assignments,
+    is_shown,
+    show,
+)
+from ..runtime.reduce_ways import fill_missing
+from ..shared.layout import Segment, UnitLayout, check_rank, copy_in
+from ..shared.torch_internals import ActivationWrapper
+from .unreduced import UnreducedFlat
+
+# In which order a unit's parameters are registered in their modules, and so listed in state dicts: torch's.
+#
+# torch takes all parameters of a unit out of their modules and puts them back: each at its first name, then
+# the further names of tied ones, as it meets them. So a tied weight comes behind the other parameters of a
+# module::
+#
+#     head.weight (tied to embed.weight), head.bias    ->    head.bias, head.weight
+
+
+def without_activation_wrapper(module: nn.Module) -> nn.Module:
+    """Return what a wrapper for activation checkpointing or offloading holds, other modules as they are."""
+    return cast(nn.Module, module._modules[CHECKPOINTED]) if isinstance(module, ActivationWrapper) else module
+
+
+Registration = Sequence[tuple[int, ModulePlace]]
+"""Indices of parameters with their places, in order."""
+
+
+def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> Registration:
+    """Return the order for a unit whose parameters are still registered below ``root``."""
+    places = {
+        (place.module, place.name): (index, place)
+        for index, parameter in enumerate(parameters)
+        for place in parameter.places
+    }
+    if len(places) == len(parameters):
+        return list(places.values())
+    first = {(parameter.places[0].module, parameter.places[0].name) for parameter in parameters}
+    order = {key: place for key, place in places.items() if key in first}
+    for module in _visits(root, frozenset()):
+        for name in module._parameters:
+            key = (module, name)
+            if key in first:
+                first.remove(key)  # met again, it is one of the further names
+            elif key in places:
+                order.pop(key, None)
+                order[key] = places[key]
+    return list(order.values())
+
+
+def _visits(module: nn.Module, above: frozenset[nn.Module]) -> Iterator[nn.Module]:
+    """Return all modules, one with several names once for each; none inside of itself."""
+    if module in above:
+        return
+    yield module
+    for child in module._modules.values():
+        if child is not None:
+            yield from _visits(child, above | {module})
+
+
+def register_in_order(order: Registration) -> None:
+    """Let the modules list the parameters that they show in ``order``."""
+    for _, place in order:
+        registry = place.module._parameters
+        registry[place.name] = registry.pop(place.name)
+
+
+def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
+    """Return what a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where
+    it begins.
+    """
+    start = min(max(begin, 0), numel)
+    return start, max(min(begin + shard_numel, numel), start)
+
+
+def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
+    """Return the FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of
+    the ranks.
+    """
+    check_rank(world_size, rank)
+    total = sum(math.prod(shape) for shape in shapes)
+    shard_numel = -(-total // world_size)
+    begin = rank * shard_numel
+    segments: list[Segment] = []
+    offset = 0
+    for shape in shapes:
+        numel = math.prod(shape)
+        start, end = flat_range(begin - offset, shard_numel, numel)
+        segments.append(
+            Segment(
+                shape=tuple(shape),
+                numel=numel,
+                shard_offset=offset + start - begin if end > start else 0,
+                shard_shape=(end - start,),
+                shard_range=(start, end),
+                shard_numel=end - start,
+                shard_padded_numel=end - start,
+                full_offset=offset,
+                full_padded_numel=numel,
+            )
+        )
+        offset += numel
+    return UnitLayout(
+        world_size, rank, tuple(segments), shard_numel, world_size * shard_numel, rank_major=False, whole=True
+    )
 
 
 class FlatParameter(nn.Parameter):
@@ -49,7 +156,7 @@ class FlatParameter(nn.Parameter):
 def flatten(
     layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
 ) -> torch.Tensor:
-    """This rank's shard of a unit, one-dimensional, filled from its original parameters."""
+    """Return this rank's shard of a unit, one-dimensional, filled from its original parameters."""
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     for segment, original in zip(layout.segments, originals, strict=True):
@@ -60,7 +167,7 @@ def flatten(
 def flat_parameter(
     layout: UnitLayout, parameters: Sequence[UnitParameter], shard: torch.Tensor, requires_grad: bool
 ) -> FlatParameter:
-    """The ``FlatParameter`` of a unit over this rank's ``shard``."""
+    """Return the ``FlatParameter`` of a unit over this rank's ``shard``."""
     flat = FlatParameter(shard.data, requires_grad=requires_grad)
     flat._fqns = tuple(p.fqn for p in parameters)
     flat._param_infos = tuple(p.places[0] for p in parameters)
@@ -74,7 +181,7 @@ def flat_parameter(
     return flat
 
 
-class FlatPresentation:
+class FlatPresentation(Presentation):
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs.
 
     Args:
@@ -82,7 +189,7 @@ class FlatPresentation:
         order: in which whole parameters are registered, when these are shown.
     """
 
-    writes = 0
+    drops_without_grad = refuses_writes = True
 
     def __init__(
         self,
@@ -113,10 +220,10 @@ class FlatPresentation:
         home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
-        """Nothing to do: what the modules show stays, only its memory goes."""
+        """Do nothing: what the modules show stays, only its memory goes."""
 
     def show_unsharded(self) -> None:
-        """Nothing to do, see ``show_sharded``."""
+        """Do nothing, see ``show_sharded``."""
 
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]
@@ -192,20 +299,20 @@ class FlatPresentation:
         return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
 
     def replaced(self) -> bool:
-        """Whether the flat parameter was given other data since."""
+        """Return whether the flat parameter was given other data since."""
         return self.flat_param.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
-        """The flat parameter."""
+        """Return the flat parameter."""
         return self.flat_param
 
     def flat_gradient(self) -> torch.Tensor | None:
-        """This rank's part of the gradient, 1-D, ``None`` if there is none."""
+        """Return this rank's part of the gradient, 1-D, ``None`` if there is none."""
         self.unreduced.check_hidden()
         return self.flat_param.grad
 
     def which_gradients(self) -> list[bool]:
-        """Which of the originals have a gradient here."""
+        """Return which of the originals have a gradient here."""
         return [self.flat_param.grad is not None] * len(self._parameters)
 
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -276,7 +383,7 @@ class FlatPresentation:
 
 
 def refuse_shown_full() -> NoReturn:
-    """Sharded parameters are required, but whole ones are shown."""
+    """Raise AssertionError: sharded parameters are required, but whole ones are shown."""
     raise AssertionError(
         "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
     )
@@ -294,7 +401,9 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
 def follow_requires_grad(
     parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
 ) -> None:
-    """Parameters were frozen or thawed: the next graph is made for those that are trained now."""
+    """Freeze or thaw the unsharded parameters, so that the next graph is made for those that are trained
+    now.
+    """
     for described, flag in zip(parameters, flags, strict=True):
         described.requires_grad = flag
     for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
@@ -309,3 +418,52 @@ def _check_elements(given: int, expected: int) -> None:
             f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
             f"{expected}: assign as many, or change parameters inside of summon_full_params()"
         )
+
+
+# Optimizers that hold tensors which a wrapper does not train: made before wrapping, inside of
+# ``summon_full_params``, or of modules' attributes.
+
+
+_REPLACED = "_fsdp_replaced_by"
+"""Attribute of a parameter that is not trained any more: what took its place."""
+
+
+class _OptimizerGuard:
+    """Looks at every optimizer before its first step after something was wrapped."""
+
+    def __init__(self) -> None:
+        self._wrapped = 0
+        self._seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def wrapped(self) -> None:
+        """Look at all optimizers once more, as parameters were replaced."""
+        if not self._wrapped:
+            register_optimizer_step_pre_hook(self._before_step)
+        self._wrapped += 1
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._seen.get(optimizer) == self._wrapped:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                title = parameter.__dict__.get(_REPLACED)
+                if title is not None:
+                    raise RuntimeError(
+                        f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
+                        f"that {title} does not train: it was made before the model was wrapped, inside of "
+                        "summon_full_params, or of a module's attribute; give it the wrapped model's "
+                        "parameters(), or pass use_orig_params=True"
+                    )
+        self._seen[optimizer] = self._wrapped
+
+
+_optimizers = _OptimizerGuard()
+
+
+def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
+    """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
+    marked = list(parameters)
+    for parameter in marked:
+        parameter.__dict__[_REPLACED] = title
+    if marked:
+        _optimizers.wrapped()

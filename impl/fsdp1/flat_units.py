@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from ..collectives import comm
-from ..collectives.shard_groups import HYBRID, check_broadcast
 from ..deferred_init.materialise import materialise
-from ..frontends.ownership import Ignored, Owned
-from ..frontends.replaced_parameters import mark_replaced
-from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_modules
-from ..runtime.offload import HostOffload
-from ..runtime.stage import stage_of
+from ..runtime.buffer import HostOffload
+from ..runtime.hooks import stage_of
+from ..runtime.ownership import Ignored, Owned
+from ..runtime.presentation import WholeForm
 from ..runtime.unit import Unit
-from ..shared.layout import flat_layout
-from ..shared.settings import (
-    BackwardPrefetch,
-    KeptGradients,
-    MemoryHandover,
-    MixedPrecision,
-    PrefetchTiming,
-    ScheduleSettings,
-    ShardingStrategy,
-    UnitPrecision,
-)
+from ..shared.placement import TensorParallel
+from ..shared.pytree import caster, map_tensors
+from ..shared.settings import KeptGradients, MemoryHandover, PrefetchTiming, ScheduleSettings, UnitPrecision
+from ..shared.torch_internals import is_traceable_wrapper_subclass
 from .flat_checks import check_first_calls, check_unchanged, warn_of_frozen
-from .flat_extension import pre_flatten_transform
-from .flat_param import FlatPresentation
-from .full_precision import keep_in_full_precision
+from .flat_param import (
+    FlatPresentation,
+    flat_layout,
+    mark_replaced,
+    register_in_order,
+    registration_order,
+    without_activation_wrapper,
+)
 from .original_params import OriginalPresentation
-from .registration import register_in_order, registration_order, without_activation_wrapper
+from .process_groups import HYBRID, check_broadcast
+from .settings import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from .wrap import ModulePolicy, PolicyFunction, Selection, add_classes, places_of, select_modules
 
 RESHARDS_AFTER_FORWARD = {
     ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
@@ -63,7 +64,9 @@ def by_name(kind: Any, value: Any) -> Any:
 
 
 def own_precision(value: Any) -> MixedPrecision:
-    """The setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for others."""
+    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for
+    others.
+    """
     if value is None:
         return MixedPrecision()
     if not isinstance(value, MixedPrecision):
@@ -81,7 +84,9 @@ def schedule_settings(
     limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
-    """The wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they contradict."""
+    """Return the wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they
+    contradict.
+    """
     if forward_depth is None:
         forward_depth = 1 if forward_prefetch else None
     elif forward_prefetch and forward_depth == 0:
@@ -96,7 +101,9 @@ def schedule_settings(
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
-    """Where the module computes: ``device_id``, else where its parameters are, else the accelerator."""
+    """Return where the module computes: ``device_id``, else where its parameters are, else the
+    accelerator.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if isinstance(device_id, int):
         return torch.device(accelerator.type if accelerator else "cpu", device_id)
@@ -169,7 +176,7 @@ def wrap_inside(
 
 @dataclass(frozen=True)
 class FlatSharding:
-    """How a wrapper shards what it owns; its arguments, decided.
+    """The arguments of a wrapper, decided: how it shards what it owns.
 
     Args:
         offload: how shards are kept on the host, ``None`` if they are not.
@@ -187,7 +194,7 @@ class FlatSharding:
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
-        """What it amounts to: one rank shards nothing."""
+        """Return the strategy in effect: one rank shards nothing."""
         if self.strategy not in HYBRID and self.groups.ranks == 1:
             return ShardingStrategy.NO_SHARD
         return self.strategy
@@ -204,16 +211,40 @@ def shard_module(
     owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
     if how.sync_module_states:
         check_broadcast(how.groups, how.device)
-        owned.broadcast(how.groups)
-    buffer_dtypes = owned.cast_buffers(how.precision.buffer_dtype)
+        _broadcast(owned, how.groups)
+    buffer_dtypes = _cast_buffers(owned, how.precision.buffer_dtype)
     units = _make_units(module, owned, how)
     for unit in units:
-        materialised.settle(owned.places, unit)
+        mark_replaced(materialised.settle(owned.places, unit), unit.name)
     return units, buffer_dtypes
 
 
+@torch.no_grad()
+def _broadcast(owned: Owned, groups: comm.UnitGroups) -> None:
+    """Give every rank the values of the first one."""
+    buffers = [b for module in owned.modules for b in module._buffers.values() if b is not None]
+    for group in (groups.shard, groups.replicate):
+        if group is not None:
+            first = dist.get_process_group_ranks(group)[0]
+            for tensor in (*owned.places, *buffers):
+                dist.broadcast(tensor.detach(), src=first, group=group)
+
+
+def _cast_buffers(owned: Owned, dtype: torch.dtype | None) -> dict[nn.Module, dict[str, torch.dtype]]:
+    """Hold floating point buffers in ``dtype``; returns the dtypes they had, by module and name."""
+    before: dict[nn.Module, dict[str, torch.dtype]] = {}
+    if dtype is None:
+        return before
+    for module in owned.modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                before.setdefault(module, {})[name] = buffer.dtype
+                module._buffers[name] = buffer.to(dtype)
+    return before
+
+
 def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[Unit]:
-    """The unit of the parameters that a wrapper owns; none if it owns none."""
+    """Return the unit of the parameters that a wrapper owns; none if it owns none."""
     originals, use_orig_params = list(owned.places), how.use_orig_params
     if not originals:
         return ()
@@ -246,11 +277,9 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
         presentation=presentation,
         offload=how.offload,
     )
-    unit.hides = use_orig_params
-    unit.kept_without_grad = False
-    unit.refuses_writes = True
     stays = use_orig_params and unit.reshard_after_forward is False
-    unit.before_backward = partial(check_unchanged, unit, AssertionError if stays else RuntimeError)
+    if_replaced = AssertionError if stays else RuntimeError
+    presentation.before_backward = partial(check_unchanged, unit, presentation, if_replaced)
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)
@@ -298,3 +327,98 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
         f"the parameters of one flat parameter must agree in {what}, but in {owned.title} "
         f"'{owned.fqns[first]}' has {ours} and '{owned.fqns[other]}' has {theirs}: {way_out}"
     )
+
+
+# Parameters that are more than plain tensors, in a flat parameter: the hook for tensor parallelism.
+#
+# A flat parameter holds plain elements. ``pre_flatten_transform`` says which tensor of a parameter goes into
+# it, and what turns the gathered tensor back (a ``WholeForm``: ``unsharded`` after the all-gather,
+# ``local_gradient`` before the reduction; torch calls the first ``post_unflatten_transform``). A kind of
+# parameter that is served is a line here; ``DTensor``s are, by the form that ``fully_shard`` uses too::
+#
+#     DTensor on tp --pre_flatten--> local tensor [flat, sharded, gathered] --unsharded--> DTensor on tp
+#
+# What is shown or saved whole outside of training is the local tensor; norms are over dp alone.
+
+
+def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
+    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is
+    plain.
+
+    Raises:
+        RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
+    """
+    if not isinstance(parameter, DTensor):
+        if is_traceable_wrapper_subclass(parameter):
+            kind = type(parameter.data).__name__
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} is a {kind}: a flat parameter holds plain "
+                "tensors and DTensors. Leave it out (ignored_states), or use fully_shard"
+            )
+        return parameter, None
+    local: torch.Tensor = parameter._local_tensor
+    flattened = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
+    return flattened, TensorParallel(parameter._spec)
+
+
+# Modules that stay in full precision inside a model in mixed precision, such as batch normalisation.
+#
+# Each is a unit of its own without mixed precision. What runs before and after it computes in a lower dtype,
+# so its inputs are cast up and its outputs back down::
+#
+#     bf16 -> [ pre: to fp32 | module in fp32 | post: to bf16 ] -> bf16
+#
+# Running statistics and their updates then have the precision that they were written for.
+
+
+def keep_in_full_precision(
+    root: nn.Module, selection: Selection, classes: Sequence[type[nn.Module]], ignored: set[nn.Module]
+) -> Selection:
+    """Return ``selection`` with every module of ``classes`` inside ``root`` as a unit of its own, without
+    mixed precision.
+
+    Warns of the units that this adds.
+    """
+    kinds = tuple(classes)
+    found = [m for m in root.modules() if isinstance(m, kinds) and m is not root and m not in ignored]
+    if not found:
+        return selection
+    names = ", ".join(sorted({type(module).__name__ for module in found}))
+    warnings.warn(
+        f"modules of class {names} stay in full precision: each is a unit without mixed precision",
+        stacklevel=4,
+    )
+    for module in found:
+        _FullPrecisionIsland(module)
+    return add_classes(selection, root, kinds, ignored, {"mixed_precision": None})
+
+
+class _FullPrecisionIsland:
+    """Casts one module's floating point inputs to its own dtype, and its outputs to that of the inputs.
+
+    The hooks go behind all that the module has now, so that those see what the model passes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        held = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+        self._up = caster(held[0].dtype if held else torch.float32)
+        self._outside: torch.dtype | None = None
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
+        module.register_forward_hook(self._after)
+
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        self._outside = None
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            raised = self._up(tensor)
+            if raised is not tensor:
+                self._outside = tensor.dtype
+            return raised
+
+        return map_tensors(cast, args), map_tensors(cast, kwargs)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        outside, self._outside = self._outside, None
+        return output if outside is None else map_tensors(caster(outside), output)

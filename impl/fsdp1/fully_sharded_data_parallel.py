@@ -11,25 +11,14 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..collectives.comm_hooks import CommHook, HookFunction
-from ..collectives.shard_groups import HYBRID, group_of, groups_inside, groups_of_strategy
-from ..frontends.ownership import Ignored
-from ..frontends.wrap import ModulePolicy, PolicyFunction
-from ..runtime.hooks import HookedStage
-from ..runtime.offload import HostOffload
+from ..runtime.buffer import HostOffload
+from ..runtime.hooks import ModuleHooks
+from ..runtime.presentation import FLAT_NAME, WRAPPED
+from ..runtime.stage import Stage
 from ..runtime.unit import Unit
-from ..shared.names import FLAT_NAME, WRAPPED
-from ..shared.settings import (
-    BackwardPrefetch,
-    CPUOffload,
-    MemoryHandover,
-    MixedPrecision,
-    ScheduleSettings,
-    ShardingStrategy,
-    TrainingState,
-)
-from .flat_checks import check_outside, check_summoning, warn_of_wrapping
-from .flat_param import FlatParameter
+from ..shared.settings import MemoryHandover, ScheduleSettings
+from .flat_checks import check_outside, check_summoning, ignored, warn_of_wrapping
+from .flat_param import FlatParameter, without_activation_wrapper
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
     FlatSharding,
@@ -41,12 +30,14 @@ from .flat_units import (
     shard_module,
     wrap_inside,
 )
-from .grad_clip import clip_grad_norm
+from .gradients import HookFunction, clip_grad_norm, comm_hook
 from .parameter_names import has_flat_shards
-from .registration import without_activation_wrapper
+from .process_groups import HYBRID, group_of, groups_inside, groups_of_strategy
+from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, TrainingState
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
+from .wrap import ModulePolicy, PolicyFunction
 
 
 class FullyShardedDataParallel(StateDictMethods):
@@ -111,7 +102,7 @@ class FullyShardedDataParallel(StateDictMethods):
             backward_prefetch, backward_prefetch_depth, forward_prefetch, forward_prefetch_depth,
             limit_all_gathers, memory_handover,
         )  # fmt: skip
-        left_alone = Ignored(ignored_modules, ignored_states)
+        left_alone = ignored(ignored_modules, ignored_states)
         groups = groups_of_strategy(strategy, process_group, device_mesh, auto_wrap_policy is not None)
         check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
         if auto_wrap_policy is not None:
@@ -147,25 +138,23 @@ class FullyShardedDataParallel(StateDictMethods):
         self.compute_device = device
         self.process_group = group_of(self.sharding_strategy, process_group, device_mesh)
         self._use_orig_params = use_orig_params
-        self._stage = self._hold(module, units, settings)
+        self._hooks = self._hold(module, units, settings)
+        self._stage = self._hooks.stage
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
-    def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> HookedStage:
-        """Register the module; returns the stage that runs the units."""
+    def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> ModuleHooks:
+        """Register the module; returns the hooks that run the units."""
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
         self.add_module(WRAPPED, module)
         precision = self.mixed_precision
-        stage = HookedStage(
-            [self],
-            units,
-            self.compute_device,
-            settings,
+        stage = Stage([self], units, self.compute_device, settings)
+        stage.error_of_second_root = AssertionError
+        return ModuleHooks(
+            stage,
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
-        stage.error_of_second_root = AssertionError
-        return stage
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         # Python's own copy would read the memory of parameters that are freed.
@@ -175,12 +164,14 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
+        """Return the wrapped module, without a wrapper for activation checkpointing or offloading around
+        it.
+        """
         return without_activation_wrapper(cast(nn.Module, self._modules[WRAPPED]))
 
     @property
     def params(self) -> list[FlatParameter]:
-        """The flat parameter of this wrapper's own unit, if it has one.
+        """Return the flat parameter of this wrapper's own unit, if it has one.
 
         With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
         """
@@ -188,19 +179,19 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def training_state(self) -> TrainingState:
-        """What this wrapper is doing."""
+        """Return what this wrapper is doing."""
         if self._states.summoned:
             return TrainingState.SUMMON_FULL_PARAMS
         return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
-        stage = self._stage
-        args, kwargs = stage.pre_forward(self, args, kwargs)
-        return stage.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
+        hooks = self._hooks
+        args, kwargs = hooks.pre_forward(self, args, kwargs)
+        return hooks.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that the wrapper does not have are those of the wrapped module."""
+        """Return an attribute of the wrapped module, where the wrapper has none of that name."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -215,15 +206,19 @@ class FullyShardedDataParallel(StateDictMethods):
         return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
+        """Return what ``nn.Module.named_parameters`` does; inside ``summon_full_params`` without the
+        wrappers' names.
+        """
         return self._states.listed(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """As ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
+        """Return what ``nn.Module.named_buffers`` does; inside ``summon_full_params`` without the wrappers'
+        names.
+        """
         return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
+        """Let ``.to`` and the like act on the sharded parameters, and take up their memory afterwards."""
         for unit in self._stage.units:
             unit.reshard_by_hand()
         result = super()._apply(*args, **kwargs)
@@ -306,7 +301,9 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """The wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside another."""
+        """Return the wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside
+        another.
+        """
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:
             return found
@@ -314,12 +311,12 @@ class FullyShardedDataParallel(StateDictMethods):
         return [m for m in found if m not in inside]
 
     def check_is_root(self) -> bool:
-        """Whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
-        _ = self._stage.runtime
+        """Return whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
+        _ = self._hooks.runtime
         return self._stage.is_root
 
     def register_comm_hook(self, state: object, hook: HookFunction) -> None:
-        """Let ``hook`` reduce the gradients of every unit: see ``comm_hooks.py``. Root only, once.
+        """Let ``hook`` reduce the gradients of every unit: see ``gradients.py``. Root only, once.
 
         Raises:
             AssertionError: not the root, a hybrid strategy, or a hook is there already.
@@ -336,7 +333,7 @@ class FullyShardedDataParallel(StateDictMethods):
                 f"{hybrid[0].sharding_strategy.name}, which reduces twice; use one that is not"
             )
         units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
-        made = CommHook.of(hook, state)
+        made = comm_hook(hook, state)
         for unit in units:
             if unit.gradients.comm_hook is not None:
                 raise AssertionError("A communication hook is already registered; there can be one")

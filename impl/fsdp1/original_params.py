@@ -14,13 +14,10 @@ from operator import is_
 import torch
 from torch import nn
 
+from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
-from ..runtime.offload import HostOffload
-from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
-from ..shared.cuts import Cuts
-from ..shared.layout import UnitLayout
-from ..shared.shown import is_shown
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, is_shown
+from ..shared.layout import Cuts, UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
@@ -30,6 +27,7 @@ from .flat_param import (
     follow_requires_grad,
     refuse_shown_full,
 )
+from .unreduced import UnreducedOriginals, assign_gradient
 
 _ADDRESS = torch.Tensor.data_ptr
 _MEMORY = torch.Tensor.untyped_storage
@@ -37,6 +35,8 @@ _MEMORY = torch.Tensor.untyped_storage
 
 class OriginalPresentation(ShownInPlace):
     """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
+
+    hides = drops_without_grad = refuses_writes = True
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class OriginalPresentation(ShownInPlace):
         self._addresses = list(map(_ADDRESS, self.sharded))
 
     def _part(self, index: int) -> torch.Tensor:
-        """Where one parameter is in the shard; in its own shape if nothing is sharded."""
+        """Return where one parameter is in the shard; in its own shape if nothing is sharded."""
         segment = self._layout.segments[index]
         part = segment.in_shard(self.shard)
         return part.view(segment.shape) if self._layout.world_size == 1 else part
@@ -99,11 +99,13 @@ class OriginalPresentation(ShownInPlace):
         return written or self._addresses != list(map(_ADDRESS, self.sharded))
 
     def replaced(self) -> bool:
-        """Whether the modules hold other parameters than these, or these other data, since."""
+        """Return whether the modules hold other parameters than these, or these other data, since."""
         return not is_shown(self._show_sharded) or self._moved()
 
     def _moved(self) -> bool:
-        """Whether parameters were given other data, also where they have no elements: all ranks agree."""
+        """Return whether parameters were given other data, also where they have no elements: all ranks
+        agree.
+        """
         own = repeat(self.shard.untyped_storage())
         moved = list(map(_ADDRESS, self.sharded)) != self._addresses
         return moved or not all(map(is_, map(_MEMORY, self.sharded), own))
@@ -154,7 +156,7 @@ class OriginalPresentation(ShownInPlace):
         self._point_at_shard()
 
     def flat(self) -> FlatParameter:
-        """A flat parameter of this rank's shard, with a copy of its gradient."""
+        """Return a flat parameter of this rank's shard, with a copy of its gradient."""
         flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trains))
         if not self.unreduced.shown and not self.shows_full and any(self.which_gradients()):
             flat.grad_dtype = None
@@ -162,7 +164,7 @@ class OriginalPresentation(ShownInPlace):
         return flat
 
     def flat_gradient(self) -> torch.Tensor | None:
-        """This rank's part of the gradient, 1-D with zeros where there is none.
+        """Return this rank's part of the gradient, 1-D with zeros where there is none.
 
         Never ``None``: another rank may hold gradients of parameters that have nothing here.
         """
@@ -176,7 +178,7 @@ class OriginalPresentation(ShownInPlace):
         return flat
 
     def which_gradients(self) -> list[bool]:
-        """Which of the originals have a gradient here."""
+        """Return which of the originals have a gradient here."""
         return [parameter.grad is not None for parameter in self.sharded]
 
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..runtime.stage import stage_of
+from ..runtime.hooks import stage_of
+from ..runtime.presentation import FLAT_NAME, INSERTED, plain_name
 from ..runtime.unit import Unit
-from ..shared.names import FLAT_NAME, INSERTED, plain_name
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 
 
 def plain_text(text: str) -> str:
-    """A message with plain names in it."""
+    """Return a message with plain names in it."""
     for part in INSERTED:
         text = text.replace(f"{part}.", "")
     return text
 
 
 def names_in_wrapper(wrapper: nn.Module, unit: Unit) -> list[tuple[str, ...]]:
-    """All names of each of the unit's parameters, seen from its wrapper, in the order of the unit."""
+    """Return all names of each of the unit's parameters, seen from its wrapper, in the order of the unit."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in wrapper.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(plain_name(f"{name}.") if name else "")
@@ -54,28 +54,29 @@ class NamedUnit:
 
     @property
     def title(self) -> str:
-        """What to call the unit in messages."""
+        """Return what to call the unit in messages."""
         return f"unit '{plain_name(self.prefix).rstrip('.') or 'root'}'"
 
     @property
     def is_flat(self) -> bool:
-        """Whether an optimizer sees one flat parameter, not the originals."""
+        """Return whether an optimizer sees one flat parameter, not the originals."""
         return isinstance(self.unit.presentation, FlatPresentation)
 
     @property
     def flat_name(self) -> str:
-        """The name of the flat parameter in state dicts."""
+        """Return the name of the flat parameter in state dicts."""
         return self.prefix + FLAT_NAME
 
 
 def named_unit(unit: Unit, wrapper: nn.Module, prefix: str) -> NamedUnit:
-    """``unit`` of ``wrapper``, whose own name is ``prefix``."""
+    """Return ``unit`` of ``wrapper``, whose own name is ``prefix``."""
     names = [tuple(prefix + name for name in each) for each in names_in_wrapper(wrapper, unit)]
     return NamedUnit(unit, wrapper, prefix, names)
 
 
 def named_units(model: nn.Module) -> list[NamedUnit]:
-    """All units of ``FullyShardedDataParallel`` below ``model`` with their names, in its modules' order.
+    """Return all units of ``FullyShardedDataParallel`` below ``model`` with their names, in its modules'
+    order.
 
     Those of ``fully_shard`` are left out: their ``DTensor``s need no help.
     """
@@ -89,5 +90,5 @@ def named_units(model: nn.Module) -> list[NamedUnit]:
 
 
 def has_flat_shards(unit: Unit) -> bool:
-    """Whether ``unit`` belongs to a ``FullyShardedDataParallel``."""
+    """Return whether ``unit`` belongs to a ``FullyShardedDataParallel``."""
     return isinstance(unit.presentation, (FlatPresentation, OriginalPresentation))

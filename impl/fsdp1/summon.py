@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..collectives import comm
-from ..frontends.full_params import gather_flat, split_full, write_back
-from ..runtime.unit import Unit
+from ..runtime.unit import Unit, gather_flat, split_full
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 
@@ -54,7 +53,7 @@ class ShownUnit:
             self.show_values(values, gradients)
 
     def _gather_gradients(self) -> list[torch.Tensor | None]:
-        """Whole gradients, ``None`` where no rank has one."""
+        """Return whole gradients, ``None`` where no rank has one."""
         unit = self._unit
         given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
         if unit.groups.shard is not None:
@@ -92,8 +91,14 @@ class ShownUnit:
             return
         values: Any = self._shown
         if writeback:
-            write_back(self._unit, [value.data for value in values])
+            _write_back(self._unit, [value.data for value in values])
             if self._with_grads:
                 self._presentation.keep_gradients([value.grad for value in values])
         self._presentation.hide_full()
         self._shown = []
+
+
+def _write_back(unit: Unit, values: Sequence[torch.Tensor]) -> None:
+    """Store this rank's part of whole ``values`` in the shard."""
+    for segment, value in zip(unit.layout.segments, values, strict=True):
+        segment.store(value, unit.shard)

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ..runtime.buffer import HOST, HostOffload, new_shard
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.offload import HOST, HostOffload, new_shard
 from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, Unreduced
-from ..shared.cuts import Cuts
-from ..shared.layout import Segment, UnitLayout, chunk_rows
+from ..shared.layout import Cuts, Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
-from .extensions import is_extended
+
+PRE_ALL_GATHER, POST_ALL_GATHER = "fsdp_pre_all_gather", "fsdp_post_all_gather"
+"""Methods of tensors that say themselves what is gathered (``extended.py``)."""
 
 
 class DTensorPresentation(ShownInPlace):
@@ -78,7 +79,7 @@ class DTensorPresentation(ShownInPlace):
     follows_freezing = True
     unreduced: Unreduced | None = None
     extended = False
-    """Whether the parameters say themselves what is gathered (``extensions.py``)."""
+    """Whether the parameters say themselves what is gathered (``extended.py``)."""
 
     half_converted = False
     """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
@@ -126,7 +127,7 @@ class DTensorPresentation(ShownInPlace):
     # -- changes from outside --------------------------------------------------------------------------------
 
     def uniform(self) -> bool:
-        """Whether what the modules show now is of one dtype on one device."""
+        """Return whether what the modules show now is of one dtype on one device."""
         return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
 
     def _shown_now(self) -> list[nn.Parameter | None]:
@@ -206,7 +207,7 @@ class DTensorPresentation(ShownInPlace):
 
 
 def _of_its_own(part: torch.Tensor) -> torch.Tensor:
-    """The memory of ``part`` as a tensor that starts its own storage, where the device knows how.
+    """Return the memory of ``part`` as a tensor that starts its own storage, where the device knows how.
 
     A ``DTensor`` takes over where its local tensor starts in its storage, and torch cannot pickle or copy one
     that does not start at 0; and what is saved of a tensor is its storage, here that of a whole unit.
@@ -223,3 +224,19 @@ def _of_its_own(part: torch.Tensor) -> torch.Tensor:
 
 def _spec_of(parameter: Any) -> Any:
     return parameter._spec
+
+
+def is_extended(local: torch.Tensor, fqn: str) -> bool:
+    """Return whether ``local`` brings its own way of being gathered.
+
+    Raises:
+        AssertionError: it has one of the two methods only.
+    """
+    pre, post = hasattr(local, PRE_ALL_GATHER), hasattr(local, POST_ALL_GATHER)
+    if pre != post:
+        raise AssertionError(
+            f"Both {PRE_ALL_GATHER} and {POST_ALL_GATHER} should be defined if using all-gather extensions: "
+            f"parameter '{fqn}', a {type(local).__name__}, has only "
+            f"{PRE_ALL_GATHER if pre else POST_ALL_GATHER}"
+        )
+    return pre

@@ -8,22 +8,23 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from ..collectives.built_in_comm import (
+from ..collectives.comm import (
     BUILT_IN,
+    AllGather,
     GroupAllGather,
     GroupReduceScatter,
+    ReduceScatter,
     SymmetricAllGather,
     SymmetricReduceScatter,
 )
-from ..collectives.custom_comm import AllGather, ReduceScatter
-from ..runtime.boundary import outside_transforms
-from ..runtime.hooks import HookedStage, hooks_of
+from ..runtime.hooks import ModuleHooks, hooks_of, outside_transforms, stage_of
+from ..runtime.stage import Stage
 from ..runtime.streams import Streams, stream_of
 from ..runtime.unit import Unit
 
 
 class UnshardHandle:
-    """What ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
+    """The handle that ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
 
     def wait(self) -> None:
         """Wait and show the unsharded parameters. Later calls do nothing."""
@@ -32,17 +33,18 @@ class UnshardHandle:
 class _PendingUnshard(UnshardHandle):
     """The handle of one stage's gathers."""
 
-    def __init__(self, stage: HookedStage) -> None:
-        self._stage: HookedStage | None = stage
+    def __init__(self, hooks: ModuleHooks) -> None:
+        self._hooks: ModuleHooks | None = hooks
 
     def wait(self) -> None:
-        if self._stage is not None:
+        if self._hooks is not None:
+            stage, runtime = self._hooks.stage, self._hooks.runtime
             with outside_transforms():
-                self._stage.runtime.schedule.await_stage(self._stage)
-            self._stage.unsharded_by_hand = False
-            if self._stage.runtime.forward_root is None:
-                self._stage.runtime.await_host_read()  # an optimizer may write there next
-            self._stage = None
+                runtime.schedule.await_stage(stage)
+            stage.unsharded_by_hand = False
+            if runtime.forward_root is None:
+                runtime.context.await_host_read()  # an optimizer may write there next
+            self._hooks = None
 
 
 class FSDPModule:
@@ -62,13 +64,13 @@ class FSDPModule:
 
         Returns a handle to wait on if ``async_op``.
         """
-        stage = self._stage()
-        runtime = stage.runtime_by_hand
+        hooks = self._hooks()
+        runtime, stage = hooks.runtime_by_hand, hooks.stage
         stage.unsharded_by_hand = True
-        runtime.let_gathers_wait()  # for the optimizer, above all
+        runtime.context.let_gathers_wait()  # for the optimizer, above all
         with outside_transforms():
             runtime.schedule.gather(stage)
-        handle = _PendingUnshard(stage)
+        handle = _PendingUnshard(hooks)
         if async_op:
             return handle
         handle.wait()
@@ -76,41 +78,41 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Free this module's own unsharded parameters."""
-        stage = self._stage()
+        stage = self._hooks().stage
         stage.unsharded_by_hand = False
         with outside_transforms():
             for unit in stage.units:
                 unit.reshard_by_hand()
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drop the iteration, so that another can start. Root
+        """Drop the iteration after an exception in forward or backward, so that another can start. Root
         only.
 
         As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
         communication stay, unless the failed backward added to them.
         """
-        stage = self._stage()
-        if stage.in_tree and not stage.is_root:
+        hooks = self._hooks()
+        if hooks.stage.in_tree and not hooks.stage.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
-        stage.runtime_by_hand.reset()
+        hooks.runtime_by_hand.reset()
         for unit in self._units(True):
             unit.gradients.partial = None
 
     # -- gradient reduction ----------------------------------------------------------------------------------
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether the next backward ends the iteration; if not, the recorded order is kept for another
+        """Set whether the next backward ends the iteration; if not, the recorded order is kept for another
         one.
         """
-        self._stage().runtime_by_hand.is_last_backward = is_last_backward
+        self._hooks().runtime_by_hand.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward reduces gradients, or accumulates them unsharded without communication."""
+        """Set whether backward reduces gradients, or accumulates them unsharded without communication."""
         for unit in self._units(recurse):
             unit.gradients.synchronize = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """With replicas: whether backward sums over them, or accumulates reduce-scattered gradients."""
+        """Set whether backward sums over replicas, or accumulates reduce-scattered gradients."""
         for unit in self._units(recurse):
             unit.gradients.all_reduce = requires_all_reduce
 
@@ -122,7 +124,7 @@ class FSDPModule:
             unit.gradients.divide_factor = factor
 
     def set_reduce_scatter_divide_factor(self, factor: float, *, recurse: bool = False) -> None:
-        """The older name of ``set_gradient_divide_factor``."""
+        """Call ``set_gradient_divide_factor``, of which this is the older name."""
         self.set_gradient_divide_factor(factor, recurse=recurse)
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
@@ -149,7 +151,7 @@ class FSDPModule:
             unit.groups = unit.groups.with_reduce_group(enable)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """How many units' gradients may wait for their reduce-scatter before computation waits for one.
+        """Set how many units' gradients may wait for their reduce-scatter before computation waits for one.
 
         More of them let backward continue where reduce-scatters take longer than it, at the price of their
         memory. The copy into the collective's input is not on the compute stream here, so that what is kept
@@ -165,12 +167,12 @@ class FSDPModule:
     # -- collectives of the user's own -----------------------------------------------------------------------
 
     def set_custom_all_gather(self, comm: AllGather, *, recurse: bool = False) -> None:
-        """Gather with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        """Gather with ``comm``, in memory that it allocates (``comm.py``)."""
         for unit in self._units_of_one_mesh("set_custom_all_gather", recurse):
             unit.use_all_gather(comm)
 
     def set_custom_reduce_scatter(self, comm: ReduceScatter, *, recurse: bool = False) -> None:
-        """Reduce-scatter with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        """Reduce-scatter with ``comm``, in memory that it allocates (``comm.py``)."""
         for unit in self._units_of_one_mesh("set_custom_reduce_scatter", recurse):
             unit.gradients.reduce_scatter = comm
 
@@ -236,7 +238,7 @@ class FSDPModule:
     # -- schedule --------------------------------------------------------------------------------------------
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether forward frees the parameters."""
+        """Set whether forward frees the parameters."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(
                 f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}"
@@ -245,51 +247,51 @@ class FSDPModule:
             unit.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
+        """Set whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
         for unit in self._units(recurse):
             unit.reshard_after_backward = reshard_after_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool, *, recurse: bool = False) -> None:
-        """Whether backward needs this module's parameters at all (that of an embedding does not)."""
+        """Set whether backward needs this module's parameters at all (that of an embedding does not)."""
         for unit in self._units(recurse):
             unit.unshard_in_backward = unshard_in_backward
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Gather exactly these ahead when this module's forward starts, instead of by recorded order."""
-        self._stage().forward_targets = _stages(modules)
+        self._hooks().stage.forward_targets = [hooks.stage for hooks in _hooks(modules)]
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Gather exactly these ahead when this module's backward starts, instead of by recorded order."""
-        self._stage().backward_targets = _stages(modules)
+        self._hooks().stage.backward_targets = [hooks.stage for hooks in _hooks(modules)]
 
     def set_post_optim_event(self, event: Any) -> None:
         """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
-        self._stage().runtime_by_hand.optimizer_event = event
+        self._hooks().runtime_by_hand.optimizer_event = event
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _stage(self) -> HookedStage:
-        stage = hooks_of(cast(nn.Module, self))
-        if stage is None:
+    def _hooks(self) -> ModuleHooks:
+        hooks = hooks_of(cast(nn.Module, self))
+        if hooks is None:
             raise AssertionError(
                 f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
             )
-        return stage
+        return hooks
 
     def _units(self, recurse: bool) -> Iterator[Unit]:
         if not recurse:
-            yield from self._stage().units
+            yield from self._hooks().stage.units
             return
-        seen: set[HookedStage] = set()
+        seen: set[Stage] = set()
         for module in cast(nn.Module, self).modules():
-            stage = hooks_of(module)
+            stage = stage_of(module)
             if stage is not None and stage not in seen:
                 seen.add(stage)
                 yield from stage.units
 
     def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
-        """The units, which have to share one mesh in this module, as ``setting`` is one for all."""
-        own = list(self._stage().units)
+        """Return the units, which have to share one mesh in this module, as ``setting`` is one for all."""
+        own = list(self._hooks().stage.units)
         if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
             raise ValueError(
                 f"{setting} is not supported for a module whose parameters are on several meshes "
@@ -298,12 +300,12 @@ class FSDPModule:
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
+        """Let ``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
         afterwards.
         """
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
-        stage = self._stage()
+        stage = self._hooks().stage
         for unit in stage.units:
             presentation: Any = unit.presentation
             if len(stage.modules) > 1 and not presentation.uniform():
@@ -314,7 +316,7 @@ class FSDPModule:
 
 
 def _refuse_custom(unit: Unit, setting: str) -> None:
-    for custom in (unit.custom_gather, unit.gradients.reduce_scatter):
+    for custom in (unit.gather.sharded.custom, unit.gradients.reduce_scatter):
         if custom is not None and not isinstance(custom, BUILT_IN):
             raise AssertionError(
                 f"cannot call {setting}() when unit '{unit.name}' has a custom collective "
@@ -332,28 +334,30 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
         RuntimeError: two of them ran already, on streams of their own.
     """
     streams: Streams | None = None
-    for stage in (stages := _stages(modules)):
-        if stage.in_tree:
-            if streams is not None and stage.runtime.streams is not streams:
+    for hooks in (given := _hooks(modules)):
+        if hooks.stage.in_tree:
+            own = hooks.runtime.context.streams
+            if streams is not None and own is not streams:
                 raise RuntimeError(
                     "share_comm_ctx: several of the modules ran already, on streams of their own; "
                     "call it before the first forward"
                 )
-            streams = stage.runtime.streams
-    for stage in stages:
+            streams = own
+    for hooks in given:
+        stage = hooks.stage
         if streams is None:
             streams = stage.streams if stage.streams is not None else Streams(stage.device)
         stage.streams = streams
 
 
-def _stages(modules: list[FSDPModule]) -> list[HookedStage]:
-    stages: list[HookedStage] = []
+def _hooks(modules: list[FSDPModule]) -> list[ModuleHooks]:
+    found: list[ModuleHooks] = []
     for module in modules:
-        stage = hooks_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None
-        if stage is None:
+        hooks = hooks_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None
+        if hooks is None:
             raise ValueError(f"expected modules under fully_shard, got a {type(module).__name__}")
-        stages.append(stage)
-    return stages
+        found.append(hooks)
+    return found
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -363,16 +367,16 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     Raises:
         ValueError: there is no such method.
     """
-    stage = hooks_of(module)
-    if stage is None:
+    hooks = hooks_of(module)
+    if hooks is None:
         return
     method = getattr(module, method_name, None)
     if method is None:
         raise ValueError(f"{type(module).__name__} has no method '{method_name}'")
 
     def with_parameters(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = stage.pre_forward(module, args, kwargs)
-        return stage.post_forward(module, args, method(*args, **kwargs))
+        args, kwargs = hooks.pre_forward(module, args, kwargs)
+        return hooks.post_forward(module, args, method(*args, **kwargs))
 
     with_parameters.__name__ = method_name
     with_parameters.__doc__ = method.__doc__

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NoReturn, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, overload
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ..frontends.composable import check_not_applied, mark_applied
-from ..frontends.ownership import Ignored, Owned
-from ..runtime.hooks import HookedStage
-from ..runtime.offload import HostOffload
-from ..runtime.stage import stage_of
-from ..runtime.unit import UnitState
+from ..runtime.buffer import HostOffload
+from ..runtime.hooks import ModuleHooks, stage_of
+from ..runtime.ownership import Ignored, Owned, check_not_applied, mark_applied
+from ..runtime.stage import Stage
+from ..runtime.unit import Unit, UnitState
+from ..shared.placement import DataParallelMeshDims, SpmdMesh
 from ..shared.settings import (
     CommunicationLayout,
     CPUOffloadPolicy,
@@ -31,53 +31,34 @@ from ..shared.settings import (
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .sharded_units import Sharding, make_units
-from .spmd_mesh import DataParallelMeshDims, SpmdMesh
 
 _wrapped_classes: dict[type, type] = {}
 
 
-@overload
-def fully_shard(
-    module: nn.Module,
-    *,
-    mesh: DeviceMesh | None = ...,
-    reshard_after_forward: bool | int | None = ...,
-    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
-    offload_policy: OffloadPolicy = ...,
-    ignored_params: set[nn.Parameter] | None = ...,
-    dp_mesh_dims: DataParallelMeshDims | None = ...,
-    backward_prefetch: PrefetchTiming | None = ...,
-    backward_prefetch_depth: int = ...,
-    forward_prefetch_depth: int | None = ...,
-    limit_all_gathers: bool | int | str = ...,
-    memory_handover: str | MemoryHandover = ...,
-    check_ranks: bool | int = ...,
-    layout: str | CommunicationLayout = ...,
-) -> FSDPModule: ...
+Settings = ParamSpec("Settings")
 
 
-@overload
-def fully_shard(
-    module: list[nn.Module],
-    *,
-    mesh: DeviceMesh | None = ...,
-    reshard_after_forward: bool | int | None = ...,
-    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
-    mp_policy: MixedPrecisionPolicy = ...,
-    offload_policy: OffloadPolicy = ...,
-    ignored_params: set[nn.Parameter] | None = ...,
-    dp_mesh_dims: DataParallelMeshDims | None = ...,
-    backward_prefetch: PrefetchTiming | None = ...,
-    backward_prefetch_depth: int = ...,
-    forward_prefetch_depth: int | None = ...,
-    limit_all_gathers: bool | int | str = ...,
-    memory_handover: str | MemoryHandover = ...,
-    check_ranks: bool | int = ...,
-    layout: str | CommunicationLayout = ...,
-) -> list[FSDPModule]: ...
+class _OneOrSeveral(Protocol[Settings]):
+    """A call that returns one module for one, and several for several."""
+
+    @overload
+    def __call__(
+        self, module: nn.Module, *args: Settings.args, **settings: Settings.kwargs
+    ) -> FSDPModule: ...
+
+    @overload
+    def __call__(
+        self, module: list[nn.Module], *args: Settings.args, **settings: Settings.kwargs
+    ) -> list[FSDPModule]: ...
 
 
+def _typed(
+    function: Callable[Concatenate[nn.Module | list[nn.Module], Settings], Any],
+) -> _OneOrSeveral[Settings]:
+    return function  # type: ignore[return-value]  # overloads of one function
+
+
+@_typed
 def fully_shard(
     module: nn.Module | list[nn.Module],
     *,
@@ -171,19 +152,16 @@ def fully_shard(
             mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
         ),
     )
-    stage = HookedStage(
-        modules,
-        units,
-        device,
-        settings,
+    hooks = ModuleHooks(
+        Stage(modules, units, device, settings),
         input_dtype=policy.param_dtype if policy.cast_forward_inputs else None,
         output_dtype=policy.output_dtype,
     )
-    _register_hooks(modules, stage)
+    _register_hooks(modules, hooks)
     for each in modules:
         mark_applied(each)
         _swap_class(each)
-    _hook_state_dicts(owned, stage)
+    _hook_state_dicts(owned, units)
     return module
 
 
@@ -191,7 +169,7 @@ def fully_shard(
 
 
 def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules to wrap as one: those given, except what is inside of another one."""
+    """Return the modules to wrap as one: those given, except what is inside of another one."""
     if not isinstance(given, nn.Module):
         modules = list(given)
         if not modules:
@@ -217,7 +195,7 @@ def _own_policy(policy: Any) -> MixedPrecisionPolicy:
 
 
 def _offload(policy: Any, device: torch.device) -> HostOffload | None:
-    """Whether a policy, ours or torch's of the same name, keeps shards on the host."""
+    """Return whether a policy, ours or torch's of the same name, keeps shards on the host."""
     names = [kind.__name__ for kind in type(policy).__mro__]
     if CPUOffloadPolicy.__name__ in names:
         return HostOffload.decide(policy.pin_memory, device)
@@ -264,16 +242,16 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
 
 
 def device_of_mesh(mesh: DeviceMesh) -> torch.device:
-    """This rank's device: the current one of the mesh's type."""
+    """Return this rank's device: the current one of the mesh's type."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
-def _register_hooks(modules: list[nn.Module], stage: HookedStage) -> None:
+def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
     # A compiled module runs its hooks as they are, beside the graph of its forward.
-    pre_forward = torch.compiler.disable(stage.pre_forward)
-    post_forward = torch.compiler.disable(stage.post_forward)
+    pre_forward = torch.compiler.disable(hooks.pre_forward)
+    post_forward = torch.compiler.disable(hooks.post_forward)
     for module in modules:
         module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(post_forward, always_call=len(modules) > 1)
@@ -283,17 +261,17 @@ def _register_hooks(modules: list[nn.Module], stage: HookedStage) -> None:
             inner._fsdp_use_orig_params = True  # type: ignore[assignment]
 
 
-def _hook_state_dicts(owned: Owned, stage: HookedStage) -> None:
-    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place; and loading
+def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
+    """Let state dicts hold sharded parameters, also where a forward left the unsharded ones; and loading
     may put other ones there (``assign=True``).
     """
 
     def reshard(*_: Any) -> None:
-        for unit in stage.units:
+        for unit in units:
             unit.reshard_by_hand()
 
     def readopt(*_: Any) -> None:
-        for unit in stage.units:
+        for unit in units:
             presentation = unit.presentation
             if isinstance(presentation, DTensorPresentation) and presentation.uniform():
                 unit.readopt()  # else other modules of the unit are yet to be loaded
@@ -318,7 +296,9 @@ def _swap_class(module: nn.Module) -> None:
 
 
 def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
-    """A forward that says what is wrong when it is called without the hooks that gather its parameters."""
+    """Return a forward that says what is wrong when it is called without the hooks that gather its
+    parameters.
+    """
 
     @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """The units that ``fully_shard`` makes of a module's own parameters: who is gathered with whom, how laid out.
 
 Parameters share a unit, and so its collectives, if they have one dtype and are sharded over one mesh. Those
-that say themselves what is gathered (``extensions.py``) have a unit of their own kind.
+that say themselves what is gathered (``extended.py``) have units of their own.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives import comm
-from ..collectives.grouped import order_for_groups, smallest_with_own
-from ..frontends.ownership import Owned
-from ..runtime.offload import HostOffload
-from ..runtime.post_forward import SmallerGroup, smaller_mesh
+from ..runtime.buffer import HostOffload
+from ..runtime.gather import MakeGather, choose_gather
+from ..runtime.ownership import Owned
 from ..runtime.presentation import UnitParameter
+from ..runtime.smaller_group import InSmallerGroup, smaller_mesh
 from ..runtime.unit import Unit
 from ..shared.layout import UnitLayout, chunked_layout
 from ..shared.placement import (
     ParameterPlan,
     PlacementFunction,
+    SpmdMesh,
     contiguous_strides,
     local_tensor,
+    plan_on_whole_mesh,
     plan_parameter,
     shard_mesh,
 )
 from ..shared.settings import CommunicationLayout, MixedPrecisionPolicy, UnitPrecision
-from .dtensor_params import DTensorPresentation
-from .extended_unit import ExtendedPresentation, ExtendedUnit, padded_shape
-from .extensions import Extension, is_extended
-from .spmd_mesh import SpmdMesh, plan_on_whole_mesh
+from .dtensor_params import DTensorPresentation, is_extended
+from .extended import ByExtensions, ExtendedPresentation, Extension, padded_shape
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class Sharding:
-    """What ``fully_shard`` was told about units.
+    """The arguments of ``fully_shard`` that concern units.
 
     Args:
         mesh: 1-D or 2-D, for parameters that ``shard_placement_fn`` names no other mesh for.
@@ -69,7 +69,7 @@ class Sharding:
     communication: CommunicationLayout
 
     def plan(self, parameter: nn.Parameter, fqn: str) -> _Planned:
-        """How one parameter is sharded."""
+        """Return how one parameter is sharded."""
         if self.spmd is None:
             plan = plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
         else:
@@ -77,7 +77,7 @@ class Sharding:
         return _Planned(parameter, plan, is_extended(local_tensor(parameter), fqn))
 
     def smallest_grouped(self, groups: comm.UnitGroups) -> float:
-        """Bytes from which on a parameter of a unit has collectives of its own."""
+        """Return bytes from which on a parameter of a unit has collectives of its own."""
         if groups.shard is None:
             return math.inf
         return smallest_with_own(self.communication, comm.backend_name(groups.shard, self.device))
@@ -121,55 +121,51 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
     described = [owned.describe(parameter) for parameter in originals]
     for one, plan in zip(described, plans, strict=True):
         one.whole = plan.whole
-    common: dict[str, Any] = {
-        "name": owned.title,
-        "parameters": described,
-        "groups": groups,
-        "precision": precision,
-        "device": how.device,
-        "offload": how.offload,
-    }
+    presentation: DTensorPresentation
+    make_gather: MakeGather = choose_gather
     if members[0].extended:
-        if smaller_size is not None:
-            raise NotImplementedError(
-                f"reshard_after_forward={smaller_size} is not supported for parameter '{described[0].fqn}', "
-                "which has all-gather extensions; use True or False"
-            )
-        return _make_extended(plans, originals, layout, how.policy, reshard, common)
-    presentation = DTensorPresentation(plans, layout, described, originals, how.offload)
-    smaller = None
+        _check_not_smaller(smaller_size, described[0].fqn)
+        layout = replace(layout, rank_major=True)
+        presentation = ExtendedPresentation(plans, layout, described, originals, how.offload)
+        extensions = _extensions(plans, described, layout, how.policy, precision)
+        make_gather = partial(ByExtensions, extensions=extensions, presentation=presentation)
+    else:
+        presentation = DTensorPresentation(plans, layout, described, originals, how.offload)
     if smaller_size is not None:
-        smaller = SmallerGroup(layout, described, smaller_mesh(plans[0].mesh, smaller_size), precision)
+        mesh = smaller_mesh(plans[0].mesh, smaller_size)
+        make_gather = partial(InSmallerGroup, parameters=described, mesh=mesh)
     return Unit(
+        name=owned.title,
+        parameters=described,
         layout=layout,
         shard=presentation.shard,
-        presentation=presentation,
-        smaller=smaller,
+        groups=groups,
+        precision=precision,
+        device=how.device,
         reshard_after_forward=reshard,
-        **common,
+        presentation=presentation,
+        offload=how.offload,
+        make_gather=make_gather,
     )
 
 
 def _in_order(
     members: Sequence[_Planned], precision: UnitPrecision, smallest: float
 ) -> tuple[list[_Planned], int]:
-    """The parameters in the order of their layout, and how many of them have their own collectives."""
+    """Return the parameters in the order of their layout, and how many of them have their own collectives."""
     sizes = [local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members]
     order, grouped = order_for_groups(sizes, [member.plan.dim for member in members], smallest)
     return [members[index] for index in order], grouped
 
 
-def _make_extended(
+def _extensions(
     plans: Sequence[ParameterPlan],
-    originals: Sequence[nn.Parameter],
+    described: Sequence[UnitParameter],
     layout: UnitLayout,
     policy: MixedPrecisionPolicy,
-    reshard: bool | None,
-    common: dict[str, Any],
-) -> Unit:
-    layout = replace(layout, rank_major=True)
-    described: list[UnitParameter] = common["parameters"]
-    extensions = [
+    precision: UnitPrecision,
+) -> list[Extension]:
+    return [
         Extension(
             one.fqn,
             shard_mesh(plan.mesh),
@@ -179,25 +175,14 @@ def _make_extended(
             contiguous_strides(torch.Size(segment.shape)),
             one.places[0].module,
             policy,
-            common["precision"].compute,
+            precision.compute,
         )
         for one, plan, segment in zip(described, plans, layout.segments, strict=True)
     ]
-    presentation = ExtendedPresentation(plans, layout, described, originals, common["offload"])
-    return ExtendedUnit(
-        extensions=extensions,
-        layout=layout,
-        shard=presentation.shard,
-        presentation=presentation,
-        reshard_after_forward=reshard,
-        **common,
-    )
 
 
 def groups_of_mesh(mesh: DeviceMesh, shards: bool = True) -> comm.UnitGroups:
-    """The groups that a 1-D (shard, or replicate if not ``shards``) or 2-D (replicate, shard) mesh stands
-    for.
-    """
+    """Return the groups of a 1-D (shard, or replicate if not ``shards``) or 2-D (replicate, shard) mesh."""
     if not shards:
         return comm.UnitGroups.of(None, mesh.get_group(0))
     if mesh.ndim == 1:
@@ -214,8 +199,18 @@ def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
         )
 
 
+def _check_not_smaller(size: int | None, fqn: str) -> None:
+    if size is not None:
+        raise NotImplementedError(
+            f"reshard_after_forward={size} is not supported for parameter '{fqn}', which has all-gather "
+            "extensions; use True or False"
+        )
+
+
 def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:
-    """Whether forward frees the parameters, and the size of the group that gathers in backward if smaller."""
+    """Return whether forward frees the parameters, and the size of the group that gathers in backward if
+    smaller.
+    """
     if value is None or isinstance(value, bool):
         return value, None
     if not isinstance(value, int) or value < 1 or shard_size % value:
@@ -224,3 +219,52 @@ def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | No
             f"that share one copy, not {value!r}"
         )
     return value > 1, value if 1 < value < shard_size else None
+
+
+# -- which parameters have collectives of their own ----------------------------------------------------------
+# Packed, always: parameters below ``LARGE_BYTES``, those cut on another dim than the first, gradients that
+# are not contiguous, whose rows do not divide by the ranks, or that are cast on the way. No copy around
+# collectives is veScale-FSDP's and Megatron-FSDP's aim too, here on parameters that stay
+# ``DTensor(Shard(0))``.
+
+LARGE_BYTES = 4 << 20
+"""A parameter from this size has its own collective. Copying as much takes 3 to 6 us on A100 and H100 (read
+and written at 1.4 to 2.6 TB/s), which is what one more member of a group of collectives may take.
+"""
+
+_SMALL_SHARE = 8
+"""At most one part in so many of a unit is packed beside grouped parameters: it stays with them."""
+
+_COALESCING = ("nccl", "sim", "emulated")
+"""Backends whose groups of collectives are one launch."""
+
+
+def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
+    """Return bytes from which a parameter has its own collective; infinite where none has.
+
+    Args:
+        backend: the name of the backend that gathers.
+    """
+    if layout is CommunicationLayout.GROUPED:
+        return 0
+    packs = layout is CommunicationLayout.PACKED or backend not in _COALESCING
+    return math.inf if packs else LARGE_BYTES
+
+
+def order_for_groups(sizes: Sequence[int], dims: Sequence[int], smallest: float) -> tuple[list[int], int]:
+    """Return in which order parameters are laid out, and how many, the first ones, have their own collective.
+
+    Args:
+        sizes: bytes of each parameter while it is gathered.
+        dims: the dim on which each is cut.
+        smallest: bytes from which one has its own collective.
+
+    Returns:
+        Indices (large, then small; or by dim), and the number of large ones: 0 where another dim than the
+        first is cut, or where what has to be packed is too large a part of the unit.
+    """
+    large = [i for i, size in enumerate(sizes) if size >= smallest]
+    rest = [i for i, size in enumerate(sizes) if size < smallest]
+    if any(dims) or _SMALL_SHARE * sum(sizes[i] for i in rest) > sum(sizes):
+        return sorted(range(len(sizes)), key=lambda i: dims[i] > 0), 0
+    return large + rest, len(large)

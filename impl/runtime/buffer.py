@@ -13,11 +13,16 @@ Memory of one stream that another stream reads is given back when the reader is 
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
-from ..collectives.custom_comm import Comm
+from ..collectives.comm import Comm
 from ..shared.settings import MemoryHandover
 from .streams import Stream
 
@@ -41,7 +46,7 @@ class FlatBuffer:
 
     @property
     def taken(self) -> bool:
-        """Whether there is memory behind the buffer now."""
+        """Return whether there is memory behind the buffer now."""
         return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
 
     def take(self) -> None:
@@ -81,7 +86,7 @@ class CommBuffer(FlatBuffer):
 
     @property
     def taken(self) -> bool:
-        """Whether there is memory behind the buffer now."""
+        """Return whether there is memory behind the buffer now."""
         return self.tensor.numel() == self._request[0]
 
     def take(self) -> None:
@@ -97,7 +102,7 @@ class CommBuffer(FlatBuffer):
 def make_buffer(
     numel: int, dtype: torch.dtype, device: torch.device, owner: Stream, custom: Comm | None
 ) -> FlatBuffer:
-    """A buffer to communicate from or into, taken."""
+    """Return a buffer to communicate from or into, taken."""
     if custom is None:
         return FlatBuffer(numel, dtype, device, owner)
     return CommBuffer(custom, numel, dtype, device, owner)
@@ -140,6 +145,142 @@ class Handover:
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
-        """Before ``buffer`` is taken again: finish its own release if it is still held."""
+        """Finish the release of ``buffer``, if it is still held, before it is taken again."""
         if self._held and any(held is buffer for held, _, _ in self._held):
             self.trim(0)
+
+
+# -- freed memory of a CPU stays with the process, as a GPU's stays with torch's allocator -------------------
+# Gathered parameters and gradients come and go in megabytes. glibc returns what is free at the end of its
+# heap to the system once that is twice the largest block that was ever mapped by itself and freed; the system
+# hands it out again page by page, each cleared at its first touch. Here as much may stay as a step takes and
+# gives back, so a process grows to its peak and stays there. Nothing changes where malloc is another one, or
+# where the user decides (``MALLOC_TRIM_THRESHOLD_``).
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_MMAP_THRESHOLD = 32 << 20
+"""Bytes; glibc takes no more. Larger blocks are mapped by themselves, and go back when freed."""
+_MOST_KEPT = 1 << 30
+
+
+def keep_freed_pages(nbytes: int) -> None:
+    """Let malloc keep up to ``nbytes`` of freed memory, for the process; never less than before."""
+    set_malloc = _mallopt()
+    if set_malloc is not None and nbytes > _kept_pages[-1]:
+        _kept_pages.append(nbytes)
+        set_malloc(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
+        set_malloc(_M_TRIM_THRESHOLD, min(nbytes, _MOST_KEPT))
+
+
+_kept_pages = [2 * _MOST_MMAP_THRESHOLD - 1]
+"""glibc itself comes to twice the largest block; less would change nothing."""
+
+
+@lru_cache(maxsize=1)
+def _mallopt() -> Callable[[int, int], int] | None:
+    """Return glibc's own function, if it is there and the user did not decide."""
+    decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
+    if decided or "malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc.mallopt if hasattr(libc, "gnu_get_libc_version") else None
+
+
+# CPU offload: shards, gradients and the optimizer step live on the host.
+#
+# ::
+#
+#     host     shard ------+                                            +--> gradient, optimizer step
+#                          | copy-in stream                               | give-back stream
+#     device               +--> own part of the gather buffer           +-- reduced shard
+#                                         [all-gather] ... [reduce-scatter]
+#
+# A shard goes straight to its place in the gather buffer, or through a staging buffer where it is cast on the
+# way, so that the CPU casts nothing. Gradients are copied back on a stream of their own: both directions of
+# the link work at the same time, and no reduce-scatter waits for a copy. A gradient is handed to the
+# optimizer's parameters when it has arrived: asked for whenever another one starts its way, waited for at the
+# end of backward. So the CPU never waits in the middle of backward, and what it does with gradients (sums of
+# accumulated ones, hooks such as an optimizer in backward) it does with values that are there.
+#
+# What a front end does: make its unit with a ``HostOffload`` and its shard with ``new_shard``, and not move
+# the parameters to the device before. On a CPU device the same path runs, with copies inside the host's
+# memory.
+
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class HostOffload:
+    """That a unit's shard is on the host, and whether in pinned memory.
+
+    Pinned memory is copied while the CPU continues; other memory is copied in slower, and holds the CPU on
+    the way back.
+    """
+
+    pins: bool
+
+    @classmethod
+    def decide(cls, pin_memory: bool, device: torch.device) -> HostOffload:
+        """Return for parameters computed with on ``device``; a CPU has nothing to pin memory for."""
+        return cls(pin_memory and device.type != "cpu")
+
+
+def new_shard(
+    numel: int, dtype: torch.dtype, device: torch.device, offload: HostOffload | None
+) -> torch.Tensor:
+    """Return zeros for a flat shard of parameters that are on ``device``; on the host if offloaded.
+
+    Those of the meta device stay there until they are materialised.
+    """
+    if offload is None or device.type == "meta":
+        return torch.zeros(numel, dtype=dtype, device=device)
+    shard = torch.zeros(numel, dtype=dtype, device=HOST)
+    return shard.pin_memory() if offload.pins else shard
+
+
+class ShardCopy:
+    """Writes a unit's shard to where its all-gather wants it: a cast, a copy from the host, or both.
+
+    Args:
+        numel: elements of the shard.
+        device: what is computed on.
+    """
+
+    def __init__(
+        self, numel: int, dtypes: tuple[torch.dtype, torch.dtype], device: torch.device, from_host: bool
+    ) -> None:
+        self._numel = numel
+        self._stored, self._computed = dtypes
+        self._device = device
+        self._stages = from_host and self._stored != self._computed
+        self._staged: FlatBuffer | None = None
+        self._own: FlatBuffer | None = None
+
+    def write(self, target: torch.Tensor, shard: torch.Tensor, stream: Stream) -> None:
+        """Copy ``shard`` into ``target``, on ``stream``, which is entered."""
+        if not self._stages:
+            target.copy_(shard, non_blocking=True)
+            return
+        if self._staged is None:
+            self._staged = FlatBuffer(self._numel, self._stored, self._device, stream)
+        else:
+            self._staged.take()
+        self._staged.tensor.copy_(shard, non_blocking=True)
+        target.copy_(self._staged.tensor)
+        self._staged.free()
+
+    def take(self, stream: Stream) -> FlatBuffer:
+        """Return a buffer for the result, where it is not written into the gather buffer; ``stream`` is
+        entered.
+        """
+        if self._own is None:
+            self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
+        else:
+            self._own.take()
+        return self._own
+
+    def free(self) -> None:
+        """Give the buffer of ``take`` back, if there is one."""
+        if self._own is not None:
+            self._own.free()

@@ -1,16 +1,116 @@
-"""What the units of one tree share: streams, memory handover, rate limiter, and when gathers may start."""
+"""The state that a tree's units share: streams, memory handover, rate limiter, and when gathers may start.
+
+And spans around the CPU work of each FSDP event, for traces. A span is named ``FSDP::<event> (<unit>)``;
+trace readers attribute a collective's kernel to the unit whose span encloses the launch. Without a profiler a
+span costs one attribute look-up and no call into torch.
+"""
 
 from __future__ import annotations
 
-from ..collectives.rank_check import RankCheck
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from ..collectives.agreement import RankCheck
 from ..shared.settings import ScheduleSettings
+from ..shared.torch_internals import is_profiler_enabled
 from .buffer import Handover
-from .rate_limiter import RateLimiter
 from .streams import Event, Stream, Streams
+
+NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class UnitLabels:
+    """The span names of one unit, built once so that the steady state formats no strings."""
+
+    all_gather: str
+    all_reduce: str
+    limiter_wait: str
+    post_backward: str
+    post_forward: str
+    pre_backward: str
+    pre_forward: str
+    reduce_scatter: str
+    reshard: str
+    wait_all_gather: str
+
+    def __init__(self, unit_name: str) -> None:
+        for event in UnitLabels.__annotations__:
+            setattr(self, event, f"FSDP::{event} ({unit_name})")
+
+
+def span(label: str) -> AbstractContextManager[object]:
+    """Return a context that puts ``label`` into the trace while a profiler runs, and does nothing
+    otherwise.
+    """
+    if is_profiler_enabled():
+        return torch.profiler.record_function(label)
+    return NOTHING
+
+
+_CALM_ITERATIONS = 8
+"""With an adapting limit: iterations without a retry before it is raised by one."""
+
+
+class RateLimiter:
+    """Lets the CPU run ahead by no more than ``limit`` gathered units.
+
+    Each freed unit leaves an event on the computation. Before a gather is issued, when ``limit`` events
+    are there, the CPU waits for the oldest: the memory that it guards is then free to be handed out.
+
+    Args:
+        limit: units in flight; 0 never waits.
+        count_retries: how often the allocator had to free its cache and try again. If given, the limit
+            adapts: one lower (at least 1) after an iteration with retries, one higher after some without, but
+            never again as high as where retries were seen.
+    """
+
+    def __init__(self, limit: int, count_retries: Callable[[], int] | None = None) -> None:
+        self.limit = limit
+        self._events: deque[Event] = deque()
+        self._count_retries = count_retries
+        self._retries: int | None = None
+        self._calm = 0
+        self._ceiling: int | None = None
+
+    def freed(self, stream: Stream) -> None:
+        """Note that a unit was freed after what ``stream`` has been given so far."""
+        if self.limit:
+            event = stream.record()
+            if event is not None:
+                self._events.append(event)
+
+    def wait(self, label: str) -> None:
+        """Wait until another unit may be gathered; ``label`` is the span of the wait in a trace."""
+        if not self.limit or len(self._events) < self.limit:
+            return
+        while len(self._events) >= self.limit:
+            event = self._events.popleft()
+        with span(label):
+            event.synchronize()
+
+    def end_iteration(self) -> None:
+        """Adapt the limit to what this iteration did to the allocator."""
+        if self._count_retries is None:
+            return
+        before, self._retries = self._retries, self._count_retries()
+        if before is None:
+            return  # the first iteration fills the cache and says nothing
+        if self._retries > before:
+            self._ceiling = self.limit - 1
+            self.limit = max(1, self._ceiling)
+            self._calm = 0
+            return
+        self._calm += 1
+        if self._calm >= _CALM_ITERATIONS and (self._ceiling is None or self.limit < self._ceiling):
+            self.limit += 1
+            self._calm = 0
 
 
 class Context:
-    """What a unit asks of the tree that it belongs to.
+    """The shared state of one tree of units.
 
     Args:
         streams: those of the device that the tree computes on.
@@ -43,12 +143,12 @@ class Context:
         self.gathers_wait = False
 
     def shards_may_change(self) -> None:
-        """Code outside is about to write to shards, on the device or on the host."""
+        """Prepare for code outside that writes to shards, on the device or on the host."""
         self.gathers_wait = True
         self.await_host_read()
 
     def await_host_read(self) -> None:
-        """The user may write to shards on the host now: copies out of them have to be done."""
+        """Wait for copies out of shards on the host, which the user may write to now."""
         for event in self.host_reads.values():
             if event is not None:
                 event.synchronize()

@@ -1,4 +1,4 @@
-"""How a unit is told to reduce its gradients, and what it keeps of them between backward passes."""
+"""A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,47 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..collectives.comm_hooks import CommHook
-from ..collectives.custom_comm import ReduceScatter
+from ..collectives.comm import ReduceScatter
 from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
 
 _GRAD = attrgetter("grad")
 _OPTIMIZERS = "_in_backward_optimizers"
 """Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers."""
+
+
+@dataclass(frozen=True)
+class CommHook:
+    """A user's communication hook with its state.
+
+    Attributes:
+        compresses: the hook casts by itself, so it gets gradients in the dtype in which they were computed.
+    """
+
+    function: Callable[..., None]
+    state: Any
+    compresses: bool
+
+    def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None, where: str) -> None:
+        """Call the hook for the unit ``where``; ``output`` is ``None`` for replicas.
+
+        Raises:
+            TypeError: the hook does not take the arguments of such a unit.
+        """
+        given = (gradient,) if output is None else (gradient, output)
+        try:
+            self.function(self.state, *given)
+        except TypeError as error:
+            names = "state, gradient" if output is None else "state, gradient, output"
+            raise TypeError(
+                f"unit '{where}' is {'not ' if output is None else ''}sharded, so its communication hook is "
+                f"called with ({names}): {error}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -31,7 +60,7 @@ class PartialSum:
 
 @dataclass
 class GradientState:
-    """What a unit keeps of its gradients between backward passes, and how it is told to reduce them."""
+    """A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
     synchronize: bool = True
     """Reduce at all; off while accumulating without communication."""
@@ -61,7 +90,7 @@ class GradientState:
 
     @property
     def replaced(self) -> bool:
-        """Whether something else than the backend reduces, or has memory of its own for it."""
+        """Return whether something else than the backend reduces, or has memory of its own for it."""
         return self.comm_hook is not None or self.reduce_scatter is not None
 
     def drop(self, unsharded: Sequence[nn.Parameter]) -> None:
@@ -74,7 +103,7 @@ class GradientState:
 
 
 def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether one of them has a gradient."""
+    """Return whether one of them has a gradient."""
     return not all(map(is_, map(_GRAD, parameters), repeat(None)))
 
 

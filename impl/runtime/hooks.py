@@ -1,13 +1,13 @@
-"""How modules and autograd call the runtime.
+"""The hooks by which modules and autograd call the runtime.
 
-A *stage* stands for one wrapped module (or several that are wrapped as one) and is called at four points::
+A *stage*, one wrapped module or several that are wrapped as one, is called at four points::
 
     pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
     post_forward   module returned          free, remember the order, hook the outputs
     pre_backward   an output got its grad   gather, wait, prefetch (only the first output does)
     post_backward  all inputs got theirs    free, reduce gradients
 
-``post_backward`` depends on the boundary, an autograd node through which the inputs pass: autograd works
+``post_backward`` depends on the ``Boundary``, an autograd node through which the inputs pass: autograd works
 backwards through the graph in the reverse order of creation, so when that node runs everything inside the
 module is done, also where the parameters are frozen. A module whose inputs need no gradient has no such node;
 its post-backward runs when the whole backward ends, as does that of modules whose output went unused.
@@ -24,25 +24,138 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..shared.annotations import NOTHING, span
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
-from ..shared.settings import ScheduleSettings
-from .boundary import (
-    Boundary,
-    Output,
-    TransformedBoundary,
-    hand_back,
-    in_transform,
-    outside_transforms,
-)
-from .presentation import VERSION
-from .stage import Stage, StageState, stage_of
-from .tree import Runtime, build_runtime, in_backward
-from .unit import Unit
+from ..shared.torch_internals import DisableFuncTorch, are_functorch_transforms_active, preserve_versions
+from .context import NOTHING, span
+from .presentation import NOT_SHOWN, VERSION, plain_name
+from .stage import Stage, StageState
+from .tree import Runtime, in_backward
+
+_HOOKS = "_fsdp_hooks"
+"""Attribute (kept out of the module's own registries) that holds a wrapped module's hooks."""
+
+in_transform = are_functorch_transforms_active
+outside_transforms = DisableFuncTorch
+"""What gathers and frees is not a part of what ``torch.func`` transforms."""
 
 
-class HookedStage(Stage):
-    """A stage that is called by its modules and by autograd.
+class Boundary(torch.autograd.Function):
+    """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done.
+
+    What comes out is not a view of the inputs, which could not be changed in place, but has their memory and
+    version (``_hand_back``). Without ``setup_context``, for which torch inspects the signature of ``forward``
+    at each call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hooks: ModuleHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.hooks = hooks
+        ctx.set_materialize_grads(False)
+        return tuple(map(torch.Tensor.detach, tensors))
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        with outside_transforms() if in_transform() else NOTHING:
+            ctx.hooks.post_backward()
+        return (None, *gradients)
+
+
+class _ChangedInside(torch.autograd.Function):
+    """Gives inputs of a stage, the first half of ``tensors``, the history of what was passed into it."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = tensors[: len(tensors) // 2]
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(*inputs)
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        return (*[None] * len(gradients), *gradients)
+
+
+def _hand_back(
+    hooks: ModuleHooks, inputs: Sequence[torch.Tensor], passed: Sequence[torch.Tensor], output: Any
+) -> Any:
+    """Let the caller see inputs that a stage changed in place.
+
+    Args:
+        inputs, passed: what was given to the boundary, and what came out of it.
+
+    Returns:
+        ``output``, with the inputs themselves where it has what was passed.
+
+    Raises:
+        RuntimeError: another input shares the memory of one that was changed, or autograd refuses the
+            change (of a leaf that requires a gradient).
+    """
+    # Without a history of its own a change (in no_grad) is complete: the memory is the same.
+    changed = [
+        (given, inner)
+        for given, inner in zip(inputs, passed, strict=True)
+        if getattr(inner.grad_fn, "hooks", None) is not hooks
+    ]
+    if not changed:
+        return output
+    if len({inner.untyped_storage()._cdata for inner in passed}) < len(passed):
+        raise RuntimeError(
+            "a wrapped module changes an input in place that shares memory with another of its inputs: what "
+            "became of that one is unknown. Give it a clone, or write x = x + y instead of x += y"
+        )
+    given, inner = [given for given, _ in changed], [inner for _, inner in changed]
+    with preserve_versions(tuple(given)):  # they were written to once, and that was counted
+        _ChangedInside.apply(*given, *inner)
+    originals = {id(inner): given for given, inner in changed}
+    return map_tensors(lambda tensor: originals.get(id(tensor), tensor), output)
+
+
+class _TransformedBoundary(torch.autograd.Function):
+    """The boundary inside of ``torch.func``."""
+
+    generate_vmap_rule = True
+    jvp = Boundary.jvp
+    backward = Boundary.backward
+
+    @staticmethod
+    def forward(hooks: ModuleHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.hooks = inputs[0]
+        ctx.set_materialize_grads(False)
+
+
+class _Output(torch.autograd.Function):
+    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hooks: ModuleHooks, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.hooks = inputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tangent is None else _Output.apply(ctx.hooks, tangent)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.hooks.pre_backward(gradient)
+        return None, gradient
+
+
+class ModuleHooks:
+    """The hooks of one stage, which its modules and autograd call.
 
     Args:
         input_dtype: floating point inputs are cast to it.
@@ -52,36 +165,79 @@ class HookedStage(Stage):
 
     def __init__(
         self,
-        modules: Sequence[nn.Module],
-        units: Sequence[Unit],
-        device: torch.device,
-        settings: ScheduleSettings,
+        stage: Stage,
         *,
         input_dtype: torch.dtype | None = None,
         root_input_dtype: torch.dtype | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(modules, units, device, settings)
+        self.stage = stage
+        self._runtime: Runtime | None = None
         self._cast_input = caster(input_dtype) if input_dtype is not None else None
         self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
         self._cast_output = caster(output_dtype) if output_dtype is not None else None
+        for module in stage.modules:
+            module.__dict__[_HOOKS] = self
 
     @property
     def runtime(self) -> Runtime:
-        """The tree's runtime; the first stage that asks becomes the root of its tree."""
-        if self.context is None:
-            build_runtime(self, self.settings)
-        return self.context  # type: ignore[return-value]  # nothing but a runtime takes stages in
+        """Return the tree's runtime; the first stage that asks becomes the root of its tree."""
+        if not self.stage.in_tree:
+            self._find_tree()
+        assert self._runtime is not None
+        return self._runtime
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward: several modules wrapped as one are not a root,
+        """Return the runtime before the first forward: several modules wrapped as one are not a root,
         and so are a tree of their own until it runs.
         """
-        if self.context is None and len(self.modules) > 1:
-            name = ", ".join(type(module).__name__ for module in self.modules)
-            self.join(Runtime(self, [self], self.settings), name, is_root=True)
+        stage = self.stage
+        if not stage.in_tree and len(stage.modules) > 1:
+            name = ", ".join(type(module).__name__ for module in stage.modules)
+            self._runtime = Runtime(stage, [stage], stage.settings)
+            stage.join(self._runtime.context, name, is_root=True)
         return self.runtime
+
+    def _find_tree(self) -> None:
+        """Find the stages below this one's module, name their units, and join them in one runtime.
+
+        Raises:
+            RuntimeError: a stage inside already ran as a root of its own.
+            ValueError: units on different devices.
+        """
+        root = self.stage
+        names: dict[ModuleHooks, list[str]] = {}
+        for module_name, module in root.root_module.named_modules():
+            hooks = hooks_of(module)
+            if hooks is None:
+                continue
+            name = plain_name(module_name, NOT_SHOWN) or "root"
+            if hooks not in names:
+                stage = hooks.stage
+                if stage.in_tree and hooks._runtime is not None and not hooks._runtime.ran:
+                    hooks._runtime.disband()
+                if stage.in_tree:
+                    raise stage.error_of_second_root(
+                        f"module '{name}' already ran forward as a root of its own; run the outermost "
+                        "module's forward first, so that its parts belong to one tree"
+                    )
+                if stage.device != root.device:
+                    raise ValueError(
+                        f"unit '{name}' is on {stage.device} but the root's device is {root.device}; "
+                        "all units of a tree share one device"
+                    )
+            names.setdefault(hooks, []).append(name)
+        stages = [hooks.stage for hooks in names]
+        runtime = Runtime(root, stages, root.settings)
+        try:
+            for hooks, own in names.items():
+                hooks._runtime = runtime
+                hooks.stage.join(runtime.context, ", ".join(own), is_root=hooks is self)
+        except BaseException:
+            for stage in stages:
+                stage.leave()  # none of them is half in a tree: the user may mend what was wrong
+            raise
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -89,36 +245,39 @@ class HookedStage(Stage):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook before a module's forward; returns the inputs to run it with."""
-        runtime = self.runtime
+        runtime, stage = self.runtime, self.stage
         recomputing = in_backward()
         if not recomputing:
-            runtime.drop_failed_iteration(self)
-        if self.state is StageState.BACKWARD:
-            runtime.schedule.gather(self)
-            runtime.schedule.await_stage(self)
-            return self._cast(self._cast_input, args, kwargs)
-        entering = self.state is not StageState.FORWARD
-        self.state = StageState.FORWARD
-        if len(self.modules) > 1 and not self.to_run:
-            self.to_run.update(self.modules)
-        if runtime.forward_root is None and (self.is_root or not recomputing):
+            runtime.drop_failed_iteration(stage)
+        entering = stage.state not in (StageState.FORWARD, StageState.BACKWARD)
+        if stage.state is StageState.BACKWARD:
+            runtime.schedule.gather(stage)
+            runtime.schedule.await_stage(stage)
+        else:
+            stage.state = StageState.FORWARD
+            if len(stage.modules) > 1 and not stage.to_run:
+                stage.to_run.update(stage.modules)
+        if runtime.forward_root is None and (stage.is_root or not recomputing):
             if not recomputing:
-                runtime.begin_forward(self)
-            if runtime.streams.has_streams:
-                args, kwargs = self._cast(mover(self.device), args, kwargs)
+                runtime.begin_forward(stage)
+            # Invariant: a recomputed forward gets the dtypes of the first one, the root's inputs too
+            # (tests/impl/named_trees.py: checkpoint_wrapper around the root in mixed precision).
+            if runtime.context.streams.has_streams:
+                args, kwargs = self._cast(mover(stage.device), args, kwargs)
             args, kwargs = self._cast(self._cast_root_input, args, kwargs)
         args, kwargs = self._cast(self._cast_input, args, kwargs)
-        if not entering or not self.units:
+        if not entering or not stage.units:
             return args, kwargs
-        with span(self.units[0].labels.pre_forward):
+        with span(stage.units[0].labels.pre_forward):
             with outside_transforms() if in_transform() else NOTHING:
                 if recomputing:
-                    runtime.schedule.gather(self)
-                    runtime.schedule.await_stage(self)
+                    runtime.schedule.gather(stage)
+                    runtime.schedule.await_stage(stage)
                 else:
                     if runtime.order_check is not None:
-                        runtime.order_check.enter(self)
-                    runtime.schedule.enter_forward(self)
+                        number = runtime.stages.index(stage)
+                        runtime.order_check.enter(number, stage.units[0].groups.shard)
+                    runtime.schedule.enter_forward(stage)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
         return args, kwargs
@@ -142,10 +301,10 @@ class HookedStage(Stage):
         if len(inputs) > 1:
             inputs = list({id(tensor): tensor for tensor in inputs}.values())
         if in_transform():
-            passed = TransformedBoundary.apply(self, *inputs)
+            passed = _TransformedBoundary.apply(self, *inputs)
         else:
             passed = Boundary.apply(self, *inputs)
-            self._entered = (inputs, passed, list(map(VERSION, passed)))
+            self.stage.entered = (inputs, passed, list(map(VERSION, passed)))
         if len(args) == 1 and args[0] is inputs[0] and not kwargs:
             return passed, kwargs
         through = dict(zip(map(id, inputs), passed, strict=True))
@@ -157,49 +316,51 @@ class HookedStage(Stage):
 
     def _hand_back(self, output: Any) -> Any:
         """Let the caller see which inputs were changed in place; returns the output, with these."""
-        assert self._entered is not None
-        inputs, passed, versions = self._entered
-        self._entered = None
+        assert self.stage.entered is not None
+        inputs, passed, versions = self.stage.entered
+        self.stage.entered = None
         if list(map(VERSION, passed)) == versions:
             return output
-        return hand_back(self, inputs, passed, output)
+        return _hand_back(self, inputs, passed, output)
 
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Hook after a module's forward; returns the output to hand on."""
-        if self.state is StageState.BACKWARD:
-            for unit in self.units:
-                if unit.refuses_writes:
+        stage = self.stage
+        if stage.state is StageState.BACKWARD:
+            for unit in stage.units:
+                if unit.presentation.refuses_writes:
                     unit.check_writes()
             return self._finish_output(output)
-        if self._entered is not None:
+        if stage.entered is not None:
             output = self._hand_back(output)
-        if self.to_run:
-            self.to_run.discard(module)
-            if self.to_run:
+        if stage.to_run:
+            stage.to_run.discard(module)
+            if stage.to_run:
                 return self._finish_output(output)
         return self._leave_forward(output)
 
     def _leave_forward(self, output: Any) -> Any:
-        runtime = self.runtime
-        self.to_run.clear()
-        if self.units:
-            with span(self.units[0].labels.post_forward):
+        runtime, stage = self.runtime, self.stage
+        stage.to_run.clear()
+        if stage.units:
+            with span(stage.units[0].labels.post_forward):
                 if not in_backward():
                     with outside_transforms() if in_transform() else NOTHING:
-                        hold = runtime.schedule.forward_hold(self)
-                        for unit in self.units:
-                            if unit.refuses_writes:
+                        hold = runtime.schedule.forward_hold(stage)
+                        for unit in stage.units:
+                            if unit.presentation.refuses_writes:
                                 unit.check_writes()
                             unit.reshard_in_forward(hold)
-                    runtime.schedule.leave_forward(self)
+                    runtime.schedule.leave_forward(stage)
         if torch.is_grad_enabled():
             output = self._hook_outputs(output)
-        self.state = StageState.IDLE
-        if runtime.forward_root is self:
-            for stage in reversed(runtime.stages):
-                if stage is not self and stage.to_run:
-                    assert isinstance(stage, HookedStage)
-                    output = stage._leave_forward(output)
+        stage.state = StageState.IDLE
+        if runtime.forward_root is stage:
+            for other in reversed(runtime.stages):
+                if other is not stage and other.to_run:
+                    hooks = hooks_of(other.modules[0])
+                    assert hooks is not None
+                    output = hooks._leave_forward(output)
             runtime.end_forward()
         return self._finish_output(output)
 
@@ -214,7 +375,7 @@ class HookedStage(Stage):
             for each in (tensor, tensor._base):
                 if each is not None and each.requires_grad:
                     if each.grad_fn is None:
-                        self.check_freed(each)
+                        self.stage.check_freed(each)
                     else:
                         each.register_hook(self.pre_backward)
         return map_tensors(self._hook_transformed, output) if in_transform() else output
@@ -223,34 +384,43 @@ class HookedStage(Stage):
         """Inside ``torch.func`` an output may not show that it requires a gradient."""
         if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
-        return Output.apply(self, tensor)
+        return _Output.apply(self, tensor)
 
     # -- backward --------------------------------------------------------------------------------------------
 
     def pre_backward(self, gradient: torch.Tensor) -> None:
         """Hook on every output's gradient: the first one unshards."""
-        if self.state is StageState.BACKWARD:
+        stage = self.stage
+        if stage.state is StageState.BACKWARD:
             return
         runtime = self.runtime
         runtime.begin_backward()
-        for unit in self.units:
-            if unit.before_backward is not None:
-                unit.before_backward()
-        self.state = StageState.BACKWARD
-        if self.units:
-            with span(self.units[0].labels.pre_backward):
+        for unit in stage.units:
+            if unit.presentation.before_backward is not None:
+                unit.presentation.before_backward()
+        stage.state = StageState.BACKWARD
+        if stage.units:
+            with span(stage.units[0].labels.pre_backward):
                 with outside_transforms() if in_transform() else NOTHING:
-                    runtime.schedule.enter_backward(self)
+                    runtime.schedule.enter_backward(stage)
 
     def post_backward(self) -> None:
-        """All inputs got their gradients, so all that this stage computed has been through backward."""
+        """End a stage's backward: all inputs got their gradients."""
         runtime = self.runtime
         runtime.begin_backward()  # no output's hook did, where modules wrapped as one ran in part
-        if self.state is not StageState.BACKWARD:
-            self.check_entered()
-        runtime.post_backward(self)
+        if self.stage.state is not StageState.BACKWARD:
+            # Invariant: no gradient is reduced beside a gather that nothing waited for (tests/impl/values,
+            # mutant "no check before post-backward").
+            self.stage.check_entered()
+        runtime.post_backward(self.stage)
 
 
-def hooks_of(module: nn.Module) -> HookedStage | None:
-    """The stage of a wrapped module, ``None`` for others."""
-    return stage_of(module)  # type: ignore[return-value]  # front ends make no others
+def hooks_of(module: nn.Module) -> ModuleHooks | None:
+    """Return the hooks of a wrapped module, ``None`` for others."""
+    return module.__dict__.get(_HOOKS)
+
+
+def stage_of(module: nn.Module) -> Stage | None:
+    """Return the stage of a wrapped module, ``None`` for others."""
+    hooks = module.__dict__.get(_HOOKS)
+    return None if hooks is None else hooks.stage

@@ -1,18 +1,42 @@
-"""What a front end decides: how the parameters and gradients of a unit look from outside."""
+"""The look of a unit from outside, which a front end decides: its parameters, gradients and names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Protocol
+from functools import cache
+from operator import attrgetter, is_
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..shared.shown import Assignments, ModulePlace, assignments, show
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
-from .gradient_state import GradientState
+from .gradient_state import GradientState, any_gradient
+
+WRAPPED = "_fsdp_wrapped_module"
+"""The name under which an FSDP1 wrapper registers what it wraps."""
+FLAT_NAME = "_flat_param"
+"""The name under which the module that an FSDP1 wrapper wraps registers the flat parameter."""
+CHECKPOINTED = "_checkpoint_wrapped_module"
+"""The name under which a wrapper for activation checkpointing does."""
+INSERTED = (WRAPPED, CHECKPOINTED)
+"""What state dicts do not show. They do show the compiler's `_orig_mod`, as torch's do."""
+NOT_SHOWN = (*INSERTED, "_orig_mod")
+"""What people need not see in a unit's name."""
+
+
+def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
+    """Return ``name`` without these parts; a trailing dot stays."""
+    if "_" not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part not in without)
+
+
+# -- where modules show parameters ---------------------------------------------------------------------------
 
 TRAINS = attrgetter("requires_grad")
 VERSION = attrgetter("_version")
@@ -20,13 +44,21 @@ VERSION = attrgetter("_version")
 
 
 class WholeForm(Protocol):
-    """How a parameter looks while it is gathered, where that is not a plain tensor (``placement.py``)."""
+    """The form of a parameter while it is gathered, where that is not a plain tensor (``placement.py``)."""
 
     def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """What the modules see for the gathered ``local``."""
+        """Return what the modules see for the gathered ``local``."""
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The plain tensor of this rank that is reduced for ``gradient``."""
+        """Return the plain tensor of this rank that is reduced for ``gradient``."""
+
+
+@dataclass(frozen=True)
+class ModulePlace:
+    """Where a parameter is registered; a parameter tied inside its unit has several places."""
+
+    module: nn.Module
+    name: str
 
 
 @dataclass
@@ -39,6 +71,34 @@ class UnitParameter:
     whole: WholeForm | None = None
 
 
+Assignments = list[tuple[dict[str, Any], dict[str, torch.Tensor]]]
+"""For each module, its registry and the parameters to show there, by name."""
+
+
+def assignments(
+    parameters: Iterable[UnitParameter],
+    values: Sequence[torch.Tensor],
+    registry_of: Callable[[nn.Module], dict[str, Any]],
+) -> Assignments:
+    """Show each value at all places of its parameter, in the order of the parameters."""
+    by_module: dict[nn.Module, dict[str, torch.Tensor]] = {}
+    for parameter, value in zip(parameters, values, strict=True):
+        for place in parameter.places:
+            by_module.setdefault(place.module, {})[place.name] = value
+    return [(registry_of(module), shown) for module, shown in by_module.items()]
+
+
+def show(where: Assignments) -> None:
+    """Put every parameter in its places."""
+    for registry, shown in where:
+        registry.update(shown)
+
+
+def is_shown(where: Assignments) -> bool:
+    """Return whether every place still holds what was put there."""
+    return all(all(map(is_, map(registry.get, shown), shown.values())) for registry, shown in where)
+
+
 class HoldsGradients(Protocol):
     """Where unsharded gradients are between two backward passes: a unit."""
 
@@ -48,22 +108,22 @@ class HoldsGradients(Protocol):
 
 
 class Unreduced(Protocol):
-    """What a presentation shows of a unit's unsharded gradients between two backward passes."""
+    """The view of a unit's unsharded gradients between two backward passes."""
 
     shown: bool
 
     def show(self, unit: HoldsGradients) -> None:
-        """Backward ended without reducing: show what it left, if anything."""
+        """Show what a backward that did not reduce left, if anything."""
 
     def take_back(self, unit: HoldsGradients) -> None:
-        """Another backward starts: follow what the user did, and show reduced gradients again."""
+        """Follow what the user did, and show reduced gradients again, as another backward starts."""
 
     def check_hidden(self) -> None:
         """Raise AssertionError where sharded gradients are needed and others are shown."""
 
 
 class Presentation(Protocol):
-    """What a front end decides: how a unit's parameters and gradients look from outside."""
+    """The look of a unit's parameters and gradients from outside, which a front end decides."""
 
     def show_sharded(self) -> None:
         """Let the modules show the sharded parameters."""
@@ -71,12 +131,19 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
-    @property
-    def unreduced(self) -> Unreduced | None:
-        """Shows gradients that were not reduced yet, where the front end does."""
+    unreduced: Unreduced | None = None
+    """Shows gradients that were not reduced yet, where the front end does."""
 
-    writes: int
+    writes: int = 0
     """How often the shard was written to, as far as optimizers, version counters and new data show."""
+    hides: bool = False
+    """Whether the sharded parameters are shown between forward and backward, though the others are kept."""
+    drops_without_grad: bool = False
+    """Whether what forward does not free is freed after a forward without gradients."""
+    refuses_writes: bool = False
+    """Whether training refuses a forward that writes to its gathered parameters."""
+    before_backward: Callable[[], None] | None = None
+    """Raises where the sharded parameters changed since forward gathered them."""
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Follow what the user did to the sharded parameters; whether new data was written to the shard.
@@ -85,10 +152,10 @@ class Presentation(Protocol):
         """
 
     def changed(self) -> bool:
-        """Whether the user wrote to the sharded parameters since, as far as that can be seen."""
+        """Return whether the user wrote to the sharded parameters since, as far as that can be seen."""
 
     def trained(self) -> Sequence[nn.Parameter]:
-        """The parameters that an optimizer sees: those that hold this rank's part."""
+        """Return the parameters that an optimizer sees: those that hold this rank's part."""
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         """Learn the unsharded parameters; called once, when they first exist."""
@@ -109,17 +176,16 @@ class Presentation(Protocol):
         """
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        """World size 1: the unsharded gradients of parameters ``which`` are the result."""
+        """Add unsharded gradients of the parameters ``which``, which are the result where one rank is all."""
 
 
-class ShownInPlace:
+class ShownInPlace(Presentation):
     """Shows parameters where they are registered: the sharded ones, or the unsharded ones in their stead.
 
     Its heirs set ``sharded`` and call ``_sharded_changed``.
     """
 
     sharded: list[nn.Parameter]
-    writes = 0
     follows_freezing = False
     """Whether unsharded parameters are frozen and thawed as they are shown."""
 
@@ -150,8 +216,48 @@ class ShownInPlace:
         self._show_unsharded = self._places_of(parameters)
 
     def _sharded_changed(self) -> None:
-        """``sharded`` are other objects than before: show these."""
+        """Show the objects that ``sharded`` has now."""
         self._show_sharded = self._places_of(self.sharded)
 
     def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:
         return assignments(self._parameters, values, lambda module: module._parameters)
+
+
+# -- which shards optimizers wrote to, counted where they step -----------------------------------------------
+# Version counters do not show it all: neither fused optimizers nor those that step on many ``DTensor``s at a
+# time (``foreach``, the default on a GPU) move them on. What was gathered before a step is stale, and
+# backward must not use what was gathered after it.
+
+_counted: WeakSet[Presentation] = WeakSet()
+_stepped_by: MutableMapping[Optimizer, tuple[int, WeakSet[Presentation]]] = WeakKeyDictionary()
+"""By optimizer: how many parameters it has, and who shows them; empty again when there are more units."""
+
+
+def count_steps(presentations: Iterable[Presentation]) -> None:
+    """Count from now on how often optimizers step on these units' parameters, in ``Presentation.writes``."""
+    _hook_optimizers()
+    _counted.update(presentations)
+    _stepped_by.clear()
+
+
+@cache
+def _hook_optimizers() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return  # a step that is traced: version counters are what is left
+    for presentation in _shown_to(optimizer):
+        if any_gradient(presentation.trained()):
+            presentation.writes += 1
+
+
+def _shown_to(optimizer: Optimizer) -> Iterable[Presentation]:
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    known = _stepped_by.get(optimizer)
+    if known is None or known[0] != count:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        found = WeakSet(each for each in _counted if not held.isdisjoint(map(id, each.trained())))
+        known = _stepped_by[optimizer] = count, found
+    return known[1]

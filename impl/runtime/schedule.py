@@ -16,20 +16,23 @@ reverse of the order in which stages finished forward, recorded in every iterati
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
 
 While gradients of the stage before are kept until they are copied, and beside the loss, ``pre`` waits for the
-first gradient of the stage (``late_prefetch.py``).
+first gradient of the stage (``LatePrefetch``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..shared.settings import MemoryHandover, ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id
-from .gradients.lent import LentMemory
-from .late_prefetch import LatePrefetch
-from .rate_limiter import RateLimiter
+from .context import RateLimiter
+from .lent import LentMemory
 from .stage import Stage
-from .unit import UnitState
+from .unit import GATHERED, RESHARDED
 
 _LONGEST_ORDER = 10_000
 """Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
@@ -61,9 +64,10 @@ class Schedule:
         self._holds = implicit and has_streams
 
     def forward_hold(self, stage: Stage) -> int:
-        """Freed buffers that stay for one more turn in forward, those of all units of ``stage``: without
-        explicit prefetch the next gather is issued before this stage computes on the device, and must not
-        wait for it."""
+        """Return freed buffers that stay for one more turn in forward, those of all units of ``stage``:
+        without explicit prefetch the next gather is issued before this stage computes on the device, and must
+        not wait for it.
+        """
         return len(stage.units) if self._holds else 0
 
     # -- gathers ---------------------------------------------------------------------------------------------
@@ -71,11 +75,11 @@ class Schedule:
     def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
         """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
         for unit in stage.units:
-            stale = unit.state is UnitState.UNSHARDED and unit.presentation.writes != unit.gathered_writes
+            stale = unit.state in GATHERED and unit.presentation.writes != unit.gathered_writes
             if stale and current_graph_task_id() == -1:
                 unit.reshard()
-            if unit.state is UnitState.SHARDED and (unit.unshard_in_backward or not for_backward):
-                if unit.fetches:
+            if unit.state in RESHARDED and (unit.unshard_in_backward or not for_backward):
+                if unit.gather.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)
                 unit.all_gather(for_backward=for_backward)
 
@@ -88,7 +92,7 @@ class Schedule:
     # -- forward ---------------------------------------------------------------------------------------------
 
     def enter_forward(self, stage: Stage) -> None:
-        """A stage's forward starts: have its parameters, prefetch those of the next."""
+        """Gather the parameters of a stage whose forward starts, and prefetch those of the next."""
         self.gather(stage)
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
@@ -118,22 +122,22 @@ class Schedule:
 
     def _gather_beside(self, stage: Stage) -> None:
         """Issue the gathers of the next stage, as a CPU that runs ahead of its device would have by now."""
-        if any(unit.gathers and unit.state is UnitState.SHARDED for unit in stage.units):
+        if any(unit.gathers and unit.state in RESHARDED for unit in stage.units):
             self._ahead.append(stage)
             self.gather(stage)
 
     def leave_forward(self, stage: Stage) -> None:
-        """A stage's forward is done: remember the order for the backward that it may have."""
+        """Remember the order of stages whose forward is done, for the backward that they may have."""
         if stage.units:  # also without grad: checkpointing may run a part of the forward so
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
 
     def begin_forward(self) -> None:
-        """The outermost forward starts."""
+        """Note where the outermost forward starts in the recorded order."""
         self._order_before = len(self._post_forward_order)
 
     def end_forward(self) -> None:
-        """The root's forward is done: its order predicts the next one's."""
+        """Keep the order of the root's forward, which predicts the next one's."""
         for stage in self._ahead:
             if not stage.unsharded_by_hand:
                 stage.drop_unused_gather()
@@ -155,7 +159,7 @@ class Schedule:
     # -- backward --------------------------------------------------------------------------------------------
 
     def enter_backward(self, stage: Stage) -> None:
-        """A stage's backward starts: have its parameters, prefetch those of the next."""
+        """Gather the parameters of a stage whose backward starts, and prefetch those of the next."""
         self.gather(stage, for_backward=True)
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
@@ -171,7 +175,7 @@ class Schedule:
                 self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
-        """A stage's gradients were computed and are about to be reduced."""
+        """Prefetch what waits for a stage's gradients, which are about to be reduced."""
         self._late.after_gradients(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
             self._prefetch_backward(stage)
@@ -192,7 +196,7 @@ class Schedule:
                 self.gather(target, for_backward=True)
 
     def next_in_backward(self) -> list[Stage]:
-        """The stages whose backward is to come, in the recorded order."""
+        """Return the stages whose backward is to come, in the recorded order."""
         return [stage for stage in reversed(self._post_forward_order) if stage.forward_positions]
 
     def end_backward(self) -> None:
@@ -206,3 +210,130 @@ class Schedule:
         self._ahead.clear()
         self._forward_so_far.clear()
         self._post_forward_order.clear()
+
+
+# Backward's prefetch, put off to a stage's first gradient where memory is short until then.
+#
+# While gradients of the stage before are copied: they are copied by then, and the gather takes their place.
+# And in the first stage: the loss and its gradient, often the peak of the step, are not there any more. On a
+# device this is no later, as long as the CPU runs ahead.
+#
+# Where backward begins in a stage is not known beforehand, and a hook on each parameter would be a call each.
+# So all parameters are asked once, and later the one alone that was first::
+#
+#     first backward     w1  w2  w3  norm      all have a hook; norm is first
+#     later              norm                  until it does not come: then all are asked again
+
+
+class FirstGradient:
+    """Calls ``arrived`` at the first gradient after ``expect``, once."""
+
+    def __init__(self, arrived: Callable[[], None]) -> None:
+        self._arrived = arrived
+        self._hooks: dict[torch.Tensor, RemovableHandle] = {}
+        self.expected = False
+
+    def expect(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Expect a gradient of one of these ``parameters``, as a backward starts."""
+        self.expected = True
+        if not self._hooks:
+            for parameter in parameters:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+                    self._hooks[parameter] = hook
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self.expected:
+            return
+        self.expected = False
+        if len(self._hooks) > 1:
+            own = self._hooks.pop(parameter)
+            self.forget()
+            self._hooks[parameter] = own
+        self._arrived()
+
+    def miss(self) -> None:
+        """Ask all parameters next time: none came, or the one that is asked is no longer the first."""
+        self.expected = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Ask no parameter any more."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+
+class LatePrefetch:
+    """Puts off the prefetch of one stage at a time.
+
+    Args:
+        prefetch: issues what a stage prefetches.
+    """
+
+    def __init__(self, lent: LentMemory, prefetch: Callable[[Stage], None]) -> None:
+        self._lent = lent
+        self._prefetch = prefetch
+        self._stage: Stage | None = None
+        """The stage that prefetches at its first gradient, until it does."""
+        self._first_gradients: dict[Stage, FirstGradient] = {}
+        self._never: set[Stage] = set()
+        self._starts = lent.lends_inputs
+        """Whether backward has no gradient yet, and memory is handed over such that it depends on this."""
+
+    def enter_backward(self, stage: Stage) -> None:
+        """Prefetch for the stage that is awaited, if ``stage`` comes before its first gradient."""
+        late = self._stage
+        if late is not None and stage.backward_position < late.backward_position:
+            # It comes before that one's first gradient: it is inside, and there may be more.
+            self._never.add(late)
+            self._prefetch_now(late)
+
+    def puts_off(self, stage: Stage) -> bool:
+        """Return whether ``stage`` should prefetch later: then ``put_off``."""
+        # Where another stage is awaited, this one is around it and gathers nothing new.
+        if self._stage is not None or stage in self._never:
+            return False
+        return self._starts or self._lent.is_copying(_stages_held(stage))
+
+    def put_off(self, stage: Stage) -> None:
+        """Prefetch at the first gradient of ``stage``, whose parameters are there."""
+        self._stage = stage
+        first = self._first_gradients.get(stage)
+        if first is None:
+            first = self._first_gradients[stage] = FirstGradient(self._arrived)
+        first.expect(parameter for unit in stage.units for parameter in unit.unsharded)
+
+    def after_gradients(self, stage: Stage) -> None:
+        """Prefetch now, where no gradient of ``stage`` came."""
+        self._starts = False
+        if self._stage is stage:
+            self._prefetch_now(stage)
+
+    def end_backward(self) -> None:
+        """Begin with the loss again in the next backward."""
+        self._starts = self._lent.lends_inputs
+
+    def reset(self) -> None:
+        """Forget what is awaited, as the iteration failed."""
+        self.end_backward()
+        if self._stage is not None:
+            self._first_gradients[self._stage].miss()
+            self._stage = None
+
+    def _arrived(self) -> None:
+        stage, self._stage = self._stage, None
+        self._starts = False
+        assert stage is not None
+        self._lent.take_back_copied(_stages_held(stage))
+        self._prefetch(stage)
+
+    def _prefetch_now(self, stage: Stage) -> None:
+        self._first_gradients[stage].miss()
+        self._stage = None
+        self._prefetch(stage)
+
+
+def _stages_held(stage: Stage) -> int:
+    """Return how many stages' gradients may stay kept while this one is in backward."""
+    return max(unit.gradients.held for unit in stage.units) - 1

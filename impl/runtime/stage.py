@@ -1,6 +1,6 @@
 """A *stage*: one wrapped module, or several that are wrapped as one, and what it gathers at the same time.
 
-Here is what a stage is and where it is in an iteration; how modules and autograd drive it: ``hooks.py``.
+Here is what a stage is and where it is in an iteration; modules and autograd drive it by ``hooks.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from ..shared.settings import ScheduleSettings
 from .context import Context
 from .gradient_state import any_gradient
 from .streams import Streams
-from .unit import OUTPUTS_NEEDED, Unit, UnitState
-
-_STAGE = "_fsdp_stage"
-"""Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
+from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 
 
 class StageState(Enum):
@@ -36,8 +33,8 @@ class Stage:
     Args:
         modules: the modules wrapped as one, usually one.
         units: what it gathers at the same time: a unit for each dtype of its parameters, none if all belong
-        to stages
-            inside.
+            to stages inside.
+        settings: those of the whole tree, if this stage is its root.
     """
 
     def __init__(
@@ -52,8 +49,8 @@ class Stage:
         self.device = device
         self.settings = settings
         self.state = StageState.IDLE
-        self.context: Context | None = None
-        """What this stage shares with the others of its tree; ``None`` before it belongs to one."""
+        self.in_tree = False
+        """Whether this stage already belongs to a tree."""
         self.is_root = False
         """Whether this stage is the root of its tree; false before that is known."""
         self.streams: Streams | None = None
@@ -70,16 +67,14 @@ class Stage:
         """What is raised where this stage ran as a root before it became part of a larger tree."""
         self.to_run: set[nn.Module] = set()
         """Modules wrapped as one that forward did not come to yet."""
-        self._entered: tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[int]] | None = None
+        self.entered: tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[int]] | None = None
         """In forward: inputs, what passed the boundary for them, and its versions then."""
         self._decided: list[Unit] = []
         """Units whose ``reshard_after_forward`` followed from this stage being the root or not."""
-        for module in modules:
-            module.__dict__[_STAGE] = self
 
     @property
     def root_module(self) -> nn.Module:
-        """The one module of this stage; the root of a tree has to be one."""
+        """Return the one module of this stage; the root of a tree has to be one."""
         if len(self.modules) != 1:
             kinds = ", ".join(type(module).__name__ for module in self.modules)
             raise RuntimeError(
@@ -87,14 +82,9 @@ class Stage:
             )
         return self.modules[0]
 
-    @property
-    def in_tree(self) -> bool:
-        """Whether this stage already belongs to a tree."""
-        return self.context is not None
-
     def join(self, context: Context, name: str, *, is_root: bool) -> None:
         """Become part of a tree, or its root, under the name of the module in the root."""
-        self.context = context
+        self.in_tree = True
         self.is_root = is_root
         for unit in self.units:
             unit.readopt()
@@ -104,12 +94,11 @@ class Stage:
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = not is_root
-                unit.kept_without_grad = False
                 self._decided.append(unit)
 
     def leave(self) -> None:
         """Leave a tree that never ran; see ``Runtime.disband``."""
-        self.context = None
+        self.in_tree = False
         self.is_root = False
         for unit in self._decided:
             unit.reshard_after_forward = None
@@ -121,7 +110,7 @@ class Stage:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this stage is outside of forward and backward."""
+        """Return whether this stage is outside of forward and backward."""
         return self.state is StageState.IDLE
 
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
@@ -131,7 +120,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """How errors call this stage."""
+        """Return how errors call this stage."""
         return self.units[0].name if self.units else type(self.modules[0]).__name__
 
     def check_entered(self, *, only_late: bool = False) -> None:
@@ -147,7 +136,7 @@ class Stage:
     def check_freed(self, returned: torch.Tensor) -> None:
         """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
         for unit in self.units:
-            freed = unit.owns_memory and unit.state is not UnitState.UNSHARDED
+            freed = unit.gather.owns_memory and unit.state not in GATHERED
             if freed and any(parameter is returned for parameter in unit.unsharded):
                 raise RuntimeError(
                     f"forward of unit '{unit.name}' returns a parameter or a view of one, of shape "
@@ -162,13 +151,19 @@ class Stage:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
 
+    def drop_without_grad(self) -> None:
+        """Free what a forward without gradients left gathered, where that is not asked for explicitly."""
+        for unit in self.units:
+            if unit.state in GATHERED and (unit.presentation.drops_without_grad or unit in self._decided):
+                unit.reshard()
+
     @property
     def in_backward(self) -> bool:
-        """Whether a backward that is not over came here."""
+        """Return whether a backward that is not over came here."""
         return self.state in (StageState.BACKWARD, StageState.REDUCED)
 
     def reset(self, *, keep: bool) -> None:
-        """After a failed iteration: sharded, without gradients that were on their way.
+        """Reshard after a failed iteration, and drop gradients that were on their way.
 
         Args:
             keep: what earlier passes left unreduced, unless this one's backward came here.
@@ -181,10 +176,10 @@ class Stage:
         self.end_backward()
 
     def end_backward(self) -> None:
-        """The whole backward is over."""
+        """Forget what concerned the backward, which is over."""
         self.backward_position = -1
         self.to_run.clear()
-        self._entered = None  # of a forward that an exception ended, or checkpointing
+        self.entered = None  # of a forward that an exception ended, or checkpointing
         self.state = StageState.IDLE
 
 
@@ -206,8 +201,3 @@ def _check_on_host(unit: Unit) -> None:
             f"'{unit.name}' ({names}, ...) are on {unit.shard.device}: call "
             'module.to_empty(device="cpu"), or load a CPU state dict'
         )
-
-
-def stage_of(module: nn.Module) -> Stage | None:
-    """The stage of a wrapped module, ``None`` for others."""
-    return module.__dict__.get(_STAGE)

@@ -24,7 +24,7 @@ class Event(Protocol):
         """Block the CPU until the point is reached."""
 
     def query(self) -> bool:
-        """Whether the point is reached."""
+        """Return whether the point is reached."""
 
 
 class Stream:
@@ -52,64 +52,51 @@ class Stream:
         """Tell the allocator that this stream uses ``tensor`` (``Tensor.record_stream``)."""
 
 
-class _Queue(Stream):
-    """A stream of a device."""
+class _DeviceStream(Stream):
+    """A stream of a device.
 
-    def follow(self, other: Stream) -> None:
-        self.wait(other.record())
+    Args:
+        stream: a stream of our own; ``None`` for whatever stream is current, where the model computes.
+    """
 
-
-class _DeviceStream(_Queue):
-    """A stream of our own."""
-
-    def __init__(self, module: Any, priority: int = 0, stream: Any = None) -> None:
+    def __init__(self, module: Any, stream: Any = None) -> None:
         self._module = module
-        self._stream = module.Stream(priority=priority) if stream is None else stream
+        self._stream = stream
         self._entered: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
-        context = self._module.stream(self._stream)
-        context.__enter__()
-        self._entered.append(context)
+        if self._stream is not None:
+            context = self._module.stream(self._stream)
+            context.__enter__()
+            self._entered.append(context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered.pop().__exit__(kind, error, trace)
+        if self._stream is not None:
+            self._entered.pop().__exit__(kind, error, trace)
 
     def record(self) -> Event | None:
-        return self._stream.record_event()
+        return (self._stream or self._module.current_stream()).record_event()
 
     def wait(self, event: Event | None) -> None:
         if event is not None:
-            self._stream.wait_event(event)
+            (self._stream or self._module.current_stream()).wait_event(event)
+
+    def follow(self, other: Stream) -> None:
+        self.wait(other.record())
 
     def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self._stream)
-
-
-class _CurrentStream(_Queue):
-    """Whatever stream is current: where the model computes."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def record(self) -> Event | None:
-        return self._module.current_stream().record_event()
-
-    def wait(self, event: Event | None) -> None:
-        if event is not None:
-            self._module.current_stream().wait_event(event)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self._module.current_stream())
+        tensor.record_stream(self._stream or self._module.current_stream())
 
 
 def stream_of(stream: Any, device: torch.device) -> Stream:
-    """The stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is one."""
+    """Return the stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is
+    one.
+    """
     if device.type == "cpu":
         return Stream()
-    return _DeviceStream(torch.get_device_module(device), stream=stream)
+    return _DeviceStream(torch.get_device_module(device), stream)
 
 
 class Streams:
@@ -129,22 +116,24 @@ class Streams:
             self.compute = self.copy_in = self.all_gather = self.reduce_scatter = self.all_reduce = stream
             return
         module = torch.get_device_module(device)
-        self.compute = _CurrentStream(module)
-        self.copy_in = _DeviceStream(module, priority=-1)
-        self.all_gather = _DeviceStream(module, priority=-1)
-        self.reduce_scatter = _DeviceStream(module, priority=-1)
-        self.all_reduce = _DeviceStream(module, priority=0)
+        self.compute = _DeviceStream(module)
+        self.copy_in = _DeviceStream(module, module.Stream(priority=-1))
+        self.all_gather = _DeviceStream(module, module.Stream(priority=-1))
+        self.reduce_scatter = _DeviceStream(module, module.Stream(priority=-1))
+        self.all_reduce = _DeviceStream(module, module.Stream(priority=0))
 
     @property
     def to_host(self) -> Stream:
-        """The stream that copies to the host; made at its first use, since only CPU offload has one."""
+        """Return the stream that copies to the host; made at its first use, since only CPU offload has
+        one.
+        """
         if self._to_host is None:
             module = torch.get_device_module(self.device) if self.has_streams else None
-            self._to_host = Stream() if module is None else _DeviceStream(module, priority=0)
+            self._to_host = Stream() if module is None else _DeviceStream(module, module.Stream(priority=0))
         return self._to_host
 
     def count_retries(self) -> int:
-        """How often this device's allocator had to free its cache and try again, since the start."""
+        """Return how often this device's allocator had to free its cache and try again, since the start."""
         if not self.has_streams:
             return 0
         stats = torch.get_device_module(self.device).memory_stats(self.device)
@@ -159,6 +148,6 @@ class HostLink:
             self.compute = self.to_host = self.from_host = Stream()
             return
         module = torch.get_device_module(device)
-        self.compute = _CurrentStream(module)
-        self.to_host = _DeviceStream(module)
-        self.from_host = _DeviceStream(module)
+        self.compute = _DeviceStream(module)
+        self.to_host = _DeviceStream(module, module.Stream(priority=0))
+        self.from_host = _DeviceStream(module, module.Stream(priority=0))

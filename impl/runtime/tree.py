@@ -1,51 +1,55 @@
 """The life of an iteration in a tree of stages: its forward, its backward, and what an exception leaves.
 
 The tree is found when its outermost module first runs forward (or unshards): only then is it known which
-module is the root and which stages it holds.
+module is the root and which stages it holds (``ModuleHooks``).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 
-from ..collectives.rank_check import RankCheck, without
-from ..shared.annotations import span
-from ..shared.names import NOT_SHOWN, plain_name
+from ..collectives.agreement import OrderCheck, RankCheck, without
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id, queue_callback
-from .context import Context
+from .buffer import keep_freed_pages
+from .context import Context, span
 from .gradient_state import any_gradient
-from .gradients.reduction import Reducer
-from .gradients.unsharded import keep_gradients, take_gradients
-from .host_pages import bytes_of_steps, keep_freed_pages
-from .order_check import order_check
+from .presentation import count_steps
+from .reduction import Reducer, keep_gradients, take_gradients
 from .schedule import Schedule
-from .stage import Stage, StageState, stage_of
+from .stage import Stage, StageState
 from .streams import Event, Streams
-from .unit import OUTPUTS_NEEDED, Unit, UnitState
-from .writes import count_steps
+from .unit import GATHERED, OUTPUTS_NEEDED, Unit, UnitState
 
 _log = logging.getLogger(__name__)
 
+_UNITS_KEPT = 6
+"""In backward, whole: two gathered, the gradients of two, and as much on its way."""
 
-class Runtime(Context):
-    """The shared state of a tree of stages; ``root`` is the stage whose module runs forward first."""
+
+class Runtime:
+    """The iterations of a tree of stages; ``root`` is the stage whose module runs forward first."""
 
     def __init__(self, root: Stage, stages: list[Stage], settings: ScheduleSettings) -> None:
         self.root = root
         self.stages = stages
-        super().__init__(root.streams if root.streams is not None else Streams(root.device), settings)
-        if not self.streams.has_streams:
-            keep_freed_pages(bytes_of_steps([unit for stage in stages for unit in stage.units]))
-        self.reducer = Reducer(self.streams, settings.memory_handover)
-        self.schedule = Schedule(settings, self.limiter, self.reducer.lent, self.streams.has_streams)
-        self.order_check = order_check(stages)
-        count_steps(unit for stage in stages for unit in stage.units)
+        streams = root.streams if root.streams is not None else Streams(root.device)
+        self.context = Context(streams, settings)
+        units = [unit for stage in stages for unit in stage.units]
+        if not streams.has_streams:
+            keep_freed_pages(_bytes_of_steps(units))
+        self.reducer = Reducer(streams, settings.memory_handover)
+        self.schedule = Schedule(settings, self.context.limiter, self.reducer.lent, streams.has_streams)
+        self.order_check: OrderCheck | None = None
+        if OrderCheck.is_asked_for():
+            self.order_check = OrderCheck(lambda number: stages[number].name, root.device)
+        count_steps(unit.presentation for unit in units)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
@@ -63,7 +67,7 @@ class Runtime(Context):
     # -- forward ---------------------------------------------------------------------------------------------
 
     def begin_forward(self, stage: Stage) -> None:
-        """The outermost forward starts: gathers must see what the optimizer wrote."""
+        """Begin the outermost forward: gathers must see what the optimizer wrote."""
         if len(self.root.modules) > 1:
             _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
@@ -73,14 +77,16 @@ class Runtime(Context):
         if self.schedule.gathered_ahead:
             self._drop_what_was_skipped()
         event, self.optimizer_event = self.optimizer_event, None
-        self.let_gathers_wait(event)
+        self.context.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
         """Drop parameters that were gathered before their shards were written to."""
         for stage in self.stages:
             for unit in stage.units:
-                if unit.state is UnitState.SHARDED and unit.smaller is None:
+                if unit.state is UnitState.SHARDED:
                     continue
+                # Invariant: no forward reads what was gathered before its shard was written to
+                # (tests/impl/values, mutant "no drop of what changed").
                 if unit.presentation.writes != unit.gathered_writes or unit.presentation.changed():
                     unit.reshard()
 
@@ -93,38 +99,33 @@ class Runtime(Context):
             stage.unsharded_by_hand = False
 
     def end_forward(self) -> None:
-        """The outermost forward is done."""
+        """End the outermost forward."""
         if self.order_check is not None:
             self.order_check.leave()
         self.forward_root = None
-        self.handover.trim()
+        self.context.handover.trim()
         self.schedule.end_forward()
         if not torch.is_grad_enabled():
-            self._drop_without_grad()
-            self.await_host_read()
-
-    def _drop_without_grad(self) -> None:
-        """No backward will use what this forward left gathered, and values may be changed in any way next."""
-        for stage in self.stages:
-            for unit in stage.units:
-                if not unit.kept_without_grad and unit.state is UnitState.UNSHARDED:
-                    unit.reshard()
+            # No backward will use what this forward left gathered, and values may be changed in any way next.
+            for stage in self.stages:
+                stage.drop_without_grad()
+            self.context.await_host_read()
 
     # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """Some stage's backward starts: have the end of this backward pass call back, once."""
+        """Have the end of this backward pass call back, once, as some stage's backward starts."""
         if not self._callback_queued:
             self._callback_queued = True
             callback = partial(self._end_backward)
             self._callback = ref(callback, self._backward_dropped)
             queue_callback(callback)
             self._take_back_unreduced()
-            if self.gathers_wait:
-                self.let_gathers_wait()
+            if self.context.gathers_wait:
+                self.context.let_gathers_wait()
 
     def post_backward(self, stage: Stage) -> None:
-        """All gradients of ``stage`` are there: free the parameters and reduce."""
+        """Free the parameters of ``stage``, all of whose gradients are there, and reduce these."""
         stage.state = StageState.REDUCED
         if not stage.units:
             return
@@ -157,12 +158,12 @@ class Runtime(Context):
             if ready:
                 self.reducer.begin_stage([unit for unit, _, _ in ready])
             for unit, which, gradients in ready:
-                if self.rank_check is not None:
-                    _check_reduction(self.rank_check, unit, which)
+                if self.context.rank_check is not None:
+                    _check_reduction(self.context.rank_check, unit, which)
                 self.reducer.reduce(unit, which, gradients)
 
     def _finish_backward(self, stage: Stage) -> None:
-        """The whole backward is done: what did not come to its post-backward does now."""
+        """Reduce what did not come to its post-backward, now that the whole backward is done."""
         # After the post-backward come gradients of parameters that are used outside of their module.
         late = False
         for unit in stage.units:
@@ -187,26 +188,30 @@ class Runtime(Context):
             unit = self.reducer.in_flight[0].unit
             raise RuntimeError(f"backward ended without waiting for gradients of unit '{unit.name}'")
         self._callback_queued = False
-        self.await_host_read()
+        self.context.await_host_read()
         if self.is_last_backward:
-            self.gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
-            self.handover.trim()
+            self.context.gathers_wait = (
+                True  # the optimizer comes, perhaps before another pass over the same graph
+            )
+            self.context.handover.trim()
             self.schedule.end_backward()
-            self.limiter.end_iteration()
+            self.context.limiter.end_iteration()
             if self.order_check is not None:
                 self.order_check.end_iteration()
-            if self.rank_check is not None:
-                self.rank_check.end_iteration()
+            if self.context.rank_check is not None:
+                self.context.rank_check.end_iteration()
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
 
     def _backward_dropped(self, _: object) -> None:
-        """Autograd forgets the callback, uncalled where backward failed: its own errors name no unit."""
+        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback,
+        uncalled.
+        """
         if not self._callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
-        waiting = [s for s in entered if any(unit.state is not UnitState.UNSHARDED for unit in s.units)]
+        waiting = [s for s in entered if any(unit.state not in GATHERED for unit in s.units)]
         if waiting := waiting or self.schedule.next_in_backward():
             _log.warning(
                 f"backward failed before unit '{waiting[0].name}' had its parameters. If the error is about "
@@ -216,7 +221,7 @@ class Runtime(Context):
 
     @torch.no_grad()
     def show_unreduced(self, unit: Unit) -> None:
-        """Backward ended: let ``unit`` show the gradients that it keeps for a later one."""
+        """Let ``unit`` show the gradients that it keeps for a later backward."""
         unreduced = unit.presentation.unreduced
         assert unreduced is not None
         unreduced.show(unit)
@@ -234,7 +239,7 @@ class Runtime(Context):
     # -- errors ----------------------------------------------------------------------------------------------
 
     def drop_failed_iteration(self, stage: Stage) -> None:
-        """A forward of ``stage`` starts, outside of backward: if an earlier iteration never ended, drop it.
+        """Drop an earlier iteration that never ended, as a forward of ``stage`` starts outside of backward.
 
         A backward that ran calls back at its end, and a root's forward that returned is over; where neither
         happened there was an exception. Training continues with sharded parameters as if that iteration had
@@ -260,7 +265,7 @@ class Runtime(Context):
                 )
 
     def _spoilt_units(self) -> list[str]:
-        """Units whose accumulated gradients hold a part of what a failed backward computed."""
+        """Return units whose accumulated gradients hold a part of what a failed backward computed."""
         return [
             unit.name
             for stage in self.stages
@@ -270,13 +275,13 @@ class Runtime(Context):
         ]
 
     def disband(self) -> None:
-        """Set all stages free: one was unsharded by hand before the first forward told what the tree is."""
+        """Set all stages free: one was unsharded by hand before the first forward showed what the tree is."""
         self.reset()
         for stage in self.stages:
             stage.leave()
 
     def reset(self) -> None:
-        """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters
+        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters
         again.
 
         Gradients that passes before it left unreduced stay; if some of them were added to, none do.
@@ -290,58 +295,24 @@ class Runtime(Context):
             for unit in stage.units if failed_backward else ():
                 if unit.gradients.held_back and unit.presentation.unreduced is not None:
                     self.show_unreduced(unit)
-        self.await_host_read()
-        self.handover.trim()
+        self.context.await_host_read()
+        self.context.handover.trim()
         self.schedule.reset()
 
 
-def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
-    """Find the stages below ``root``'s module, name their units, and join them in one runtime.
-
-    Raises:
-        RuntimeError: a stage inside already ran as a root of its own.
-        ValueError: units on different devices.
-    """
-    stages: list[Stage] = []
-    names: dict[Stage, list[str]] = {}
-    for module_name, module in root.root_module.named_modules():
-        stage = stage_of(module)
-        if stage is None:
-            continue
-        name = plain_name(module_name, NOT_SHOWN) or "root"
-        if stage not in names:
-            if isinstance(stage.context, Runtime) and not stage.context.ran:
-                stage.context.disband()
-            if stage.in_tree:
-                raise stage.error_of_second_root(
-                    f"module '{name}' already ran forward as a root of its own; run the outermost module's "
-                    "forward first, so that its parts belong to one tree"
-                )
-            if stage.device != root.device:
-                raise ValueError(
-                    f"unit '{name}' is on {stage.device} but the root's device is {root.device}; "
-                    "all units of a tree share one device"
-                )
-            stages.append(stage)
-        names.setdefault(stage, []).append(name)
-    runtime = Runtime(root, stages, settings)
-    try:
-        for stage in stages:
-            stage.join(runtime, ", ".join(names[stage]), is_root=stage is root)
-    except BaseException:
-        for stage in stages:
-            stage.leave()  # none of them is half in a tree: the user may mend what was wrong
-        raise
-    return runtime
-
-
 def in_backward() -> bool:
-    """Whether this code runs inside a backward pass (as a recomputed forward does)."""
+    """Return whether this code runs inside a backward pass (as a recomputed forward does)."""
     return current_graph_task_id() != -1
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
-    """All ranks that reduce this unit are about to, with gradients of the same parameters."""
+    """Check that all ranks are about to reduce this unit, with gradients of the same parameters."""
     missing = [p.fqn for i, p in enumerate(unit.parameters) if p.requires_grad and i not in which]
     for group in (unit.groups.shard, unit.groups.replicate):
         check.agree(group, f"reduction of unit '{unit.name}'" + without(missing))
+
+
+def _bytes_of_steps(units: Sequence[Unit]) -> int:
+    """Return about what a step takes and gives back: reduced gradients, and what is whole of a few units."""
+    whole = [unit.layout.full_numel * unit.precision.compute.itemsize for unit in units]
+    return sum(unit.shard.nbytes for unit in units) + _UNITS_KEPT * max(whole, default=0)

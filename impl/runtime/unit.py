@@ -1,45 +1,45 @@
-"""One FSDP unit: parameters that are gathered and freed together, and the states it moves through.
+"""One FSDP unit: parameters that are gathered and freed together, and the states that it moves through.
 
 ::
 
-              all_gather()            wait_all_gather()
-    SHARDED ---------------> GATHERING ---------------> UNSHARDED
-       ^                         |                          |
-       +-------------------------+--------------------------+
-                            reshard()
+              all_gather()            wait_all_gather()             hide()
+    SHARDED ---------------> GATHERING ---------------> UNSHARDED ---------> HIDDEN
+      ^  ^                       |   ^                    |   ^                | |
+      |  +-----------------------+   |  all_gather()      |   +----------------+ |
+      |            reshard()       KEPT <-----------------+    wait_all_gather() |
+      +------------------------------+  reshard_in_forward()                     |
+      +--------------------------------------------------------------------------+
 
 The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
 no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
-goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments.
+goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments. How the
+one comes from the other is the unit's ``gather`` (``gather.py``); how both look from outside, its
+``presentation``.
 
-How the one comes from the other: ``gathering.py``.
-
-Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
-tensor, while each parameter was made from ``.data`` and so has a version counter of its own. To autograd,
-whose check of saved tensors compares versions, gathering the same values again changes nothing. The counters
-are moved on until a gather has been waited for, so that backward refuses to read before that, and for good
-where the shard was written to since the gather before.
+Everything that writes parameter memory goes through the buffer's own tensor, so to autograd, whose check of
+saved tensors compares versions, gathering the same values again changes nothing. A unit moves its parameters'
+versions on by itself: until a gather has been waited for, so that backward refuses to read before that, and
+for good where the shard was written to since the gather before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
+from typing import NoReturn
 
 import torch
 from torch import nn
 
 from ..collectives import comm
-from ..collectives.custom_comm import AllGather
-from ..shared.annotations import UnitLabels, span
-from ..shared.layout import UnitLayout
+from ..shared.layout import CopyOut, UnitLayout
 from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import increment_version, set_versions
-from .context import Context
-from .gathering import Gathering
+from .buffer import HostOffload
+from .context import Context, UnitLabels, span
+from .gather import MakeGather, Sharded, choose_gather
 from .gradient_state import GradientState
-from .offload import HostOffload
-from .post_forward import SmallerGroup
 from .presentation import VERSION, Presentation, UnitParameter
 
 _NEXT = (1).__add__
@@ -54,17 +54,44 @@ class UnitState(Enum):
     """Where a unit's parameters are; the module's head shows the transitions."""
 
     SHARDED = auto()
+    KEPT = auto()
+    """Sharded, and a larger shard is kept for backward (``smaller_group.py``)."""
     GATHERING = auto()
     UNSHARDED = auto()
+    HIDDEN = auto()
+    """Gathered, while the modules show the sharded parameters."""
+
+    following: tuple[UnitState, ...]
+    """The states that may come next."""
 
 
-class Unit(Gathering):
-    """See the head of this file.
+for _state, _following in {
+    UnitState.SHARDED: (UnitState.GATHERING, UnitState.KEPT),
+    UnitState.KEPT: (UnitState.GATHERING, UnitState.SHARDED),
+    UnitState.GATHERING: (UnitState.UNSHARDED, UnitState.SHARDED),
+    UnitState.UNSHARDED: (UnitState.SHARDED, UnitState.HIDDEN),
+    UnitState.HIDDEN: (UnitState.UNSHARDED, UnitState.SHARDED),
+}.items():
+    _state.following = _following
+
+RESHARDED = (UnitState.SHARDED, UnitState.KEPT)
+"""States in which the parameters have to be gathered before they are used."""
+GATHERED = (UnitState.UNSHARDED, UnitState.HIDDEN)
+"""States in which they are there."""
+
+
+class Unit:
+    """A state machine around one gather and one presentation.
 
     Args:
+        name: in messages, until the unit's place in the tree is known.
+        layout: where everything is in the buffers.
+        shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
+        device: what is computed on; the shard is there too unless it is offloaded.
         reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
             root.
-        layout, shard, device, offload: as in ``Gathering``.
+        offload: how the shard is kept on the host, ``None`` if it is not.
+        make_gather: makes the gather, also after one of the things that it depends on changed.
     """
 
     def __init__(
@@ -79,36 +106,43 @@ class Unit(Gathering):
         device: torch.device,
         reshard_after_forward: bool | None,
         presentation: Presentation,
-        smaller: SmallerGroup | None = None,
         offload: HostOffload | None = None,
+        make_gather: MakeGather = choose_gather,
     ) -> None:
+        self.name = name
+        self.labels = UnitLabels(name)
         self.parameters = list(parameters)
-        self.plain = all(parameter.whole is None for parameter in parameters)
-        """Whether all parameters are plain tensors while they are gathered."""
-        super().__init__(name, layout, shard, groups, precision, device, offload)
+        self.layout = layout
+        self.groups = groups
+        self.gathers = groups.shard is not None
+        """Whether unsharding needs a collective."""
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.unshard_in_backward = True
         self.presentation = presentation
-        self.hides = False
-        """Whether the sharded parameters are shown between forward and backward, though these are kept."""
-        self.kept_without_grad = True
-        """Whether what forward does not free stays after a forward without gradients too."""
-        self.refuses_writes = False
-        """Whether training refuses a forward that writes to its gathered parameters."""
-        self.before_backward: Callable[[], None] | None = None
-        """Raises where the sharded parameters changed since forward gathered them."""
-        self._versions: list[int] = []
-        self.gathered_writes = 0
-        """What ``presentation.writes`` was when the shard was gathered last."""
-        self._hidden = False
-        self.smaller = smaller
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
-        self.labels = UnitLabels(name)
+        self.gathered_writes = 0
+        """What ``presentation.writes`` was when the shard was gathered last."""
+        self._versions: list[int] = []
+        self._context: Context | None = None
+        self._make_gather = make_gather
+        self._use(Sharded(layout, shard, groups, precision, device, offload))
+        self.plain = self.gather.makes_views and all(each.whole is None for each in parameters)
+        """Whether all parameters are plain tensors while they are gathered."""
 
     # -- set up ----------------------------------------------------------------------------------------------
+
+    def _use(self, sharded: Sharded) -> None:
+        self.gather = self._make_gather(sharded)
+        self.shard, self.device = sharded.shard, sharded.device
+        self.precision, self.offload = sharded.precision, sharded.offload
+
+    def _not_run(self) -> NoReturn:
+        raise RuntimeError(
+            f"unit '{self.name}' has not run yet: call the root module's forward (or unshard()) first"
+        )
 
     def join(self, context: Context, name: str) -> None:
         """Become part of a tree of units; ``name`` is the unit's module in its root."""
@@ -123,48 +157,41 @@ class Unit(Gathering):
         if shard is None:
             return
         self._check_sharded("its parameters are replaced")
-        self.shard = shard
-        if self.offload is None:
-            self.device = shard.device
-        self._use_precision(self.precision.for_original(shard.dtype))
-        self._forget_buffers()
+        device = self.device if self.offload is not None else shard.device
+        precision = self.precision.for_original(shard.dtype)
+        self._use(replace(self.gather.sharded, shard=shard, device=device, precision=precision))
+        self._forget_parameters()
 
     def leave(self) -> None:
         """Leave a tree that never ran, to be part of another one; buffers belong to a tree's streams."""
         self.reshard()
-        self._choose_copy()
-        self._forget_buffers()
+        self._use(self.gather.sharded)
+        self._forget_parameters()
         self._context = None
 
-    def _forget_buffers(self) -> None:
-        if self.smaller is not None:
-            self.smaller.forget()
+    def _forget_parameters(self) -> None:
         self.unsharded = []
         self._versions = []
-        self._gathered = self._full = self._own_part = None
-        self._copy_out = None
 
-    def local_gradients(self, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What is reduced for the gradients of the parameters ``which``, where not all are plain."""
-        wholes = [self.parameters[index].whole for index in which]
-        return [
-            gradient if whole is None else whole.local_gradient(gradient)
-            for whole, gradient in zip(wholes, gradients, strict=True)
-        ]
-
-    def use_all_gather(self, custom: AllGather | None) -> None:
+    def use_all_gather(self, custom: comm.AllGather | None) -> None:
         """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
+        if self.state is UnitState.KEPT:
+            self.reshard()
         self._check_sharded("the all-gather is replaced")
-        self.custom_gather = custom
-        self._gathered = self._own_part = None
-        self._choose_copy()
-        if self.smaller is not None:
-            self.smaller.custom = custom
-            self.smaller.forget()
+        before = self.gather
+        self._use(replace(before.sharded, custom=custom))
+        if not self.gather.take_over(before):
+            self._forget_parameters()
 
     def _check_sharded(self, before: str) -> None:
         if self.state is not UnitState.SHARDED:
             raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
+
+    def _enter(self, state: UnitState) -> None:
+        """Change the state. Raises RuntimeError where the table of transitions does not allow that."""
+        if state not in self.state.following:
+            raise RuntimeError(f"unit '{self.name}' is {self.state.name} and cannot become {state.name}")
+        self.state = state
 
     # -- unshard ---------------------------------------------------------------------------------------------
 
@@ -173,30 +200,28 @@ class Unit(Gathering):
 
         Raises RuntimeError if it is ``for_backward`` and the shard was written to since forward's.
         """
-        if self.state is not UnitState.SHARDED:
+        if self.state not in RESHARDED:
             return
         self.take_up_changes()
-        keeps = self.smaller is not None and self.smaller.holds
-        if self.presentation.writes != self.gathered_writes and not keeps:
+        writes = self.presentation.writes
+        if writes != self.gathered_writes and self.state is UnitState.SHARDED:
+            # Invariant: no gradient is computed from other values than its forward's (tests/impl/values).
             if for_backward:
                 raise RuntimeError(
                     f"parameters of unit '{self.name}' were written to between its forward and its backward "
                     "(by an optimizer, for instance): gradients would not belong to its outputs. Call "
                     "backward() before that, or forward again after it"
                 )
-            self.gathered_writes = self.presentation.writes
+            self.gathered_writes = writes
             self._versions = list(map(_NEXT, self._versions))
-        if self.fetches:
-            if self._context is not None and self._context.rank_check is not None:
-                self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
+        gather = self.gather
+        if gather.fetches:
+            context = self._context or self._not_run()
+            if context.rank_check is not None:
+                context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
-                if self.smaller is not None and self.smaller.holds:
-                    self._work, self._event = self.smaller.start(self.context.streams)
-                elif self.gathers:
-                    self._issue_all_gather()
-                else:
-                    self._event = self._copy_shard(in_place=True)
-        self.state = UnitState.GATHERING
+                gather.start(context)
+        self._enter(UnitState.GATHERING)
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
@@ -204,59 +229,42 @@ class Unit(Gathering):
             self._context.let_gathers_wait()
 
     def _await_reads(self) -> None:
-        """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
+        """Wait for copies out of a shard on the host, which is about to be written to."""
         if self._context is not None:
             self._context.await_host_read()
 
     def wait_all_gather(self, hold: int = 0) -> None:
-        """Make computation wait for the parameters and show them; a no-op unless gathering.
+        """Make computation wait for the parameters and show them; a no-op unless gathering or hidden.
 
         Args:
             hold: how many gather buffers may stay until the next one is waited for, so that the next
                 all-gather need not wait for this unit's copy.
         """
         if self.state is not UnitState.GATHERING:
-            if self._hidden:
-                self._hidden = False
+            if self.state is UnitState.HIDDEN:
+                self._enter(UnitState.UNSHARDED)
                 self.presentation.show_unsharded()
             return
+        gather = self.gather
         with span(self.labels.wait_all_gather):
-            if self.fetches:
-                self._finish_gather()
-                if self._work is not None or self._event is not None:
-                    raise RuntimeError(f"the all-gather of unit '{self.name}' was not waited for")
-            if self.smaller is not None and self.smaller.serves:
-                self._take_full()
-                self.smaller.copy_out()
-                self.smaller.release(self.context.handover, self.context.streams.compute)
-            elif self._grouped is not None:
-                self._grouped.copy_out()
-            elif self._by_peers is not None:
-                self._by_peers.copy_out(self._take_full().tensor)
-            elif self.layout.rank_major:
-                self._copy_out_parameters(hold)
-            elif self.casts and not self.fetches:
-                self._take_full().tensor.copy_(self.shard)
+            if gather.owns_memory:
+                context = self._context or self._not_run()
+                if gather.fetches:
+                    gather.finish(context)
+                    if gather.work is not None or gather.event is not None:
+                        raise RuntimeError(f"the all-gather of unit '{self.name}' was not waited for")
+                gather.fill(context, hold)
             if not self.unsharded:
-                self._make_parameters()
-            elif self._versions and self.owns_memory:
+                self.unsharded = gather.make_parameters(self.parameters)
+                if gather.makes_views:
+                    self._versions = list(map(VERSION, self.unsharded))
+                self.presentation.adopt_unsharded(self.unsharded)
+            elif self._versions and gather.owns_memory:
+                # Invariant: backward can read parameters only after their gather was waited for; `reshard`
+                # moved the versions away (tests/impl/values, mutant "no wait in backward").
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
-        self.state = UnitState.UNSHARDED
-
-    @torch.inference_mode(False)
-    def _make_parameters(self) -> None:
-        storage = self._parameter_memory()
-        at_shard = not self.owns_memory
-        for segment, parameter in zip(self.layout.segments, self.parameters, strict=True):
-            start = segment.shard_offset if at_shard else segment.full_offset
-            # `.data` of each slice: a version counter for each parameter (see the head of this file).
-            view = storage[start : start + segment.numel].view(segment.shape).data
-            if parameter.whole is not None:
-                view = parameter.whole.unsharded(view)
-            self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
-        self._versions = list(map(VERSION, self.unsharded))
-        self.presentation.adopt_unsharded(self.unsharded)
+        self._enter(UnitState.UNSHARDED)
 
     def check_writes(self) -> None:
         """Raise RuntimeError if a forward that is trained wrote to parameters, where that would be lost."""
@@ -264,7 +272,7 @@ class Unit(Gathering):
         if versions == self._versions:
             return
         before, self._versions = self._versions, versions
-        if self.owns_memory and torch.is_grad_enabled():
+        if self.gather.owns_memory and torch.is_grad_enabled():
             written = next(i for i, version in enumerate(versions) if version != before[i])
             raise RuntimeError(
                 f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an "
@@ -281,31 +289,33 @@ class Unit(Gathering):
             hold: how many freed buffers may stay allocated for one more turn (``buffer.py``).
         """
         if self.state is UnitState.SHARDED:
-            if self.smaller is not None and self.smaller.holds:
-                self.smaller.drop()
-                self.presentation.show_sharded()
+            return
+        gather = self.gather
+        if self.state is UnitState.KEPT:
+            gather.drop()
+            self.presentation.show_sharded()
+            self._enter(UnitState.SHARDED)
             return
         with span(self.labels.reshard):
+            shows_sharded = self.state is UnitState.GATHERING and not gather.holds
             if self.state is UnitState.GATHERING:
-                self._abandon()
-            else:
-                self._free_parameters(hold)
-                if self._versions and self.owns_memory:
+                if gather.fetches:
+                    gather.abandon(self._context or self._not_run())
+            elif gather.owns_memory:
+                gather.free(self._context or self._not_run(), hold)
+                if self._versions:
+                    # Invariant: a graph that saved these parameters is refused while they are freed
+                    # (tests/impl/values, mutant "resharded before backward").
                     increment_version(self.unsharded)
+            if not shows_sharded:
                 self.presentation.show_sharded()
-                self._hidden = False
-        self.state = UnitState.SHARDED
+        self._enter(UnitState.SHARDED)
 
     def hide(self) -> None:
-        """Show the sharded parameters, but keep the others for backward."""
-        if self.hides and self.state is UnitState.UNSHARDED:
-            self._hidden = True
+        """Show the sharded parameters, but keep the others for backward, where the front end does so."""
+        if self.presentation.hides and self.state is UnitState.UNSHARDED:
+            self._enter(UnitState.HIDDEN)
             self.presentation.show_sharded()
-
-    @property
-    def shows_unsharded(self) -> bool:
-        """Whether the modules show whole parameters that can be computed with."""
-        return self.state is UnitState.UNSHARDED and not self._hidden
 
     def reshard_by_hand(self) -> None:
         """Reshard for code outside, which may write to the shard next."""
@@ -318,24 +328,42 @@ class Unit(Gathering):
         if not self.reshard_after_forward:
             self.hide()
             return
-        if self.smaller is None or self.state is not UnitState.UNSHARDED:
-            self.reshard(hold)
-            return
-        assert self._full is not None
-        self.smaller.keep(self._full.tensor, self.context.streams.compute)
+        keeps = self.gather.keeps and self.state is UnitState.UNSHARDED
+        if keeps:
+            self.gather.keep(self._context or self._not_run())
         self.reshard(hold)
-        self.smaller.show(self.presentation.trained())
+        if keeps:
+            self.gather.show_kept(self.presentation.trained())
+            self._enter(UnitState.KEPT)
 
-    def _abandon(self) -> None:
-        """A gather that was not waited for: let it finish, keep nothing."""
-        if self.fetches:
-            self._finish_gather()
-            if self.smaller is not None and self.smaller.serves:
-                self.smaller.release(self.context.handover, self.context.streams.compute)
-                self.presentation.show_sharded()
-                return
-            if self._by_peers is not None:
-                self._take_full().free()
-                return
-            assert self._gathered is not None
-            self.context.handover.release(self._gathered, self.context.streams.compute)
+
+# -- whole parameters in full precision, outside of training -------------------------------------------------
+
+
+@torch.no_grad()
+def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
+    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself where nothing is
+    sharded.
+
+    A collective over the unit's shard group: every rank has to call it.
+    """
+    group = unit.groups.shard
+    if group is None:
+        return shard if shard.device == unit.device else shard.to(unit.device)
+    gathered = torch.empty(unit.layout.gathered_numel, dtype=shard.dtype, device=unit.device)
+    comm.all_gather(gathered, shard.detach().to(unit.device).contiguous(), group, async_op=False)
+    return gathered
+
+
+def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
+    """Return each parameter's whole values out of what ``gather_flat`` returned; views where the layout
+    allows it.
+    """
+    layout = unit.layout
+    if not layout.rank_major:
+        if unit.groups.shard is None:
+            return [segment.in_shard(gathered).view(segment.shape) for segment in layout.segments]
+        return [segment.in_full(gathered) for segment in layout.segments]
+    full = gathered.new_empty(layout.full_numel)
+    CopyOut(layout, full)(gathered)
+    return [segment.in_full(full) for segment in layout.segments]

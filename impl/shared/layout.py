@@ -2,8 +2,8 @@
 
 Two layouts, one for each front end, here for two parameters a (3 x 2) and b (4) on two ranks:
 
-``flat_layout`` (FSDP1): the parameters one after another, padded at the end, cut into equal shards. What an
-all-gather returns *is* the parameters; nothing is copied::
+``flat_layout`` (FSDP1, in ``fsdp1/flat_param.py``): the parameters one after another, padded at the end, cut
+into equal shards. What an all-gather returns *is* the parameters; nothing is copied::
 
     gathered   a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3        shard of rank 0 | shard of rank 1
     full       the same memory
@@ -28,6 +28,8 @@ from functools import cached_property
 from itertools import pairwise
 
 import torch
+
+from .torch_internals import chunk_cat, foreach_copy_
 
 ALIGNMENT_BYTES = 16
 """Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs."""
@@ -56,20 +58,20 @@ class Segment:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How one rank's part is in the full parameter: so many pieces of so many elements each."""
+        """Return how one rank's part is in the full parameter: so many pieces of so many elements each."""
         pieces = math.prod(self.shape[: self.dim])
         return pieces, self.shard_padded_numel // max(pieces, 1)
 
     def in_shard(self, shard: torch.Tensor) -> torch.Tensor:
-        """Where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
+        """Return where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
         return shard[self.shard_offset : self.shard_offset + self.shard_numel]
 
     def in_full(self, full: torch.Tensor) -> torch.Tensor:
-        """Where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
+        """Return where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
         return full[self.full_offset : self.full_offset + self.numel].view(self.shape)
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
+        """Return this rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
         start, end = self.shard_range
         return value.detach().reshape(-1)[start:end]
 
@@ -97,41 +99,43 @@ class UnitLayout:
     rank_major: bool
     whole: bool
     grouped: int = 0
-    """How many parameters, the first ones, may have collectives of their own (``grouped.py``)."""
+    """How many parameters, the first ones, may have collectives of their own (``gather.py``)."""
 
     @property
     def gathered_numel(self) -> int:
-        """Elements an all-gather returns: every rank's shard with its padding."""
+        """Return elements an all-gather returns: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
 
     @cached_property
     def parameter_numel(self) -> int:
-        """Elements of the parameters themselves, without any padding."""
+        """Return elements of the parameters themselves, without any padding."""
         return sum(segment.numel for segment in self.segments)
 
     @cached_property
     def has_scalars(self) -> bool:
-        """Whether some parameter has no dimensions."""
+        """Return whether some parameter has no dimensions."""
         return any(not segment.shape for segment in self.segments)
 
     @cached_property
     def has_empty(self) -> bool:
-        """Whether some parameter has no elements."""
+        """Return whether some parameter has no elements."""
         return any(not segment.numel for segment in self.segments)
 
     @cached_property
     def fused(self) -> int:
-        """How many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
+        """Return how many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
         return sum(segment.dim == 0 for segment in self.segments)
 
     @cached_property
     def interleaved(self) -> bool:
-        """Whether some parameter is cut on another dim than the first."""
+        """Return whether some parameter is cut on another dim than the first."""
         return self.fused < len(self.segments)
 
     @cached_property
     def split_sizes(self) -> tuple[int, ...]:
-        """The padded size of each part in one shard, in order, of the parameters that are cut on dim 0."""
+        """Return the padded size of each part in one shard, in order, of the parameters that are cut on dim
+        0.
+        """
         return tuple(segment.shard_padded_numel for segment in self.segments[: self.fused])
 
 
@@ -140,13 +144,14 @@ def _align(numel: int, element_size: int) -> int:
     return -(-numel // step) * step
 
 
-def _check(world_size: int, rank: int) -> None:
+def check_rank(world_size: int, rank: int) -> None:
+    """Raise ``ValueError`` unless ``rank`` is one of ``world_size`` ranks."""
     if world_size < 1 or not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not a rank of a group of {world_size}")
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """The ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
+    """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
     chunk.
     """
     step = -(-rows // world_size)
@@ -161,7 +166,7 @@ def chunked_layout(
     dims: Sequence[int] | None = None,
     grouped: int = 0,
 ) -> UnitLayout:
-    """The fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
+    """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
         shapes: shape of each parameter, at least one dimension each.
@@ -172,7 +177,7 @@ def chunked_layout(
     Raises:
         ValueError: a shape without dimensions, a dim that does not divide, or an order that cannot be served.
     """
-    _check(world_size, rank)
+    check_rank(world_size, rank)
     dims = [0] * len(shapes) if dims is None else list(dims)
     if any(before > 0 and after == 0 for before, after in pairwise(dims)):
         raise ValueError(f"parameters that are cut on dim 0 come first, not in the order {dims}")
@@ -206,7 +211,7 @@ def _chunked_segment(
         raise ValueError(f"dim {dim} of the shape {shape} does not divide by {world_size} ranks")
     numel, row = math.prod(shape), math.prod(shape[1:])
     start, end = chunk_rows(shape[dim], world_size, rank)
-    # Room for rows of any number of ranks that divides this one (``post_forward.py``), whatever dim is cut.
+    # Room for rows of any number of ranks that divides this one (``smaller_group.py``), whatever dim is cut.
     rows_padded = -(-shape[0] // world_size) * row
     part = (*shape[:dim], end - start, *shape[dim + 1 :])
     return Segment(
@@ -223,41 +228,122 @@ def _chunked_segment(
     )
 
 
-def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
-    """What a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where it
-    begins.
-    """
-    start = min(max(begin, 0), numel)
-    return start, max(min(begin + shard_numel, numel), start)
+# Fused copies between flat buffers and tensors: out of an all-gather's output, which is ordered by rank,
+# into a reduce-scatter's input, and the parts of a reduced gradient.
+#
+# ::
+#
+#     gathered    a0 b0 | a1 b1 | a2 b2       a row a rank
+#     full        a0 a1 a2   b0 b1 b2         each parameter contiguous
 
 
-def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the
-    ranks.
+def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
+    """Return where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
+
+    Args:
+        starts: where each parameter starts, if not where ``layout`` says.
     """
-    _check(world_size, rank)
-    total = sum(math.prod(shape) for shape in shapes)
-    shard_numel = -(-total // world_size)
-    begin = rank * shard_numel
-    segments: list[Segment] = []
-    offset = 0
-    for shape in shapes:
-        numel = math.prod(shape)
-        start, end = flat_range(begin - offset, shard_numel, numel)
-        segments.append(
-            Segment(
-                shape=tuple(shape),
-                numel=numel,
-                shard_offset=offset + start - begin if end > start else 0,
-                shard_shape=(end - start,),
-                shard_range=(start, end),
-                shard_numel=end - start,
-                shard_padded_numel=end - start,
-                full_offset=offset,
-                full_padded_numel=numel,
-            )
-        )
-        offset += numel
-    return UnitLayout(
-        world_size, rank, tuple(segments), shard_numel, world_size * shard_numel, rank_major=False, whole=True
-    )
+    if starts is None:
+        starts = [segment.full_offset for segment in layout.segments]
+    return [
+        full[start : start + segment.shard_padded_numel * layout.world_size].view(layout.world_size, -1)
+        for start, segment in zip(starts[: layout.fused], layout.segments, strict=False)
+    ]
+
+
+class CopyOut:
+    """Fills a unit's full buffer from what was gathered. All views are made once.
+
+    Args:
+        layout: of the gather; rank-major.
+        full: 1-D, the parameters; its memory may come and go.
+        starts: where each parameter starts in ``full``, if not where ``layout`` says.
+        source: what every call copies, where that is one tensor of the CPU: there one copy after the other
+            costs less than to split again.
+    """
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        full: torch.Tensor,
+        starts: Sequence[int] | None = None,
+        source: torch.Tensor | None = None,
+    ) -> None:
+        self._layout = layout
+        self._parts: list[torch.Tensor] = []
+        if source is not None and not layout.interleaved:
+            rows = source.view(layout.world_size, -1)
+            self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
+        self._fused = places(layout, full, starts)
+        self._interleaved = [
+            full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
+            for s in layout.segments[layout.fused :]
+        ]
+        """Parameters that are cut on another dim than the first."""
+
+    def __call__(self, gathered: torch.Tensor) -> None:
+        """Copy ``gathered`` (1-D: ranks x shard, of the full buffer's dtype) out, on the current stream."""
+        if self._parts:
+            foreach_copy_(self._fused, self._parts)
+            return
+        layout = self._layout
+        rows = gathered.view(layout.world_size, -1)
+        if self._interleaved:
+            rows = self._copy_interleaved(rows)
+        if self._fused:
+            torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._fused)
+
+    def _copy_interleaved(self, rows: torch.Tensor) -> torch.Tensor:
+        layout = self._layout
+        parts = [
+            rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel].view(layout.world_size, *s.blocks)
+            for s in layout.segments[layout.fused :]
+        ]
+        foreach_copy_([whole.transpose(0, 1) for whole in self._interleaved], parts)
+        return rows[:, : sum(layout.split_sizes)]
+
+
+def copy_in(gradients: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Copy ``gradients``, cut on dim 0, into ``out`` of (ranks, elements of a rank), and cast to its dtype.
+
+    None of them may be empty.
+    """
+    rows = out.shape[0]
+    if out.device.type == "cpu" and gradients[0].dtype != out.dtype:
+        out.copy_(chunk_cat(gradients, 0, rows))  # a cast on the way is slow there: it goes row by row
+    else:
+        chunk_cat(gradients, 0, rows, out=out)
+
+
+class Cuts:
+    """Where parts are in a 1-D buffer, and what shape each has: in any order, with gaps.
+
+    Args:
+        numel: elements of the buffer.
+        starts: where each part starts.
+        shapes: of the parts, which do not overlap.
+    """
+
+    def __init__(self, numel: int, starts: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> None:
+        numels = [torch.Size(shape).numel() for shape in shapes]
+        self._sizes: list[int] = []
+        self._which = [0] * len(starts)
+        end = 0
+        for index in sorted(range(len(starts)), key=lambda index: (starts[index], numels[index])):
+            if starts[index] > end:
+                self._sizes.append(starts[index] - end)
+            self._which[index] = len(self._sizes)
+            self._sizes.append(numels[index])
+            end = max(end, starts[index] + numels[index])
+        if numel > end:
+            self._sizes.append(numel - end)
+        self._as_split = self._which == list(range(len(self._sizes)))
+        self._shaped = [(index, shape) for index, shape in enumerate(shapes) if len(shape) != 1]
+
+    def __call__(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts in their order: memory of ``buffer``, but to autograd no views of it."""
+        pieces = buffer.unsafe_split_with_sizes(self._sizes)
+        parts = list(pieces) if self._as_split else [pieces[index] for index in self._which]
+        for index, shape in self._shaped:
+            parts[index] = parts[index].view(shape)
+        return parts

@@ -1,4 +1,4 @@
-"""How ``fully_shard`` shards one parameter: on which dimension, over which mesh, and what it looks like then.
+"""The sharding of one parameter by ``fully_shard``: its dimension, its mesh, and the sharded parameter.
 
 ::
 
@@ -46,7 +46,7 @@ class FSDPMeshInfo:
 
 @dataclass(frozen=True)
 class HSDPMeshInfo(FSDPMeshInfo):
-    """The same for a 2-D mesh: replicas, then shards."""
+    """A 2-D mesh: replicas, then shards."""
 
     shard_mesh_dim: int = 1
     replicate_mesh_dim: int | None = 0
@@ -54,7 +54,7 @@ class HSDPMeshInfo(FSDPMeshInfo):
 
 @dataclass(frozen=True)
 class ShardPlacementResult:
-    """What ``shard_placement_fn`` may return: the dimension, and a mesh of the parameter's own."""
+    """A result of ``shard_placement_fn``: the dimension, and a mesh of the parameter's own."""
 
     placement: Shard | None
     mesh_info: FSDPMeshInfo
@@ -62,7 +62,7 @@ class ShardPlacementResult:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How a parameter that was a ``DTensor`` before looks while it is whole.
+    """The whole form of a parameter that was a ``DTensor`` before.
 
     ``spec`` is that of the original parameter.
     """
@@ -70,18 +70,20 @@ class TensorParallel:
     spec: DTensorSpec
 
     def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """The ``DTensor`` over the gathered ``local``, in the dtype of that."""
+        """Return the ``DTensor`` over the gathered ``local``, in the dtype of that."""
         spec, meta = self.spec, self.spec.tensor_meta
         if meta is not None and meta.dtype != local.dtype:
             spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, local.dtype))
         return new_dtensor(local, spec, requires_grad=False)
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
-        """How ``gradient`` has to be placed for its local part to be what FSDP reduces."""
+        """Return how ``gradient`` has to be placed for its local part to be what FSDP reduces."""
         return self.spec.placements
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced here)."""
+        """Return this rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced
+        here).
+        """
         if isinstance(gradient, AsyncCollectiveTensor):
             gradient = gradient.wait()
         if not isinstance(gradient, DTensor):
@@ -95,7 +97,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How one parameter is sharded.
+    """The sharding of one parameter, decided.
 
     Attributes:
         mesh: 1-D (shard) or 2-D (replicate, shard), over which it is gathered and reduced.
@@ -160,12 +162,14 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local part."""
+    """Return what this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local
+    part.
+    """
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
+    """Return the 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
@@ -231,10 +235,185 @@ def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
 
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
+    """Return the strides of a contiguous tensor of this shape."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+# ``dp_mesh_dims``: parameters that are ``DTensor`` objects on one mesh of all dimensions, data parallel and
+# others.
+#
+# ::
+#
+#     mesh       ("replicate", "shard", "tensor")      what the parameters are on, replicated over two
+#     data mesh  ("replicate", "shard")                what FSDP gathers and reduces over
+#     sharded    (Replicate, Shard(dim), as it was)    the same mesh, one placement changed
+#
+# Several dimensions that shard together are flattened into one, in the data mesh and in that of the sharded
+# parameters. A gradient that is partial over data parallel dimensions is left so: to reduce it is FSDP's
+# part.
+
+
+def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+@dataclass(frozen=True)
+class DataParallelMeshDims:
+    """Which dimensions of a mesh, by name, are data parallel. Several names are taken as one dimension.
+
+    Attributes:
+        shard: the dimensions that share one copy.
+        replicate: the dimensions over copies.
+    """
+
+    shard: str | tuple[str, ...] | None = None
+    replicate: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shard is None and self.replicate is None:
+            raise ValueError("At least one of shard or replicate must be set in DataParallelMeshDims")
+
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Return ``shard`` as a tuple."""
+        return _names(self.shard)
+
+    @property
+    def replicate_names(self) -> tuple[str, ...]:
+        """Return ``replicate`` as a tuple."""
+        return _names(self.replicate)
+
+
+@dataclass(frozen=True)
+class SpmdMesh:
+    """A mesh of all dimensions and its data parallel part.
+
+    Attributes:
+        mesh: what the parameters are on.
+        data: 1-D, over shards or over replicas alone, or 2-D (replicate, shard).
+        shard, replicate: the dimensions of ``mesh`` by name.
+    """
+
+    mesh: DeviceMesh
+    data: DeviceMesh
+    shard: tuple[str, ...]
+    replicate: tuple[str, ...]
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> SpmdMesh:
+        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective where it
+        flattens.
+
+        Raises:
+            ValueError: a name that the mesh does not have, or no names at all.
+        """
+        if not hasattr(dims, "shard_names"):
+            raise ValueError(f"dp_mesh_dims must be a DataParallelMeshDims, not {dims!r}")
+        shard, replicate = dims.shard_names, dims.replicate_names
+        known = mesh.mesh_dim_names
+        if known is None:
+            raise ValueError("mesh must have mesh_dim_names when dp_mesh_dims is provided")
+        for name in (*shard, *replicate):
+            if name not in known:
+                raise ValueError(f"Mesh dim name '{name}' not found in mesh.mesh_dim_names {known}")
+        parts = [_part(mesh, names) for names in (replicate, shard) if names]
+        data = parts[0] if len(parts) == 1 else concatenate_meshes(parts)
+        return cls(mesh, data, shard, replicate)
+
+    def dims(self, names: tuple[str, ...]) -> list[int]:
+        """Return the positions of dimensions in the mesh."""
+        known = self.mesh.mesh_dim_names
+        assert known is not None
+        return [known.index(name) for name in names]
+
+
+def _part(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    return mesh[names[0]] if len(names) == 1 else mesh[names]._flatten("_".join(names))
+
+
+@dataclass(frozen=True)
+class OnWholeMesh(TensorParallel):
+    """The whole form of a parameter on all dimensions; FSDP reduces over ``data_dims``."""
+
+    data_dims: frozenset[int] = frozenset()
+
+    def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
+        own = self.spec.placements
+        return tuple(
+            given if index in self.data_dims else own[index]
+            for index, given in enumerate(gradient.placements)
+        )
+
+
+def plan_on_whole_mesh(
+    parameter: nn.Parameter, fqn: str, spmd: SpmdMesh, choose: PlacementFunction | None
+) -> ParameterPlan:
+    """Decide how a parameter on the whole mesh is sharded.
+
+    Raises:
+        ValueError: it is not a ``DTensor`` on that mesh, is not replicated where data is parallel, or
+        ``choose``
+            returned something other than ``None`` or a ``Shard``.
+        NotImplementedError: a dimension other than the first that does not divide by the ranks.
+    """
+    if not isinstance(parameter, DTensor):
+        raise ValueError(
+            "When dp_mesh_dims is provided, all parameters must be DTensors on the full SPMD mesh (e.g. via "
+            f"distribute_module). Got plain tensor for parameter '{fqn}'"
+        )
+    spec = parameter._spec
+    if spec.mesh != spmd.mesh:
+        raise ValueError(f"parameter '{fqn}' is on {spec.mesh}, and fully_shard was given {spmd.mesh}")
+    data_dims = spmd.dims((*spmd.shard, *spmd.replicate))
+    for index in data_dims:
+        if not isinstance(spec.placements[index], Replicate):
+            name = spmd.mesh.mesh_dim_names[index]  # type: ignore[index]
+            raise ValueError(
+                f"Expected Replicate() on DP dim '{name}' (index {index}) of parameter '{fqn}' "
+                f"but got {spec.placements[index]}"
+            )
+    whole = OnWholeMesh(spec, frozenset(data_dims))
+    if not spmd.shard:
+        return ParameterPlan(spmd.data, 0, spec, whole, shards=False)
+    chosen = choose(parameter) if choose is not None else None
+    if chosen is not None and not isinstance(chosen, Shard):
+        raise ValueError(
+            f"shard_placement_fn returned {chosen!r} for parameter '{fqn}'; with dp_mesh_dims it may "
+            "return None or Shard(dim)"
+        )
+    dim = 0 if chosen is None else chosen.dim % parameter.ndim
+    check_even(local_tensor(parameter), fqn, dim, spmd.data.size(spmd.data.ndim - 1))
+    return ParameterPlan(spmd.data, dim, _sharded_spec(spec, spmd, dim), whole)
+
+
+def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
+    """Return the spec with other placements for those dimensions of the mesh that shard now."""
+    placements = list(spec.placements)
+    sharding = spmd.dims(spmd.shard)
+    for index in sharding:
+        # What dimensions further right shard already was cut first.
+        splits = 1
+        for later in range(index + 1, spmd.mesh.ndim):
+            if spec.placements[later].is_shard(dim) or isinstance(spec.placements[later], StridedShard):
+                splits *= spmd.mesh.size(later)
+        placements[index] = StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
+    if len(sharding) == 1:
+        return DTensorSpec(spmd.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+    parts: list[DeviceMesh] = []
+    kept: list[Placement] = []
+    for index, name in enumerate(spmd.mesh.mesh_dim_names or ()):
+        if index == sharding[0]:
+            parts.append(spmd.data)
+            kept += [Replicate()] * (spmd.data.ndim - 1) + [placements[index]]
+        elif index not in sharding and name not in spmd.replicate:
+            parts.append(spmd.mesh[name])
+            kept.append(placements[index])
+    mesh = parts[0] if len(parts) == 1 else concatenate_meshes(parts)
+    return DTensorSpec(mesh, tuple(kept), tensor_meta=spec.tensor_meta)

@@ -17,7 +17,7 @@ _MOST_OBJECTS = 100
 
 
 def map_tensors(function: TensorFunction, value: Any) -> Any:
-    """``value`` with every tensor replaced by ``function`` of it.
+    """Return ``value`` with every tensor replaced by ``function`` of it.
 
     Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as
     it is.
@@ -87,7 +87,7 @@ def _search(value: Any, found: list[torch.Tensor], objects: set[int]) -> None:
 
 
 def caster(dtype: torch.dtype) -> TensorFunction:
-    """A function that casts floating point tensors to ``dtype`` and leaves others alone."""
+    """Return a function that casts floating point tensors to ``dtype`` and leaves others alone."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is dtype or not torch.is_floating_point(tensor):
@@ -98,7 +98,7 @@ def caster(dtype: torch.dtype) -> TensorFunction:
 
 
 def mover(device: torch.device) -> TensorFunction:
-    """A function that moves tensors to ``device``."""
+    """Return a function that moves tensors to ``device``."""
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.device == device else tensor.to(device)

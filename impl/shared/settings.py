@@ -5,60 +5,22 @@ Names and fields that torch has too mean what torch means by them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Literal
 
 import torch
-from torch import nn
-
-from .torch_internals import BatchNorm
-
-
-class ShardingStrategy(Enum):
-    """What the FSDP1 front end shards, and when it gathers again."""
-
-    FULL_SHARD = auto()
-    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for
-    backward.
-    """
-    SHARD_GRAD_OP = auto()
-    """The same, but parameters stay gathered from forward to backward."""
-    NO_SHARD = auto()
-    """Nothing: replicas with an all-reduce of gradients."""
-    HYBRID_SHARD = auto()
-    """FULL_SHARD inside a group, replicas across groups."""
-    _HYBRID_SHARD_ZERO2 = auto()
-    """SHARD_GRAD_OP inside a group, replicas across groups."""
-
-
-class TrainingState(Enum):
-    """What a ``FullyShardedDataParallel`` is doing (its attribute ``training_state``)."""
-
-    IDLE = auto()
-    FORWARD_BACKWARD = auto()
-    SUMMON_FULL_PARAMS = auto()
-
-
-class BackwardPrefetch(Enum):
-    """When backward issues the all-gather of the next unit."""
-
-    BACKWARD_PRE = auto()
-    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
-    BACKWARD_POST = auto()
-    """After the current unit's gradients were computed, before they are reduced."""
 
 
 class MemoryHandover(Enum):
-    """How memory passes between streams; the notes are at the head of ``buffer.py``."""
+    """The ways in which memory passes between streams; the notes are at the head of ``buffer.py``."""
 
     RECORD_STREAM = "record_stream"
     EVENTS = "events"
 
 
 class CommunicationLayout(Enum):
-    """How the parameters of a unit of ``fully_shard`` are in its collectives (``collectives/grouped.py``)."""
+    """The layouts of a unit of ``fully_shard`` in its collectives (``runtime/gather.py``)."""
 
     AUTO = "auto"
     """Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
@@ -79,7 +41,8 @@ class CommunicationLayout(Enum):
             raise ValueError(f"layout must be one of {names}, not {value!r}") from None
 
 
-def _floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
+def check_floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
+    """Raise ``ValueError`` unless ``dtype`` is ``None`` or a floating point dtype."""
     if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
         raise ValueError(f"{owner}.{field} must be a floating point torch.dtype or None, not {dtype!r}")
 
@@ -102,36 +65,7 @@ class MixedPrecisionPolicy:
 
     def __post_init__(self) -> None:
         for field in ("param_dtype", "reduce_dtype", "output_dtype"):
-            _floating("MixedPrecisionPolicy", field, getattr(self, field))
-
-
-@dataclass(frozen=True)
-class MixedPrecision:
-    """Dtypes of the ``FullyShardedDataParallel`` front end.
-
-    Attributes:
-        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
-        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
-        buffer_dtype: floating point buffers are held in it; ``None`` leaves them.
-        keep_low_precision_grads: leave reduced gradients in ``param_dtype`` (replicas: in
-            ``reduce_dtype``), for optimizers that take them so.
-        cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
-        cast_root_forward_inputs: the outermost one does.
-        _module_classes_to_ignore: with an ``auto_wrap_policy``, modules that stay in full precision: each is
-            wrapped by itself without mixed precision.
-    """
-
-    param_dtype: torch.dtype | None = None
-    reduce_dtype: torch.dtype | None = None
-    buffer_dtype: torch.dtype | None = None
-    keep_low_precision_grads: bool = False
-    cast_forward_inputs: bool = False
-    cast_root_forward_inputs: bool = True
-    _module_classes_to_ignore: Sequence[type[nn.Module]] = (BatchNorm,)
-
-    def __post_init__(self) -> None:
-        for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):
-            _floating("MixedPrecision", field, getattr(self, field))
+            check_floating("MixedPrecisionPolicy", field, getattr(self, field))
 
 
 @dataclass(frozen=True)
@@ -149,13 +83,6 @@ class CPUOffloadPolicy(OffloadPolicy):
     """
 
     pin_memory: bool = True
-
-
-@dataclass(frozen=True)
-class CPUOffload:
-    """Whether the FSDP1 front end keeps shards, gradients and the optimizer step on the CPU."""
-
-    offload_params: bool = False
 
 
 KeptGradients = Literal["compute", "reduce"] | None
@@ -195,12 +122,12 @@ class UnitPrecision:
         return cls(original, compute, reduce_dtype or compute, keep, wanted)
 
     def for_original(self, original: torch.dtype) -> UnitPrecision:
-        """The same wishes for parameters that were converted to another dtype."""
+        """Return the precision for parameters that were converted to another dtype."""
         return self.decide(original, *self.wanted, keep=self.keep)
 
     @property
     def delivered(self) -> torch.dtype:
-        """The dtype of the sharded gradients."""
+        """Return the dtype of the sharded gradients."""
         if self.keep is None:
             return self.original
         return self.compute if self.keep == "compute" else self.reduce
@@ -222,7 +149,7 @@ class ScheduleSettings:
             is concerned, before the CPU waits; 0 never waits.
         memory_handover: how buffers pass between streams.
         check_ranks: in how many iterations ranks compare what they are about to do before each collective
-            (``rank_check.py``); ``True`` for all.
+            (``agreement.py``); ``True`` for all.
     """
 
     backward_prefetch: PrefetchTiming | None = "pre"

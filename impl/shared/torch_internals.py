@@ -150,7 +150,7 @@ INTERNALS = {
 
 
 def missing() -> list[str]:
-    """A sentence for every name that the installed torch lacks; imports all modules that have one."""
+    """Return a sentence for every name that the installed torch lacks; imports all modules that have one."""
     found = []
     for internal in INTERNALS.values():
         try:
@@ -161,7 +161,7 @@ def missing() -> list[str]:
 
 
 def _find(internal: Internal) -> Any:
-    """What torch has under a name now."""
+    """Return what torch has under a name now."""
     module, _, attributes = internal.path.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict, remedies
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.analysis.model import RankAnalysis
 from fsdpbench.reports.analysis.units import ROOT_UNIT
@@ -21,49 +21,20 @@ CPU_BOUND = 0.10
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
 
-_BY_CAUSE: dict[tuple[LateCause, str | None], tuple[str, tuple[Suggestion, ...]]] = {
-    (LateCause.NO_PREFETCH, "backward"): (
-        "are issued only when their unit's turn has come{behind}: enable backward prefetch",
-        (Suggestion("backward_prefetch", "pre"),),
-    ),
-    (LateCause.NO_PREFETCH, None): (
-        "are issued only when their unit's turn has come{behind}: prefetch in forward",
-        (Suggestion("forward_prefetch", "1"),),
-    ),
-    (LateCause.RATE_LIMITER, None): (
-        "are held back by the rate limiter: let more all-gathers be in flight",
-        (Suggestion("limit_all_gathers", "4"), Suggestion("memory_handover", "events")),
-    ),
-    (LateCause.CPU_LATE, None): (
-        "are issued too late by a CPU that is not ahead of the device: give each unit more work",
-        (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), Suggestion("forward_prefetch", "1")),
-    ),
-    (LateCause.QUEUED, None): (
-        "queue{behind}: more work for each byte, or prefetch earlier",
-        (Suggestion("batch", "more"), Suggestion("backward_prefetch_depth", "2")),
-    ),
-    (LateCause.EVENT, None): (
-        "wait for memory or another stream before they start: hand memory over by events",
-        (Suggestion("memory_handover", "events"), Suggestion("limit_all_gathers", "off")),
-    ),
-    (LateCause.TRANSFER, None): (
-        "take longer than the computation beside them: more computation for each byte sent",
-        (
-            Suggestion("batch", "more"),
-            Suggestion("reshard_after_forward", "false"),
-            Suggestion("param_dtype", "bf16"),
-        ),
-    ),
-    (LateCause.BLOCKING, None): (
-        "block the program until they are done, so that nothing can hide them: use a system that issues them "
-        "asynchronously on this device",
-        (Suggestion("system", "impl-fsdp2"),),
-    ),
-    (LateCause.FIRST, None): (
-        "are the first of their step, with nothing before them to hide behind: make the first unit small",
-        (Suggestion("wrap", "block"),),
-    ),
+_LATE: dict[LateCause, str] = {
+    LateCause.NO_PREFETCH: "are issued only when their unit's turn has come{behind}: prefetch in forward",
+    LateCause.RATE_LIMITER: "are held back by the rate limiter: let more all-gathers be in flight",
+    LateCause.CPU_LATE: "are issued too late by a CPU that is not ahead of the device: give each unit more "
+    "work",
+    LateCause.QUEUED: "queue{behind}: more work for each byte, or prefetch earlier",
+    LateCause.EVENT: "wait for memory or another stream before they start: hand memory over by events",
+    LateCause.TRANSFER: "take longer than the computation beside them: more computation for each byte sent",
+    LateCause.BLOCKING: "block the program until they are done, so that nothing can hide them: use a system "
+    "that issues them asynchronously on this device",
+    LateCause.FIRST: "are the first of their step, with nothing before them to hide behind: make the first "
+    "unit small",
 }
+_LATE_IN_BACKWARD = "are issued only when their unit's turn has come{behind}: enable backward prefetch"
 
 
 def judge_rank(rank: RankAnalysis) -> Verdict:
@@ -109,16 +80,16 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
         of_what, base = "the step", rank.time.total
         if phase in rank.phases and rank.phases[phase].total:
             of_what, base = phase, rank.phases[phase].total
-        text, suggestions = _BY_CAUSE.get((cause, phase)) or _BY_CAUSE[cause, None]
+        at_turn = cause is LateCause.NO_PREFETCH and phase == "backward"
+        text = _LATE_IN_BACKWARD if at_turn else _LATE[cause]
+        suggestions = remedies(f"{cause}_{phase}" if at_turn else cause)
         behind = _most_frequent(gather.behind for gather in gathers)
-        told = text.format(behind=f" behind {behind}" if behind else "")
-        yield Finding(
-            cause=str(cause) + (f"_{phase}" if phase else ""),
-            share=share,
-            gain=share,
-            text=f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that "
-            f"{told} ({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
-            suggestions=suggestions,
+        words = text.format(behind=f" behind {behind}" if behind else "")
+        yield _saving(
+            str(cause) + (f"_{phase}" if phase else ""),
+            share,
+            f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {words}",
+            suggestions,
         )
 
 
@@ -126,15 +97,12 @@ def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
     if _is_root_only(rank):
         share = rank.time.exposed_communication / rank.time.total
-        suggestion = Suggestion("wrap", "block")
-        yield Finding(
+        yield _saving(
             "root_only",
             share,
-            share,
             f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
-            f"which nothing can hide: wrap every block ({_settings([suggestion])}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            (suggestion,),
+            "which nothing can hide: wrap every block",
+            remedies("root_only"),
         )
 
 
@@ -153,15 +121,12 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
         if not exposed:
             continue
         share = exposed / rank.time.total
-        suggestions = (Suggestion("reduce_dtype", "bf16"), Suggestion("batch", "more"))
-        yield Finding(
+        yield _saving(
             f"exposed_{kind}",
             share,
-            share,
             f"{_percent(share)} of the step waits for {kind.replace('_', '-')} of gradients: reduce fewer "
-            f"bytes or compute more beside it ({_settings(suggestions)}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            suggestions,
+            "bytes or compute more beside it",
+            remedies("exposed_reduction"),
         )
 
 
@@ -169,15 +134,15 @@ def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield gathers and reductions of no FSDP unit: activations, where ranks share layers."""
     by_kind = {kind: _of_no_unit(rank, kind) for kind in ("all_gather", *_REDUCTIONS)}
     share = sum(by_kind.values()) / rank.time.total
-    suggestion = Suggestion("tp", "less")
+    suggestions = remedies("exposed_between_layers")
     named = " and ".join(kind.replace("_", "-") for kind, exposed in by_kind.items() if exposed)
     yield Finding(
         "exposed_between_layers",
         share,
         share,
         f"{_percent(share)} of the step waits for {named} of no FSDP unit, between ranks that share layers: "
-        f"let fewer share them ({_settings([suggestion])}); predicted gain at most {_percent(share)} of it.",
-        (suggestion,),
+        f"let fewer share them ({_settings(suggestions)}); predicted gain at most {_percent(share)} of it.",
+        suggestions,
     )
 
 
@@ -217,11 +182,7 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
     share = max(memory.allocator_time, memory.retry_cost) / rank.time.total
     per_step = len(memory.retries) / max(len(rank.steps), 1)
     where = _most_frequent(retry.phase for retry in memory.retries)
-    suggestions = (
-        Suggestion("limit_all_gathers", "2"),
-        Suggestion("memory_handover", "events"),
-        Suggestion("activation_checkpointing", "full"),
-    )
+    suggestions = remedies("alloc_retries")
     yield Finding(
         "alloc_retries",
         max(share, WORTH),
@@ -238,16 +199,13 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
         return
     share = waiting / rank.time.total
-    to_compile = () if rank.fused else (Suggestion("compile", "true"),)
-    suggestions = (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), *to_compile)
-    yield Finding(
+    suggestions = (each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile"))
+    yield _saving(
         "cpu_bound",
         share,
-        share,
         f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
-        f"next kernel yet: more work a launch ({_settings(suggestions)}); "
-        f"predicted gain at most {_percent(share)} of the step.",
-        suggestions,
+        "next kernel yet: more work a launch",
+        tuple(suggestions),
     )
 
 
@@ -259,7 +217,7 @@ def _copies(rank: RankAnalysis) -> Iterable[Finding]:
         for words in (r"DtoH|CopyDeviceToHost", r"HtoD|CopyHostToDevice")
     )
     both = 4 * min(there, back) > there + back
-    suggestions = (Suggestion("cpu_offload", "false"),) if both else ()
+    suggestions = remedies("memory_copies") if both else ()
     where, remedy = "on the device", "no FSDP setting moves them"
     if both:
         where, remedy = "to the host and back", f"keep it on the device ({_settings(suggestions)})"
@@ -286,6 +244,12 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
     _copies,
     _cpu_bound,
 )
+
+
+def _saving(cause: str, share: float, text: str, suggestions: tuple[Suggestion, ...]) -> Finding:
+    """Return a finding whose suggestions may save at most its share of the step."""
+    gain = f"predicted gain at most {_percent(share)} of the step."
+    return Finding(cause, share, share, f"{text} ({_settings(suggestions)}); {gain}", suggestions)
 
 
 def _percent(share: float) -> str:
@@ -352,9 +316,9 @@ def _why(rank: RankAnalysis) -> str:
         return ", CPU not seen: the trace has no launches that would tell why (record ProfilerActivity.CPU)"
     if not causes:
         return ", and the reason is unknown: not all launches are in the trace"
-    told = [
+    causes_text = [
         f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
         for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])
         if ns >= _WORTH_NAMING * rank.time.idle
     ]
-    return f": {', '.join(told)}" if told else ""
+    return f": {', '.join(causes_text)}" if causes_text else ""

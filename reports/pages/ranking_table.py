@@ -89,7 +89,9 @@ def figures(metric: Metric) -> list[Shown]:
 
     def column(figure: Figure) -> Shown:
         header = figure.column.format(each=metric.each)
-        return Shown(header, lambda row: figure.of(row.result), getattr(display, figure.form), figure.warned)
+        return Shown(
+            header, lambda row: figure.of(row.result), getattr(display, figure.form), "warned" in figure.marks
+        )
 
     return [
         Shown(metric.words, metric.of, lambda value: display.number(value, 4)),

@@ -17,13 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.result import Result
-from fsdpbench.reports.result import Status as Status
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.
@@ -35,6 +36,32 @@ _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
 class RunFolderError(ValueError):
     """The path is not a run folder; the message is one line and says what to give instead."""
+
+
+class Status(StrEnum):
+    """How a configuration ended; `UNREADABLE` is the page's own: its folder is broken."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    CRASH = "crash"
+    RACE = "race"
+    RANK_MISMATCH = "rank_mismatch"
+    NOT_APPLICABLE = "not_applicable"
+    UNREADABLE = "unreadable"
+
+    @property
+    def words(self) -> str:
+        """The status as people say it."""
+        return _WORDS.get(self, self.value)
+
+
+_WORDS = {
+    Status.OOM: "out of memory",
+    Status.NOT_APPLICABLE: "not applicable",
+    Status.RANK_MISMATCH: "ranks differ",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +212,7 @@ def _has_record(folder: Path) -> bool:
 
 
 def _load_configuration(folder: Path) -> Configuration:
-    config, result = ConfigFile(settings={}), Result(status=Status.UNREADABLE)
+    config, result = ConfigFile(settings={}), Result(status=Ended.ERROR)
     problems = []
     asked: dict[str, Any] = {}
     doubt: str | None = None
@@ -214,12 +241,12 @@ def _load_configuration(folder: Path) -> Configuration:
 def _status(result: Result, problems: list[str]) -> Status:
     """Return the row's status; append to `problems` what makes it unreadable."""
     if not problems:
-        if result.status is Status.OK and result.step_time_s is None:
+        if result.status is Ended.OK and result.step_time_s is None:
             problems.append("result.json: status is ok but step_time_s is missing")
-        elif result.status is Status.OK and not (result.step_time_s or 0) > 0:
+        elif result.status is Ended.OK and not (result.step_time_s or 0) > 0:
             problems.append(f"result.json: step_time_s is {result.step_time_s}")
         else:
-            return result.status
+            return Status(result.status.value)
     return Status.UNREADABLE
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.requests.request import target_of
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import Store
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, without_absent
 
 GPT_175B = {"model": "gpt-175b", "gpus": 128, "shape": "layers=12"}

@@ -12,8 +12,7 @@ import pytest
 from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.reproduce import run_command
+from fsdpbench.results.provenance import content_key, run_command
 from fsdpbench.sweep.spaces.space_file import read_space
 from fsdpbench.tune.run import one_point_space
 

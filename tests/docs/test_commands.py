@@ -27,7 +27,6 @@ CANNOT_RUN_HERE = {
     "--device cuda": "needs GPUs",
     "calibrate -o": "needs a GPU; the calibration's own tests run it with --device sim",
     "--launcher": "needs other machines; tests/bench/launchers runs both launchers",
-    "torchtitan.train": "needs TorchTitan; ci/frameworks.sh runs it",
     "hf:Qwen": "needs the model in the local cache; tests/bench/sweep/test_hf_model.py makes one",
     "atlas build --small": "a quarter of an hour of processor time; tests/bench/atlas builds a smaller one",
     "memory.pickle": "needs a snapshot; tests/reports reads them",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -126,3 +127,13 @@ def test_nothing_in_the_site_would_be_fetched(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 100
     assert [page.name for page in pages if fetched.search(page.read_text())] == []
+
+
+def test_the_page_on_validation_has_the_table_of_the_residuals() -> None:
+    """`python ci/measure_residuals.py` prints it from the packaged table."""
+    spec = importlib.util.spec_from_file_location("measure_residuals", ROOT / "ci" / "measure_residuals.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.coverage().strip() in (ROOT / "docs" / "validation.md").read_text()

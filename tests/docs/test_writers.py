@@ -22,12 +22,11 @@ WRITERS = {
     "fsdpbench/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
     "fsdpbench/files/shared_log.py": "memory that has no name on a disk",
     "fsdpbench/results/index.py": "a database in memory",
-    "fsdpbench/script/files/layer.py": "the script's own files",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
     "fsdpbench/script/rehearsal.py": "the script's own traces",
     "fsdpbench/script/cuda/profiling.py": "the script's own traces",
-    "fsdpbench/script/observed/loaders.py": "workers of a script's loader, in a folder made for its run",
+    "fsdpbench/script/observed/waits.py": "workers of a script's loader, in a folder made for its run",
     "fsdpbench/sim/followers/memory_history.py": "the script's own snapshots",
     "fsdpbench/sim/followers/sanitizer/operations.py": "a method of its own named touch",
     "fsdpbench/sim/followers/sanitizer/sanitizer.py": "a method of its own named touch",
@@ -43,11 +42,12 @@ NUMBERS = {
     "fsdpbench/cli/terminal/comparison_output.py": "an exit code",
     "fsdpbench/cli/terminal/script_notes.py": "a number of a checked result",
     "fsdpbench/cli/terminal/by_count.py": "a number",
-    "fsdpbench/configuration/setting_values.py": "a number",
+    "fsdpbench/settings/values.py": "a number",
 }
 _NUMBER_FOLDERS = (
     "fsdpbench/cli",
     "fsdpbench/configuration",
+    "fsdpbench/settings",
     "fsdpbench/sweep/spaces",
     "fsdpbench/numbers.py",
 )

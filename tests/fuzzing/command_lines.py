@@ -13,7 +13,7 @@ from hostile import TEXTS
 from workshop import TINY
 
 from fsdpbench.cli.group import command_named
-from fsdpbench.configuration.settings import SETTINGS, show_value
+from fsdpbench.settings import SETTINGS, show_value
 
 FILES = (
     "run", "point", "baseline.json", "result.json", "space.toml", "thresholds.toml", "profile.toml",

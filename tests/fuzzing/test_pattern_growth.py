@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from patterns import Pattern, patterns, phrases, texts
 
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.numbers import finite_number, whole_number, with_unit
 from fsdpbench.reports.analysis.naming import collective_type
 from fsdpbench.reports.analysis.tables import family_of
 from fsdpbench.reports.readers.out_of_memory import read_log
 from fsdpbench.reports.reading import parse_json, parse_toml
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 

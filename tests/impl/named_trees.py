@@ -106,7 +106,6 @@ def nodes(draw: Draw, depth: int) -> Node:
 def trees(draw: Draw, ranks: int) -> Tree:
     root = draw(nodes(2))
     around = root.around if "fsdp" in root.around else ("fsdp",)
-    checkpointed = around.index("fsdp") < around.index("checkpoint") if "checkpoint" in around else False
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
     if ranks > 1:
         strategies += ["HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
@@ -118,7 +117,7 @@ def trees(draw: Draw, ranks: int) -> Tree:
         uneven=draw(_rarely(st.just(True), False, 3)),
         policy=draw(_rarely(st.just(True), False, 3)),
         outer=draw(_rarely(st.just(True), False, 3)),
-        low=not checkpointed and draw(_rarely(st.just(True), False, 4)),
+        low=draw(_rarely(st.just(True), False, 4)),
     )
 
 

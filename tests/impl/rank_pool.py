@@ -73,7 +73,7 @@ class RankPool:
     def run_everywhere(
         self, function: Callable[..., Any], timeout: float = 60, **arguments: Any
     ) -> list[Any]:
-        """The same; returns what each rank returned."""
+        """Run it on every rank; return what each rank returned."""
         if self._parent is None:
             self._start()
         elif self._tired:

@@ -12,7 +12,7 @@ import pytest
 from race_cases import LOW, accumulate, follow, sharded, unshard_after_the_optimizer
 
 from fsdpbench.impl.runtime.context import Context
-from fsdpbench.impl.runtime.gradients.lent import LentMemory
+from fsdpbench.impl.runtime.lent import LentMemory
 
 
 def case_unshard_does_not_wait(rank: int) -> None:

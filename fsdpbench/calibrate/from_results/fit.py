@@ -26,11 +26,10 @@ import numpy as np
 
 from fsdpbench.calibrate.from_results.runs import MeasuredRun
 from fsdpbench.errors import UsageError
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.result import Result
-from fsdpbench.results.residuals.table import Quantity
-from fsdpbench.results.residuals.widths import LEVEL, width_of
+from fsdpbench.results.residuals.widths import LEVEL, Quantity, width_of
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 Simulate = Callable[[Path], Sequence[Result]]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.devices.alike import profile_like
+from fsdpbench.devices.detection import profile_like
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.reports.result import Result, Status
 
 _SAME_STEP = 0.005
@@ -20,7 +20,7 @@ _SAME_STEP = 0.005
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a run of `config` took: `value` in the result's `key`, of which more is faster where `is_speed`.
+    """The measured speed of a run of `config`: `value` in the result's `key`; more is faster if `is_speed`.
 
     ``chip``: the packaged profile that is alike, empty if none is; ``noise``: standard deviation of the
     value's logarithm, as measured.

@@ -87,7 +87,7 @@ def _list(name: str, items: Sequence[str], per_line: int = _PER_LINE) -> list[st
 
 
 def _sections(chip: Chip, fitted: FittedChip) -> list[str]:
-    """What prices a run where the tables do not: other types, batches, lengths that differ, more nodes."""
+    """Return the sections that price what the tables do not: other types, batches, lengths, more nodes."""
     trtllm = fitted.libraries["trtllm"]
     product, attention = trtllm.products["bf16"], trtllm.attention
     assert attention is not None

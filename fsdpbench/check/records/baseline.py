@@ -20,7 +20,7 @@ from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.strict import check_names, strictly
 from fsdpbench.check.records.surroundings import Surroundings
 from fsdpbench.errors import BenchError, CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import read_json
+from fsdpbench.files.documents import read_json
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import git_revision, versions
 from fsdpbench.results.records import Status
@@ -109,7 +109,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.of_this_torch(path).entries()
 
     def surroundings(self, path: Path) -> Surroundings:
-        """What the figures of the torch at hand belong to."""
+        """Return the surroundings that the figures of the torch at hand belong to."""
         return Surroundings(self.of_this_torch(path).surroundings)
 
     @property

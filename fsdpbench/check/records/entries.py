@@ -10,8 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.consistency import by_metric, checked_run, contradictions
-from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, Figure, Unusable, checked, figures_of
+from fsdpbench.check.metrics import (
+    ALL,
+    ALWAYS_KNOWN,
+    METRICS,
+    Figure,
+    Unusable,
+    by_metric,
+    checked,
+    checked_run,
+    contradictions,
+    figures_of,
+)
 from fsdpbench.reports.consistency import broken_rules, values_of
 from fsdpbench.results.records import Status
 
@@ -73,7 +83,7 @@ class Entry:
         return None
 
     def doubt(self, metric: str) -> str | None:
-        """What other figures of a run say against this one, which is a possible one alone."""
+        """Return why this figure, possible alone, cannot be beside others of its run; else None."""
         for run, found in zip(self.runs, self.contradictions, strict=True):
             if metric in found:
                 value = run.get(metric)

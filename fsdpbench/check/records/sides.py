@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from fsdpbench.check.consistency import with_records
+from fsdpbench.check import LEAVE_OUT as FLAG
+from fsdpbench.check.metrics import with_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.records.strict import strictly
+from fsdpbench.check.records.strict import check_names, strictly
 from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json
+from fsdpbench.files.documents import UnreadableFileError, read_json
 from fsdpbench.reports.consistency import misfiled
+from fsdpbench.reports.reading import one_line
 from fsdpbench.results.provenance import another_key
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -149,13 +151,13 @@ def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry
 
 
 def absent_of(before: Side, after: Side) -> dict[str, str]:
-    """What either side names and has no usable result of, with side and reason."""
+    """Return the configurations without a usable result on either side, with side and reason."""
     told = {name: f"on the older side, {reason}" for name, reason in before.absent.items()}
     return told | {name: f"on the newer side, {reason}" for name, reason in after.absent.items()}
 
 
 def notes_on(before: Side, after: Side) -> list[str]:
-    """What the reader of a comparison should know: how it was measured, and whether eager or compiled."""
+    """Return remarks for the reader of a comparison: how it was measured, and whether eager or compiled."""
     return _drift(before, after) + _compiled(before, after)
 
 
@@ -245,7 +247,7 @@ def _recorded_name(content: object) -> str | None:
 
 
 def _result_name(content: object) -> str | None:
-    """What its `config` is called; None where that is not one of this version."""
+    """Return the name of its `config`; None where that is not one of this version."""
     try:
         return Config.from_dict(content["config"]).name  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError, UsageError):
@@ -260,7 +262,7 @@ def _name_of(path: Path, result: Result) -> str:
 
 
 def _named_results(path: Path, results: Iterable[object]) -> dict[str, list[Result] | str]:
-    """Of what `sweep --json` printed."""
+    """Return the results in the output of `sweep --json`, by configuration. Raises `UsageError`."""
     found: dict[str, list[Result] | str] = {}
     for result in results:
         name = _recorded_name(result)
@@ -305,3 +307,46 @@ def checked_result(content: Any) -> dict[str, Any]:
     strictly(content, _SeenResult, "its result")
     result: dict[str, Any] = content
     return result
+
+
+_NAMED = 5
+_LONGEST = 500
+
+
+def whole(side: Side, leave_out: Collection[str]) -> Side:
+    """`side` without `leave_out`. Raises `CannotJudgeError` naming every other configuration that failed, is
+    not finished or has an impossible figure; `UsageError` for a name that the sweep does not have."""
+    check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
+    kept = replace(
+        side,
+        entries={name: entry for name, entry in side.entries.items() if name not in leave_out},
+        absent={name: reason for name, reason in side.absent.items() if name not in leave_out},
+    )
+    flaws = flaws_of(kept)
+    if flaws:
+        told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
+        shown = "; ".join(told[:_NAMED])
+        more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
+        raise CannotJudgeError(
+            f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
+            f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
+        )
+    if not kept.entries:
+        raise CannotJudgeError(f"{side.label}: no configuration is left for a baseline")
+    return kept
+
+
+def flaws_of(side: Side) -> dict[str, str]:
+    """Why a configuration cannot be compared with, by name."""
+    flaws = dict(side.absent)
+    most = max((len(entry.runs) for entry in side.entries.values() if entry.status.is_answer), default=0)
+    for name, entry in side.entries.items():
+        if not entry.status.is_answer:
+            flaws[name] = f"ended with {entry.status.value}" + (f" ({entry.cause})" if entry.cause else "")
+        elif entry.status is Status.OK:
+            broken = next((f"{figure} {why}" for figure, why in entry.flaws().items()), None)
+            if broken is not None:
+                flaws[name] = broken
+            elif len(entry.runs) < most:
+                flaws[name] = f"has {len(entry.runs)} of {most} runs"
+    return flaws

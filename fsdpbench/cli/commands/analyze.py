@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fsdpbench.reports.analysis.peaks import Chip, Links
     from fsdpbench.reports.readers import TraceLimits
 
-    Roofs = tuple[dict[str, Links], dict[str, Chip]]
+    Roofs = tuple[Mapping[str, Links], Mapping[str, Chip]]
 
 
 @click.command("analyze")
@@ -77,12 +78,12 @@ def command(
         raise UsageError(
             "-o makes a page of traces, not of what changed since --against: ask for one of both"
         )
-    roofs = _roofs(hardware)
+    known = roofs(hardware)
     allowed = _limits(limits)
-    analysis = _analyzed(paths, jobs, roofs, allowed, draws=output is not None)
+    analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
     content: dict[str, Any] = analysis.to_dict()
     texts = [describe(analysis)]
-    before = _analyzed((against,), jobs, roofs, allowed) if against is not None else None
+    before = _analyzed((against,), jobs, known, allowed) if against is not None else None
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
@@ -151,8 +152,9 @@ def _analyzed(
         raise UsageError(str(error)) from None
 
 
-def _roofs(hardware: str | None) -> Roofs:
-    """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
+def roofs(hardware: str | None) -> Roofs:
+    """Links and chips by device name: of all that are known, or of the profile asked for, for any device."""
+    from fsdpbench.devices.detection import ChipsByDevice
     from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
     from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
@@ -168,7 +170,7 @@ def _roofs(hardware: str | None) -> Roofs:
         profiles = [load_profile(name) for name in profile_names()]
         links = {profile.title: links_of(profile) for profile in profiles}
         chips = {name: chip_of(profile) for profile in profiles for name in (profile.title, profile.name)}
-        return links, chips
+        return links, ChipsByDevice(chips)
     try:
         profile = load_profile(hardware)
     except ProfileError as error:
@@ -192,9 +194,11 @@ def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str,
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]
-    content: dict[str, Any] = {"ranks": opinions}
+    content: dict[str, Any] = {"ranks": [vars(each) for each in opinions]}
     texts = [describe_opinion(each) for each in opinions]
     if before is not None and before.ranks and after.ranks:
-        content["diff"] = hta_changes(before.ranks[0].path, after.ranks[0].path)
-        texts.append(describe_changes(content["diff"]))
+        found = hta_changes(before.ranks[0].path, after.ranks[0].path)
+        kernels = found if isinstance(found, str) else {name: row._asdict() for name, row in found.items()}
+        content["diff"] = {"kernels": kernels}
+        texts.append(describe_changes(found))
     return content, texts

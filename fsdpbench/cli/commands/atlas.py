@@ -56,9 +56,8 @@ def build_command(
     extent = _extent(models, hardware, gpus, small)
     fork_server.start("sim")
     from fsdpbench.atlas.answers import as_dict
-    from fsdpbench.atlas.build import build
     from fsdpbench.atlas.lookup import FILE, as_atlas
-    from fsdpbench.atlas.space import cells
+    from fsdpbench.atlas.space import build, cells
     from fsdpbench.atlas.words import write_pages
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.files.whole_files import write_whole

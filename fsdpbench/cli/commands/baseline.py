@@ -11,7 +11,7 @@ import click
 from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,7 +101,7 @@ def _show(file: Path, as_json: bool) -> None:
 def _write(
     baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
 ) -> None:
-    from fsdpbench.check.records.whole_sweep import whole
+    from fsdpbench.check.records.sides import whole
 
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]

@@ -76,7 +76,7 @@ def command(
         return
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
-    from fsdpbench.files.toml_text import to_toml
+    from fsdpbench.files.documents import to_toml
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.sim.model.profile import ProfileError, load_profile
 
@@ -151,7 +151,7 @@ def _process_group(device: str) -> Iterator[None]:
 
 def _base_of(machine: Machine) -> str:
     """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
-    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.devices.detection import profile_like
     from fsdpbench.sim.model.profile import profile_names
 
     found = profile_like(machine.name, machine.module.mem_get_info()[1])

@@ -146,7 +146,8 @@ def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
     from fsdpbench.cli.requests.request import request_of_space
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.results.store import Store
-    from fsdpbench.sweep.runner import jobs_for, run_sweep
+    from fsdpbench.sweep.runner import run_sweep
+    from fsdpbench.sweep.trials import jobs_for
 
     request = request_of_space(space)
     plan = request.plan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import textwrap
@@ -32,7 +33,7 @@ def command(quick: bool, as_json: bool) -> None:
 
     findings = examine(try_devices=not quick)
     if as_json:
-        show_json({"schema": 1, "findings": [finding.to_dict() for finding in findings]})
+        show_json({"schema": 1, "findings": [dataclasses.asdict(finding) for finding in findings]})
     else:
         _print(findings, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     if any(finding.verdict is Verdict.BROKEN for finding in findings):

@@ -144,7 +144,7 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
-    from fsdpbench.files.lock_owner import read_json_object
+    from fsdpbench.files.documents import read_json_object
     from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():
@@ -178,7 +178,7 @@ def _measured_config(
     """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
     explained too. Raises `UsageError`."""
     from fsdpbench.configuration.config import Config
-    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.devices.detection import profile_like
     from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
 
@@ -207,7 +207,7 @@ def _field(result: dict[str, Any], name: str, key: str) -> Any:
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
     from fsdpbench.cli.requests.request import target_of, told_assumed
-    from fsdpbench.configuration.settings import Settings
+    from fsdpbench.settings import Settings
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
@@ -234,7 +234,7 @@ def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice
 
     from fsdpbench.explain import advise
     from fsdpbench.sweep.prediction import PROBE, as_simulated
-    from fsdpbench.sweep.runner import jobs_for
+    from fsdpbench.sweep.trials import jobs_for
 
     if config.script is None:
         simulated = as_simulated(config, options.get("hardware"))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fsdpbench.cli.output import make_console, show, show_json
-from fsdpbench.configuration.settings import SETTINGS, show_value
+from fsdpbench.settings import SETTINGS, show_value
 
 Row = dict[str, Any]
 
@@ -27,9 +27,15 @@ def command(what: str, as_json: bool) -> None:
     if as_json:
         show_json(rows)
         return
-    _print_table([_flat(row) for row in rows])
+    _print_table([_flat(row) for row in _for_people(rows)])
     if what in _NOTES:
         show(f"\n{_NOTES[what]}")
+
+
+def _for_people(rows: list[Row]) -> list[Row]:
+    """Leave out what has no room in a table; a default is shown as people type it."""
+    shown = [{key: value for key, value in row.items() if key != "trades"} for row in rows]
+    return [row | ({"default": SETTINGS[row["name"]].usual} if "default" in row else {}) for row in shown]
 
 
 def models() -> list[Row]:
@@ -122,6 +128,16 @@ def settings() -> list[Row]:
             "values": setting.values,
             "meaning": setting.meaning,
             "reason": setting.reason,
+            "trades": [
+                {
+                    "value": trade.written,
+                    "memory": trade.memory.name.lower(),
+                    "time": trade.time.name.lower(),
+                    "meaning": trade.words,
+                    "script": trade.script,
+                }
+                for trade in setting.trades
+            ],
         }
         for setting in SETTINGS.values()
     ]

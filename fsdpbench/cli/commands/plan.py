@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.commands.sweep import request_from
-from fsdpbench.cli.output import make_console, show_json, tell
+from fsdpbench.cli.commands.sweep import announced, request_from
+from fsdpbench.cli.output import make_console, make_table, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import compiled_words, plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, interval_lines, is_shared, plus_minus
 from fsdpbench.cli.values import MOST_JOBS, whole
-from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -50,17 +49,12 @@ def command(
     if not no_predict:
         fork_server.start("sim", asks_to_compile(options, assignments, space))
     from fsdpbench.sweep.prediction import best_first, forecast
-    from fsdpbench.sweep.runner import jobs_for
+    from fsdpbench.sweep.trials import jobs_for
 
     budget = Budget.of(options)
     request = request_from(space, assignments, options)
     budget.check(request.target.workload())
-    plan = request.plan()
-    if not plan.points:
-        raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
-    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
-    if added := request.added_by_preset():
-        tell(added)
+    plan = announced(request)
     foreseen = None
     if not no_predict:
         jobs = options.get("jobs") or jobs_for("sim")
@@ -147,26 +141,19 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
 
 
 def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console = make_console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("configuration", overflow="fold")
-    if foreseen is not None:
-        ranks, shared = foreseen.ranks, Counter(foreseen.ranks)
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("predicted peak", justify="right", no_wrap=True)
-        table.add_column("predicted step", justify="right", no_wrap=True)
-        table.add_column("retries", justify="right", no_wrap=True)
-        table.add_column("fits", no_wrap=True)
-    for index, config in enumerate(points):
-        cells = [Text(config.name)]
-        if foreseen is not None:
-            shown = ranks[index], shared[ranks[index]] > 1
-            cells += _cells(foreseen.predictions[index], *shown)
-        table.add_row(*cells)
-    console.print(table)
+    if foreseen is None:
+        console.print(make_table({"configuration": False}, ([config.name] for config in points)))
+    else:
+        columns = {"configuration": False, "#": True, "predicted peak": True, "predicted step": True}
+        shared = Counter(foreseen.ranks)
+        rows = (
+            [config.name, *_cells(found, rank, shared[rank] > 1)]
+            for config, found, rank in zip(points, foreseen.predictions, foreseen.ranks, strict=True)
+        )
+        console.print(make_table(columns | {"retries": True, "fits": False}, rows))
     console.print()
     how = compiled_words(config.settings.compile for config in points)
     for note in notes:
@@ -184,22 +171,24 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     )
     if foreseen.fastest is not None and len(points) > 1:
         console.print(Text(f"Predicted fastest: {foreseen.fastest.config.name}"))
-    for line in _explain(foreseen):
+    risky = any(each.risky for each in foreseen.predictions)
+    intervals = (each.interval for each in foreseen.predictions)
+    for line in interval_lines(intervals, shared=is_shared(foreseen.ranks), risky=risky):
         console.print(Text(line))
     for reason, names in _by_reason(foreseen.unfit).items():
         console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
 
 
-def _cells(found: Prediction, rank: int | None, shared: bool) -> list[Text]:
-    """What is predicted of one configuration: rank, peak, step, retries, whether it fits."""
+def _cells(found: Prediction, rank: int | None, shared: bool) -> list[str | Text]:
+    """Return what is predicted of one configuration: rank, peak, step, retries, whether it fits."""
     from rich.text import Text
 
     peak, step, retries = found.peak_reserved_bytes, found.step_time_s, found.alloc_retries_per_step
     fits = _fits(found)
     return [
-        Text("-" if rank is None else f"{rank}{'=' if shared else ''}"),
-        Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"),
-        Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"),
+        "-" if rank is None else f"{rank}{'=' if shared else ''}",
+        "-" if peak is None else f"{peak / _GIB:.1f} GiB",
+        "-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}",
         Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else ""),
         Text(fits, style="yellow" if fits != "yes" else ""),
     ]
@@ -209,24 +198,6 @@ def _fits(found: Prediction) -> str:
     if found.status is None:
         return "unknown"
     return ("risky" if found.risky else "yes") if found.fits else "no"
-
-
-def _explain(foreseen: Forecast) -> list[str]:
-    """What ±, = and risky mean here, as far as they occur."""
-    known = [each for each in foreseen.predictions if each.interval is not None]
-    if not known:
-        return []
-    reasons = dict.fromkeys(reason for each in known if each.interval for reason in each.interval["because"])
-    lines = [
-        "±: 9 of 10 cases, from held-out errors of published runs"
-        + (f"; wide: {'; '.join(reasons)}." if reasons else ".")
-    ]
-    counted = Counter(rank for rank in foreseen.ranks if rank is not None)
-    if any(count > 1 for count in counted.values()):
-        lines.append("Ranks with = cannot be distinguished.")
-    if any(each.risky for each in known):
-        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
-    return lines
 
 
 def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:

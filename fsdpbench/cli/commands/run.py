@@ -26,14 +26,13 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
 from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_soak
-from fsdpbench.cli.terminal.buffer_notes import buffer_notes
 from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
-from fsdpbench.cli.terminal.script_notes import script_notes
+from fsdpbench.cli.terminal.script_notes import buffer_notes, script_notes
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.reports.reading import one_line
+from fsdpbench.settings import Settings
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
@@ -124,7 +123,7 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None
     memory, what fits."""
     from fsdpbench.advise import advise_script
     from fsdpbench.advise.text import as_dict, describe_advice
-    from fsdpbench.sweep.runner import jobs_for
+    from fsdpbench.sweep.trials import jobs_for
 
     if result.status == "oom":
         from fsdpbench import explain
@@ -204,7 +203,7 @@ def _run(config: Config, output: Path | None) -> Result:
         summary = run_sweep(
             store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
         )
-    return summary.ran[0][1].replaced(folder=str(store.folder / point_folder_name(config)))
+    return summary.ran[0].result.replaced(folder=str(store.folder / point_folder_name(config)))
 
 
 def own_name(config: Config) -> str:

@@ -26,9 +26,9 @@ from fsdpbench.cli.requests.options import (
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.settings import SETTINGS
 
 if TYPE_CHECKING:
     from fsdpbench.cli.requests.request import SweepRequest
@@ -105,21 +105,28 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     return make_request(target, lists, whole_space=space is not None)
 
 
+def announced(request: SweepRequest) -> Plan:
+    """Return the plan of what was asked for, and announce it. Raises `UsageError` where nothing is left."""
+    plan = request.plan()
+    if not plan.points:
+        raise UsageError(f"nothing is left to run: {'; '.join(plan.notes)}")
+    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
+    return plan
+
+
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.files.shared_log import SharedLog
     from fsdpbench.results.store import Store
-    from fsdpbench.sweep.runner import jobs_for, run_sweep
+    from fsdpbench.sweep.runner import run_sweep
+    from fsdpbench.sweep.trials import jobs_for
 
-    plan = request.plan()
-    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
-    if added := request.added_by_preset():
-        tell(added)
+    plan = announced(request)
     for note in plan.notes:
         tell(f"  {note}")
-    if not plan.points:
-        raise UsageError("nothing is left to run: every combination is not applicable (see above)")
     jobs = options.get("jobs") or jobs_for(request.target.device)
     repeat = int(options.get("repeat") or 1)
     if repeat > 1 and request.target.device == "sim":
@@ -159,7 +166,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     from fsdpbench.reports.analysis.processes import kept
     from fsdpbench.reports.pages import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
-    from fsdpbench.sweep.recommendation.recommended import write_recommended
+    from fsdpbench.sweep.recommended import write_recommended
 
     pasted: list[Path] = []
     try:
@@ -209,7 +216,7 @@ def _tell_end(
 
 def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
     """What `--try-compiled` adds to what has run, if anything."""
-    from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
+    from fsdpbench.sweep.recommended import compiled_beside_best
 
     if not options.get("try_compiled"):
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.commands.sweep import default_name, device_named, request_from
-from fsdpbench.cli.output import make_console, show_json, tell
+from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
+from fsdpbench.cli.output import make_console, make_table, show_json, tell
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -18,15 +17,16 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.terminal.units import compiled_words, plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, interval_lines, is_shared, plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.launch import fork_server
 from fsdpbench.numbers import with_unit
 
 if TYPE_CHECKING:
-    from fsdpbench.tune.run import Answer, Effort, Goal
+    from fsdpbench.tune.front import Goal
+    from fsdpbench.tune.run import Answer, Effort
 
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
@@ -80,11 +80,12 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     for each FSDP API.
     """
     fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
-    from fsdpbench.cli.terminal.progress import SilentProgress, make_progress
+    from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.reports.pages import write_report
     from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
-    from fsdpbench.tune.front import figure_of
-    from fsdpbench.tune.run import Effort, Goal, tune
+    from fsdpbench.sweep.trials import Progress
+    from fsdpbench.tune.front import Goal, figure_of
+    from fsdpbench.tune.run import Effort, tune
 
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)
@@ -100,12 +101,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     )
     request = request_from(space, assignments, options)
     _check_device(request.target.device, goal, effort)
-    plan = request.plan()
-    if not plan.points:
-        raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
-    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
-    if added := request.added_by_preset():
-        tell(added)
+    plan = announced(request)
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
     store = Store.open_or_create(folder)
     with store.locked():
@@ -117,7 +113,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
             effort,
             seed=options["seed_search"],
             progress=make_progress(),
-            quiet=SilentProgress(),
+            quiet=Progress(),
             tell=_tell,
         )
         with disk_errors(folder):
@@ -160,7 +156,6 @@ def _tell(line: str) -> None:
 
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from fsdpbench.cli.terminal.units import goal_unit
@@ -170,22 +165,22 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     if console.is_terminal:
         tell("")
     device = answer.front[0].config.device
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("configuration", overflow="fold")
-    table.add_column(goal_unit(goal.name, device), justify="right", no_wrap=True)
+    columns = {"#": True, "configuration": False, goal_unit(goal.name, device): True}
     if any(candidate.memory is not None for candidate in answer.front):
-        table.add_column("peak GiB", justify="right", no_wrap=True)
+        columns["peak GiB"] = True
     places = ranks(answer.front)
+    rows = []
     for candidate, place in zip(answer.front, places, strict=True):
         memory = [] if candidate.memory is None else [f"{candidate.memory / 2**30:.1f}"]
         if memory and candidate.risky:
             memory = [f"{memory[0]} risky"]
         shared = "=" if places.count(place) > 1 else ""
         speed = f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}"
-        table.add_row(f"{place}{shared}", Text(candidate.config.name), speed, *memory)
-    console.print(table)
-    for line in _explain(answer, places):
+        rows.append([f"{place}{shared}", candidate.config.name, speed, *memory])
+    console.print(make_table(columns, rows))
+    least = ": of these take the one with the least memory" if is_shared(places) else None
+    risky = any(each.risky for each in answer.front)
+    for line in interval_lines((each.interval for each in answer.front), shared=least, risky=risky):
         console.print(Text(line))
     console.print()
     best = answer.front[0].config
@@ -198,21 +193,6 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
         if not any(folder.glob(where)):  # not every system has an API to write code for
             continue
         console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
-
-
-def _explain(answer: Answer, places: Sequence[int | None]) -> list[str]:
-    """What ±, = and risky mean in the table, as far as they occur."""
-    intervals = [each.interval for each in answer.front if each.interval is not None]
-    if not intervals:
-        return []
-    reasons = dict.fromkeys(reason for interval in intervals for reason in interval["because"])
-    told = "±: 9 of 10 cases, from held-out errors of published runs"
-    lines = [f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}."]
-    if len(set(places)) < len(places):
-        lines.append("Ranks with = cannot be distinguished: of these take the one with the least memory.")
-    if any(each.risky for each in answer.front):
-        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
-    return lines
 
 
 def _tried(answer: Answer, points: int) -> str:

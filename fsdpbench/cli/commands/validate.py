@@ -67,8 +67,8 @@ def command(
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.systems import get_system
+    from fsdpbench.validation.conditions import compare_held_out, held_out_cases
     from fsdpbench.validation.coverage import interval_bars, judged_runs
-    from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
     from fsdpbench.validation.page import write_page
     from fsdpbench.validation.paper_network import network_predictions, predict
@@ -117,7 +117,7 @@ def _known_cases() -> list[Case]:
     from fsdpbench.validation.runs.paper import paper_cases
     from fsdpbench.validation.runs.paper_open import open_cases
     from fsdpbench.validation.runs.paper_t5 import t5_cases
-    from fsdpbench.validation.runs.torchtitan import torchtitan_cases
+    from fsdpbench.validation.runs.runs_file import torchtitan_cases
 
     return paper_cases() + t5_cases() + open_cases() + torchtitan_cases()
 

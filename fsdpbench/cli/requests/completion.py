@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
@@ -12,13 +11,12 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from fsdpbench.cli.output import show
-from fsdpbench.configuration.settings import SETTINGS
+from fsdpbench.settings import SETTINGS
 
 COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
 """Set by the shell that asks what it could complete."""
 PROGRAM = "fsdpbench"
 SHELLS = ("bash", "zsh", "fish")
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Proposals = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -88,11 +86,7 @@ def software_names() -> list[str]:
 def values_of(setting: str) -> Callable[[], list[str]]:
     """The words that a setting takes."""
 
-    def words() -> list[str]:
-        parts = [part.strip() for part in re.split(r",| or ", SETTINGS[setting].values)]
-        return [part for part in parts if _WORD.fullmatch(part) and not part.endswith("-K")]
-
-    return words
+    return lambda: SETTINGS[setting].words
 
 
 def _profiles(*folders: str) -> list[str]:

@@ -15,7 +15,7 @@ from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.launch.nodes import Nodes
-    from fsdpbench.sweep.runner import Pool
+    from fsdpbench.sweep.trials import Pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -99,15 +99,15 @@ class _Simulator:
     folder: Path
 
     def __call__(self, hardware: Path) -> list[Result]:
-        from fsdpbench.cli.terminal.progress import SilentProgress
         from fsdpbench.results.provenance import content_key
-        from fsdpbench.sweep.simulated import UNTRACED, simulate
+        from fsdpbench.sweep.runner import UNTRACED, simulate
+        from fsdpbench.sweep.trials import Progress
 
         configs = [
             dataclasses.replace(run.config, device="sim", hardware=str(hardware), measurement=UNTRACED)
             for run in self.runs
         ]
-        found = simulate(configs, self.folder / hardware.stem, SilentProgress())
+        found = simulate(configs, self.folder / hardware.stem, Progress())
         return [found[content_key(config)] for config in configs]
 
 

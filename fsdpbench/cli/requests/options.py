@@ -18,10 +18,9 @@ from fsdpbench.cli.requests.completion import (
     values_of,
 )
 from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
-from fsdpbench.configuration.setting_values import TRUE_WORDS
-from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.lock_owner import read_toml
+from fsdpbench.files.documents import read_toml
+from fsdpbench.settings import SETTINGS, TRUE_WORDS, Value, read_list, setting_named
 from fsdpbench.sweep.spaces.space_file import read_space
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,15 +148,13 @@ def setting_options(many: bool) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         for setting in reversed(SETTINGS.values()):
-            lists = " Comma-separated list." if many else ""
             function = click.option(
-                f"--{setting.name.replace('_', '-')}",
+                setting.flag,
                 setting.name,
                 default=None,
                 metavar="V,V" if many else "V",
                 shell_complete=proposals(values_of(setting.name)),
-                help=f"{setting.meaning} Takes {setting.values}.{lists} "
-                f"Default {show_value(setting.read(setting.default))}.",
+                help=setting.help(many),
             )(function)
         return click.option(
             "--set",

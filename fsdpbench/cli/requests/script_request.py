@@ -10,8 +10,8 @@ import click
 from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config

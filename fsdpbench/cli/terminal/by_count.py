@@ -136,19 +136,16 @@ def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
 
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     """The table, the best configuration of each number of GPUs below it."""
-    from rich.table import Table
     from rich.text import Text
 
-    from fsdpbench.cli.output import make_console
+    from fsdpbench.cli.output import make_console, make_table
 
     console = make_console()
     unit = rows[0].unit
-    table = Table(box=None, pad_edge=False, header_style="bold")
     head = ["GPUs", f"{unit}/s", f"{unit} a day", "efficiency"]
     head += ["days", "GPU-hours"] if budget.tokens is not None else []
     head += ["cost" if budget.tokens is not None else "cost a day"] if budget.price is not None else []
-    for title in head:
-        table.add_column(title, justify="right", no_wrap=True)
+    lines = []
     for row in rows:
         cells = [f"{row.gpus:,}", f"{row.rate:,.0f}", short(row.a_day), f"{row.efficiency:.0%}"]
         cells += [
@@ -157,11 +154,11 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
             if value
         ]
         cells += [f"{row.cost:,.0f}"] if row.cost is not None else []
-        table.add_row(*(Text(cell) for cell in cells))
+        lines.append(cells)
     console.print()
     told = "" if budget.tokens is None else f" for {short(budget.tokens)} tokens"
     console.print(Text(f"By number of GPUs, the fastest of each{told}:", style="bold"))
-    console.print(table)
+    console.print(make_table(dict.fromkeys(head, True), lines))
     for row in rows:
         console.print(Text(f"  {row.gpus:>6}  {row.name}"))
 

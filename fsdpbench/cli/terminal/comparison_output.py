@@ -37,8 +37,7 @@ def format_options(function: F) -> F:
 def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
     """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
     judged, 4 if a configuration failed that the older side does not have; of several the first."""
-    from fsdpbench.check.words.github import as_github_benchmark
-    from fsdpbench.check.words.text import as_json, as_markdown, as_text
+    from fsdpbench.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
         show(as_github_benchmark(after))

@@ -16,7 +16,7 @@ from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.trials import Progress
 
 _FAILED = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH)
 _LAST_SHOWN = 8
@@ -28,7 +28,7 @@ _GAP = 2
 def make_progress(quiet: bool = False) -> Progress:
     """The progress that fits where stderr goes."""
     if quiet:
-        return SilentProgress()
+        return Progress()
     console = make_console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 
@@ -72,17 +72,7 @@ def _sampled(result: Result) -> list[str]:
     ]
 
 
-class SilentProgress:
-    """Says nothing."""
-
-    def begin(self, total: int, already_done: int) -> None: ...
-    def started(self, config: Config) -> None: ...
-    def finished(self, config: Config, result: Result) -> None: ...
-    def tick(self) -> None: ...
-    def end(self) -> None: ...
-
-
-class WaitingProgress(SilentProgress):
+class WaitingProgress(Progress):
     """For one configuration: says every few seconds that it still runs, and how long it may."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -99,7 +89,7 @@ class WaitingProgress(SilentProgress):
             _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
 
 
-class PlainProgress(SilentProgress):
+class PlainProgress(Progress):
     """One line an event, for logs."""
 
     def __init__(self) -> None:
@@ -116,7 +106,7 @@ class PlainProgress(SilentProgress):
         _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A table that changes in place: what runs, the last few that ended, the best so far, the time left."""
 
     def __init__(self, console: Console) -> None:

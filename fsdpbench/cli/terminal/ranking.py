@@ -19,12 +19,11 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.side_by_side import print_side_by_side
 from fsdpbench.cli.terminal.units import each
-from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
 from fsdpbench.reports.pages import best_sentence, load_run
-from fsdpbench.reports.pages.chosen import is_risky
-from fsdpbench.reports.pages.ranking import metric_of, rank, varying_settings
+from fsdpbench.reports.pages.ranking import is_risky, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.reading import printable
+from fsdpbench.reports.result import Cause
 
 _GIB = 2**30
 _GAP = 2
@@ -146,9 +145,7 @@ def _figures(
 
 
 def _reserved(row: Configuration) -> float | None:
-    memory: Any = row.result.peak_memory_bytes or {}
-    reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
-    return reserved / _GIB if reserved else None
+    return row.result.reserved / _GIB if row.result.reserved else None
 
 
 def _half_width(row: Configuration) -> float | None:
@@ -160,17 +157,8 @@ def _spread(row: Configuration) -> str:
     """Of the runs where there are several, else of the steps; simulated ones have none."""
     if row.simulated or row.status is not Status.OK:
         return ""
-    result = _stored(row)
-    source = result.get("repeats") or result.get("measured") or {}
-    return _number(source.get("spread"), ".1%")
-
-
-def _stored(row: Configuration) -> dict[str, Any]:
-    """The whole result, of which the page's view holds what the page shows."""
-    try:
-        return read_json_object(row.folder / "result.json")
-    except UnreadableFileError:
-        return {}
+    source = row.result.repeats or row.result.measured
+    return _number(source.spread if source else None, ".1%")
 
 
 def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
@@ -192,7 +180,7 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
 
 
 def _warnings(row: Configuration) -> list[str]:
-    return [printable(str(text)) for text in (_stored(row).get("environment") or {}).get("warnings") or []]
+    return [printable(text) for text in row.result.warnings]
 
 
 def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Counter[str]) -> None:
@@ -223,11 +211,9 @@ def _print_failures(console: Console, view: RunView) -> None:
     console.print()
     console.print(Text(f"{len(failed)} failed:", style="bold red"))
     for row in failed:
-        cause: Any = row.result.cause
-        message = cause.get("message") if isinstance(cause, dict) else getattr(cause, "message", None)
-        log = cause.get("log") if isinstance(cause, dict) else getattr(cause, "log", None)
+        log = row.result.cause.log if isinstance(row.result.cause, Cause) else None
         where = f"  ({row.folder / log})" if log else ""
-        told = row.problem or message or "no cause is known"
+        told = row.problem or row.result.message or "no cause is known"
         console.print(Text(f"  {row.name}: {row.status.words}: {told}{where}"), soft_wrap=True)
     console.print("  --retry-failed runs them again.", highlight=False)
 

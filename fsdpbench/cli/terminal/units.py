@@ -33,3 +33,27 @@ def compiled_words(compiled: Iterable[bool | None]) -> str:
     return " and ".join(
         word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
     )
+
+
+def is_shared(ranks: Iterable[int | None]) -> bool:
+    """Whether several share a rank."""
+    known = [rank for rank in ranks if rank is not None]
+    return len(set(known)) < len(known)
+
+
+def interval_lines(
+    intervals: Iterable[Mapping[str, Any] | None], *, shared: bool | str | None, risky: bool
+) -> list[str]:
+    """Return what ±, = and risky mean below a table. `shared`: whether ranks are; a text says what to do
+    then. `risky`: whether a configuration is."""
+    known = [interval for interval in intervals if interval is not None]
+    if not known:
+        return []
+    reasons = dict.fromkeys(reason for interval in known for reason in interval["because"])
+    wide = f" It is wide here: {'; '.join(reasons)}." if reasons else ""
+    lines = [f"± is the 90 % interval, from held-out errors of published runs.{wide}"]
+    if shared:
+        lines.append(f"Ranks with = cannot be distinguished{'' if shared is True else shared}.")
+    if risky:
+        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
+    return lines

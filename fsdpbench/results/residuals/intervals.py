@@ -16,11 +16,20 @@ from collections.abc import Iterable, Sequence
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
-from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
+from fsdpbench.results.residuals.widths import (
+    LEVEL,
+    MORE_GPUS,
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    is_beyond,
+    read_table,
+    width_of,
+)
+from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
@@ -51,7 +60,7 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
         **{
             figure.path: [value * step / high, value * step / low]
             for figure in FIGURES
-            if figure.rate and (value := figure.of(result))
+            if figure.is_rate and (value := figure.of(result))
         },
         "peak_memory_bytes": memory,
         "risky": risky or retries,
@@ -70,7 +79,7 @@ def read_ahead() -> None:
 
 
 def unknowns(config: Config) -> tuple[Unknown, ...]:
-    """What no published run says about a configuration."""
+    """Return what no published run says about a configuration."""
     found = []
     chips, software, families = _known()
     # Files without `compute` are variants of a chip; the first with it is the chip's own.
@@ -129,7 +138,7 @@ def _is_todays(software: str) -> bool:
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
     """Whether the model is of a family with published runs, or a dense language model like those.
 
-    Told by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    Known by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
     """
     if any(value and part in name for name, value in config.shape.items() for part in _UNLIKE):
         return False

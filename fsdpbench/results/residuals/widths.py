@@ -20,16 +20,129 @@ groups than `_FEW_GROUPS` (memory, networks) the largest residual takes its plac
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from statistics import NormalDist
 
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
+from fsdpbench.files.whole_files import write_whole
+
+# The residuals of published runs: `residuals.csv`, which `ci/measure_residuals.py` writes.
+# A residual is ln(measured / predicted): of the step time (above 0: slower than predicted), or of a
+# peak of memory. Rows of one `source` were made by the same people with the same software, and share errors;
+# what is held out is a whole source.
+
+TABLE = Path(__file__).with_name("residuals.csv")
+
+
+class Condition(StrEnum):
+    """The part of a run that was unknown when it was predicted (`fsdpbench/validation/conditions.py`)."""
+
+    KNOWN = "known"
+    CHIP = "chip"
+    NETWORK = "network"
+    SYSTEM = "system"
+    SOFTWARE = "software"
+    MODEL = "model"
+
+
+class Quantity(StrEnum):
+    """The quantity that a residual compares."""
+
+    TIME = "time"
+    ALLOCATED = "allocated"
+    ACTIVE = "active"
+    RESERVED = "reserved"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One figure of one published run beside its prediction, in the publication's unit."""
+
+    condition: Condition
+    source: str
+    chip: str
+    run: str
+    model: str
+    """Its name, and the fields of its shape."""
+    family: str
+    system: str
+    software: str
+    fitted: bool
+    """Constants were fitted to this source."""
+    compiled: bool
+    gpus: int
+    nodes: int
+    network: str
+    retries: float
+    """The allocator's retries a step, as predicted."""
+    full: float
+    """Predicted peak of reserved memory as a share of what the allocator can have."""
+    quantity: Quantity
+    unit: str
+    published: float
+    predicted: float
+    log_ratio: float
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """Runs of one group share what is wrong with their prediction."""
+        return (self.source, self.chip, self.family)
+
+
+def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
+    """One line a residual."""
+    names = [spec.name for spec in fields(Residual)]
+    text = io.StringIO(newline="")
+    rows = ([_shown(getattr(residual, name)) for name in names] for residual in residuals)
+    csv.writer(text, lineterminator="\n").writerows([names, *rows])
+    write_whole(path, text.getvalue())
+
+
+@functools.cache
+def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
+    """Every residual of the file."""
+    with path.open(newline="") as file:
+        return tuple(_residual(row) for row in csv.DictReader(file))
+
+
+def _residual(row: dict[str, str]) -> Residual:
+    return Residual(
+        condition=Condition(row["condition"]),
+        source=row["source"],
+        chip=row["chip"],
+        run=row["run"],
+        model=row["model"],
+        family=row["family"],
+        system=row["system"],
+        software=row["software"],
+        fitted=row["fitted"] == "yes",
+        compiled=row["compiled"] == "yes",
+        gpus=int(row["gpus"]),
+        nodes=int(row["nodes"]),
+        network=row["network"],
+        retries=float(row["retries"]),
+        full=float(row["full"]),
+        quantity=Quantity(row["quantity"]),
+        unit=row["unit"],
+        published=float(row["published"]),
+        predicted=float(row["predicted"]),
+        log_ratio=float(row["log_ratio"]),
+    )
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else value
+
 
 LEVEL = 0.9
 _FEW_GROUPS = 4
@@ -40,7 +153,7 @@ _MISSED_A_DOUBLING = 0.21
 
 
 class Unknown(StrEnum):
-    """What makes an interval wider, in words for people."""
+    """A reason that makes an interval wider, in words for people."""
 
     CHIP = "no published run on this chip"
     NETWORK = "network between nodes not stated"
@@ -68,7 +181,7 @@ class Width:
         return value * math.exp(-self.log), value * math.exp(self.log)
 
     def with_gpus(self, gpus: int) -> Width:
-        """The same for so many GPUs, which may be more than in any published run."""
+        """Return the width for so many GPUs, which may be more than in any published run."""
         beyond = math.log2(max(1.0, gpus / _most_gpus()))
         return dataclasses.replace(self, log=math.hypot(self.log, _MISSED_A_DOUBLING * beyond))
 

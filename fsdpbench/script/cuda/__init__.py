@@ -3,33 +3,30 @@
 Scripts name their device in many ways; each way has a file here:
 
 ==================  ===================================================================================
-`device_names.py`   `torch.device("cuda")`, `"cuda:0"`, `.cuda()`, `.to("cuda")`, `tensor.is_cuda`
+`device_names.py`   `torch.device("cuda")`, `"cuda:0"`, `.cuda()`, `.to("cuda")`, `torch.autocast("cuda")`
 `cuda_module.py`    `torch.cuda.*` and its submodules
-`amp.py`            `torch.autocast("cuda")`
 `distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
 `profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
-`compiling.py`      `torch.compile`: what was switched off, and that something compiles
-`absent_triton.py`  `import triton` where it is not installed
-`refusals.py`       what cannot be simulated, refused by name with the remedy
+`compiling.py`      `torch.compile`, and `import triton` where it is not installed
+`refusals.py`       parts of torch that cannot be simulated, refused by name with the remedy
 ==================  ===================================================================================
 
-Nothing of it is undone: the process belongs to the script.
+Nothing is undone: the process belongs to the script.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdpbench.script.cuda.absent_triton import map_triton
-from fsdpbench.script.cuda.amp import map_amp
 from fsdpbench.script.cuda.compiling import (
     compile_notes,
     leave_cache_alone,
     map_compile,
+    map_triton,
     wants_compiled,
 )
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
-from fsdpbench.script.cuda.device_names import map_device_names
+from fsdpbench.script.cuda.device_names import map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
 from fsdpbench.script.cuda.refusals import Replacements, refuse_what_cannot_be_simulated
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def map_cuda(simulation: Simulation) -> ProfilerRequests:
-    """Let "cuda" and "nccl" mean the started simulation. Returns what the script asks of the profiler."""
+    """Let "cuda" and "nccl" mean the started simulation; return the script's requests to the profiler."""
     replacements = Replacements()
     local_rank = simulation.rank % simulation.gpus_per_node
     map_device_names(replacements, local_rank)

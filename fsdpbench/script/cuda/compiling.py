@@ -6,25 +6,35 @@ Where the script switches it off, as torch has it, the eager program is simulate
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from fsdpbench.script.cuda.absent_triton import without_stand_in
 from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
-from fsdpbench.script.cuda.refusals import Replacements
+from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError, Replacements
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.torch_internals import dynamo_torch_variables, find, replace, trace_rules
+from fsdpbench.torch_internals import (
+    INTERNALS,
+    dynamo_torch_variables,
+    find,
+    has_triton_package,
+    replace,
+    trace_rules,
+)
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 class _Requests:
-    """What became of `torch.compile`."""
+    """The calls of `torch.compile` in this process."""
 
     left_out = 0
     made = 0
@@ -34,8 +44,7 @@ class _Requests:
 
 
 def leave_cache_alone(leave_alone: Callable[[str], None]) -> None:
-    """Before the compiler works, `leave_alone` is told of the folder of its cache, which holds plans and no
-    tensors."""
+    """Call `leave_alone` with the folder of the compiler's cache before it works: plans hold no tensors."""
     _Requests.leave_alone = leave_alone
 
 
@@ -45,13 +54,13 @@ def map_compile(replacements: Replacements, accelerator: Accelerator) -> None:
 
 
 def wants_compiled() -> bool:
-    """Whether the script asked for anything to be compiled."""
+    """Return whether the script asked for anything to be compiled."""
     return _Requests.made > 0
 
 
 def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of `torch.compile` in this run, of which `compilation` tells (it may be
-    empty)."""
+    """Return remarks on `torch.compile` in this run; `compilation`: the device's record of it, may be
+    empty."""
     graphs = compilation.get("graphs", 0)
     notes = []
     if _Requests.left_out:
@@ -77,7 +86,7 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
 
 
 def _is_switched_off() -> bool:
-    """Whether torch itself would run the eager program where compilation is asked for."""
+    """Return whether torch itself would run the eager program where compilation is asked for."""
     if "1" in (os.environ.get(name) for name in _DISABLING):
         return True
     return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
@@ -136,20 +145,17 @@ def _leaves_out() -> bool:
 __all__ = ["compile_notes", "leave_cache_alone", "map_compile", "wants_compiled"]
 
 
-# What replaces torch's functions in a script is, to Dynamo, what it replaces.
-# Dynamo knows torch's functions by identity, and puts them into its graphs. A wrapper of ours would be a
-# function of Python's to it: it would trace into it, break the graph there, and compile the wrapper's frames.
-#     torch.arange(n, device="cuda")    in the program: our wrapper
-#           │ Dynamo
-#           ▼
-#     torch.arange(n, device=sim:0)     in the graph: torch's own
-
 _PLACES = (torch, torch.cuda, torch.distributed)
 
 
 @functools.cache
 def show_to_dynamo() -> None:
-    """To be called once, when all is replaced and before anything is compiled."""
+    """Let Dynamo take our replacements for the functions that they replace.
+
+    Dynamo knows torch's functions by identity, and puts them into its graphs. A wrapper of ours would be a
+    function of Python's to it: it would trace into it, break the graph there, and compile its frames. Called
+    once, when all is replaced and before anything is compiled.
+    """
     trace_rules.add("fsdpbench.script")
     trace_rules.clear_lru_cache()  # its table is made by names: now it has what stands there
     table = trace_rules.get_torch_obj_rule_map()
@@ -169,7 +175,7 @@ def show_to_dynamo() -> None:
 
 
 def _stand_ins(functions: list[Any]) -> list[Any]:
-    """What stands where these functions of torch were."""
+    """Return our replacements of these functions of torch."""
     found = []
     for function in functions:
         for place in (sys.modules.get(getattr(function, "__module__", None) or ""), *_PLACES):
@@ -180,8 +186,8 @@ def _stand_ins(functions: list[Any]) -> list[Any]:
 
 
 def _calling_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`TorchInGraphFunctionVariable.call_function`, for a wrapper that resolves devices: the function in it,
-    with the device that is meant."""
+    """Wrap `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices it calls torch's
+    function, with the resolved device."""
 
     @functools.wraps(original)
     def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -196,3 +202,141 @@ def _calling_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(type(self)(inspect.unwrap(self.value)), tx, args, given)
 
     return call_function
+
+
+_NAME = "triton"
+_COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
+"""The package whose modules ask for Triton."""
+
+
+def map_triton() -> None:
+    """Let Triton be imported from now on, unless the real one can be.
+
+    Kernels may be defined, and are refused when they are launched: scripts and libraries define Triton
+    kernels at import, beside the functions that they use, and most are never called.
+    """
+    # torch looks for Triton once and remembers; it must not take this for the real one.
+    if not has_triton_package():
+        sys.meta_path.append(_Finder())
+        replace(torch.library, wrap_triton=_as_it_is)  # it looks for Triton's types
+        sys.meta_path.insert(0, _CompilersFinder())
+
+
+def _as_it_is(kernel: Any) -> Any:
+    """Return the kernel, which is refused when it is launched; in the place of
+    `torch.library.wrap_triton`."""
+    return kernel
+
+
+@contextmanager
+def without_stand_in() -> Iterator[None]:
+    """Hide the stand-in for Triton inside: torch's compiler, when it is imported, asks for the real one."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+    modules = {name: module for name, module in sys.modules.items() if isinstance(module, _Module)}
+    for finder in finders:
+        sys.meta_path.remove(finder)
+    for name in modules:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.meta_path.extend(finders)
+        sys.modules.update(modules)
+
+
+class _Kernel:
+    """A function that was to be compiled."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getitem__(self, grid: Any) -> _Kernel:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSimulatedError(f"Triton kernel {self.__name__}", CUDA_CODE)
+
+
+class _Anything:
+    """Stands for whatever Triton has: a type, a constant, a decorator, a call that makes one of these."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(f"{self.__name__}.{name}")
+
+    def __getitem__(self, index: Any) -> _Anything:
+        return self
+
+    __iter__ = None  # else iteration over it would go by `__getitem__`, without an end
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):
+            return _Kernel(args[0].__name__)
+        if len(args) == 1 and not kwargs and isinstance(args[0], _Kernel):
+            return args[0]
+        return self
+
+
+_KERNEL_TYPES = ("JITFunction", "Autotuner")
+"""Triton's types of kernels, which libraries look for."""
+
+
+class _Module(ModuleType):
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _KERNEL_TYPES:
+            return _Kernel
+        return _Anything(f"{self.__name__}.{name}")
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds Triton and every submodule that is asked for."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] != _NAME:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _CompilersFinder(MetaPathFinder):
+    """Has the modules of torch's compiler imported without the stand-in, whoever imports them first: a script
+    may reset the compiler, or change its settings, before it compiles anything."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not f"{name}.".startswith(f"{_COMPILER}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None and hasattr(loader, "exec_module"):
+            loader.exec_module = _without_stand_in(loader.exec_module)
+        return spec
+
+
+def _without_stand_in(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def exec_module(module: ModuleType) -> None:
+        with without_stand_in():
+            execute(module)
+
+    return exec_module

@@ -66,7 +66,7 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
 
 
 def _as_function(found: Any) -> Any:
-    """A method as a function, which is what torch has there: Dynamo looks them up by identity."""
+    """Return a method as a function, as torch has there: Dynamo looks functions up by identity."""
     if not isinstance(found, types.MethodType):
         return found
 
@@ -156,9 +156,11 @@ def _lazy_call(callable: Any, **kwargs: Any) -> None:
 
 
 def _is_capturing(accelerator: Accelerator) -> bool:
-    """Whether a CUDA graph is being recorded: never. `SyncBatchNorm` alone gets this answer, since it then
-    leaves out what it does for ranks with empty inputs (three masks, whose results have no shape without
-    data). The waits for these stay."""
+    """Return whether a CUDA graph is recorded: False, since none ever is, but True to `SyncBatchNorm`.
+
+    With True it leaves out three masks for ranks with empty inputs, whose results have no shape without data.
+    The CPU's waits for them stay.
+    """
     if sys._getframe(2).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
         return False
     for _ in range(3):

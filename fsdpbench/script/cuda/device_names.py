@@ -30,7 +30,7 @@ from torch.utils.dlpack import DLDeviceType
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
-from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
+from fsdpbench.torch_internals import device_constructors, expect, is_autocast_available, parse_to, replace
 
 CUDA = "cuda"
 TAKES_DEVICE = "_takes_device"
@@ -63,7 +63,7 @@ def map_device_names(replacements: Replacements, local_rank: int) -> None:
 
 
 def own_device(device: Any) -> torch.device:
-    """The device that a script means. Raises `RuntimeError` for one that this rank does not have."""
+    """Return the device that a script names. Raise `RuntimeError` for one that this rank does not have."""
     found = device if isinstance(device, torch.device) else torch.device(device)
     own = torch.cuda.current_device()
     if is_simulated(found) and found.index not in (None, own):
@@ -75,7 +75,7 @@ def own_device(device: Any) -> torch.device:
 
 
 class _Swap:
-    """Between the indices that a script says and those of the simulation: `own` and 0 change places."""
+    """The mapping between a script's indices of devices and the simulation's: `own` and 0 change places."""
 
     def __init__(self, own: int) -> None:
         self._other = {own: 0, 0: own}
@@ -84,7 +84,7 @@ class _Swap:
         return self._other.get(index, index)
 
     def in_text(self, text: str) -> str:
-        """The same for the first number of a device's name."""
+        """Swap the first number of a device's name."""
         return _INDEX.sub(lambda found: str(self(int(found[0]))), text, count=1)
 
 
@@ -133,7 +133,7 @@ def _change_device_type(swap: _Swap) -> None:
 
 @contextlib.contextmanager
 def _opened(kind: type) -> Iterator[None]:
-    """Attributes of a type of C can be set inside. Raises `RuntimeError` if the type looks unexpected."""
+    """Let attributes of a type of C be set inside. Raise `RuntimeError` if the type looks unexpected."""
     immutable = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
     # A type begins with the head of objects of variable size, and 18 words later come its flags.
     word = ctypes.sizeof(ctypes.c_void_p)
@@ -152,7 +152,7 @@ def _opened(kind: type) -> Iterator[None]:
 
 
 def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its keyword `device` resolved; what is to be pinned is marked."""
+    """Wrap `function`: its keyword `device` is resolved, and a tensor to be pinned is marked."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,8 @@ def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """`function` with its keyword `device` and its positional argument resolved, if that is a device."""
+    """Wrap `function`: its keyword `device` and its argument at `position`, if that is a device, are
+    resolved."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -181,8 +182,7 @@ def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Cal
 
 
 def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`from_dlpack`, which hands over an address: the simulated device's memory has none that it could
-    take."""
+    """Wrap `from_dlpack`, which takes an address: the simulated device's memory has none."""
 
     @functools.wraps(function)
     def call(ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`to_dlpack`: instead of a capsule with an address a tensor of that memory; `from_dlpack` takes it."""
+    """Wrap `to_dlpack`: it returns a tensor of the memory instead of a capsule; `from_dlpack` takes it."""
 
     @functools.wraps(function)
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ def _change_tensor_methods() -> None:
 
 
 def _tensor_to_device(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`Tensor.cuda`."""
+    """Wrap `Tensor.cuda`: it copies to the simulated device."""
 
     @functools.wraps(original)
     def cuda(
@@ -239,7 +239,7 @@ def _tensor_to_device(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
-    """`Tensor.get_device`."""
+    """Wrap `Tensor.get_device`: it returns the script's index of the device."""
 
     @functools.wraps(original)
     def get_device(self: torch.Tensor) -> int:
@@ -249,7 +249,7 @@ def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tens
 
 
 def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.numpy`, which refuses the device's tensors and names their device in C."""
+    """Wrap `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
 
     @functools.wraps(original)
     def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -264,7 +264,7 @@ def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dlpack_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.__dlpack_device__`: CUDA, so that NumPy refuses the tensor."""
+    """Wrap `Tensor.__dlpack_device__`: it says CUDA, so that NumPy refuses the tensor."""
 
     @functools.wraps(original)
     def device(self: torch.Tensor) -> Any:
@@ -274,12 +274,12 @@ def _dlpack_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """`UntypedStorage.cuda` and `TypedStorage.cuda`."""
+    """Copy a storage to the device; in the place of `UntypedStorage.cuda` and `TypedStorage.cuda`."""
     return self.to(device=own_device(CUDA if device is None else device), non_blocking=non_blocking)
 
 
 def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type`, which speaks of types like "torch.cuda.FloatTensor"."""
+    """Wrap `Tensor.type`, which takes and returns names like "torch.cuda.FloatTensor"."""
     prefix = "torch.cuda."
 
     @functools.wraps(original)
@@ -304,3 +304,48 @@ class _Generator(torch.Generator):
 
 
 __all__ = ["CUDA", "map_device_names", "own_device"]
+
+
+_TAKE_DEVICE_TYPE = (
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+    "is_autocast_enabled",
+    "set_autocast_enabled",
+)
+
+
+def map_amp(replacements: Replacements) -> None:
+    """Map the names of devices that autocast takes as strings.
+
+    `GradScaler` needs no more: it asks the device whether gradients were finite, gets the placeholder (zero:
+    they were), and steps.
+    """
+    for name in _TAKE_DEVICE_TYPE:
+        replacements.wrap(torch, name, _naming_device)
+    replacements.add(is_autocast_available, _naming_device(is_autocast_available))
+    replacements.add(torch.get_autocast_gpu_dtype, functools.partial(torch.get_autocast_dtype, DEVICE_TYPE))
+    replacements.add(torch.set_autocast_gpu_dtype, functools.partial(torch.set_autocast_dtype, DEVICE_TYPE))
+    autocast: Any = torch.amp.autocast_mode.autocast
+    original = autocast.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, _device_type(device_type), *args, **kwargs)
+
+    replace(autocast, __init__=init)
+
+
+def _device_type(name: Any) -> Any:
+    return DEVICE_TYPE if name == CUDA else name
+
+
+def _naming_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function whose first argument is a device's name. Without it torch means "cuda"."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[0], str):
+            return function(DEVICE_TYPE, *args, **kwargs)
+        return function(_device_type(args[0]), *args[1:], **kwargs)
+
+    return call

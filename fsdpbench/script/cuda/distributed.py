@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NCCL = "nccl"
 _EMULATED = "emulated"
 _CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
-"""What torch makes of a backend's name, as `get_backend_config` tells it."""
+"""Backends for each kind of device that torch makes of a backend's name."""
 _DEVICE_ALONE = ("nccl", "cuda:nccl")
 _NCCL_VERSION = (2, 27, 3)
 
@@ -77,7 +77,8 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
 
 
 def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Groups of any backend are simulated ones; those for the host's tensors take no device time."""
+    """Wrap a maker of groups: groups of any backend are simulated; those for host tensors take no device
+    time."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +98,7 @@ def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _called_as_asked(function: Callable[..., str]) -> Callable[..., str]:
-    """`get_backend`: what the script asked for, else nccl."""
+    """Wrap `get_backend`: it returns the backend that the script asked for, else nccl."""
 
     @functools.wraps(function)
     def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
@@ -108,7 +109,7 @@ def _called_as_asked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _configured_as_asked(function: Callable[..., str]) -> Callable[..., str]:
-    """`get_backend_config`: a backend for each kind of device."""
+    """Wrap `get_backend_config`: it returns a backend for each kind of device."""
 
     @functools.wraps(function)
     def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
@@ -120,22 +121,22 @@ def _configured_as_asked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _takes_host(backend: str | None) -> bool:
-    """Where no backend is named torch makes gloo for the host beside NCCL."""
+    """Return whether a group takes host tensors: without a backend's name torch makes gloo beside NCCL."""
     return backend is None or str(backend).lower() not in _DEVICE_ALONE
 
 
 def _asked_of(group: Any) -> str:
-    """The backend that a group was made with."""
+    """Return the backend that a group was made with."""
     return getattr(group or dist.group.WORLD, "asked_backend", "") or _NCCL
 
 
 def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """`monitored_barrier`: all ranks are there."""
+    """Wait for all ranks; in the place of `monitored_barrier`."""
     dist.barrier(group)
 
 
 def _spawning(simulation: Simulation) -> Callable[..., None]:
-    """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
+    """Make a `torch.multiprocessing.spawn` that runs this process's own part: it is one of those started."""
 
     def spawn(
         fn: Callable[..., None],

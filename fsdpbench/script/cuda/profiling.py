@@ -17,14 +17,14 @@ from torch.profiler import ProfilerAction
 
 from fsdpbench.script.cuda.refusals import Replacements
 
-_TOLD = (
+_HINT = (
     "(simulated: the trace of this run is in the bench's folder and in what was exported; "
     "`fsdpbench analyze` reads it)"
 )
 
 
 class ProfilerRequests:
-    """What the script asked of its profilers: files to export to. `on_step` is called at each step."""
+    """Requests of the script to its profilers: files to export to. `on_step` is called at each step."""
 
     def __init__(self) -> None:
         self.on_step: Callable[[], None] | None = None
@@ -46,7 +46,7 @@ class ProfilerRequests:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was exported."""
+        """Return whether nothing was exported."""
         return not self._paths
 
 
@@ -54,7 +54,7 @@ class _NoAverages(list[Any]):
     """`key_averages()`: empty, but it can be printed."""
 
     def table(self, *args: Any, **kwargs: Any) -> str:
-        return _TOLD
+        return _HINT
 
     def total_average(self) -> None:
         return None
@@ -112,11 +112,11 @@ class SimulatedProfile:
         self.requests.export(path)
 
     def key_averages(self, *args: Any, **kwargs: Any) -> _NoAverages:
-        """Nothing, and where to look."""
+        """Return no averages, and a hint where to look."""
         return _NoAverages()
 
     def events(self) -> Iterator[Any]:
-        """Nothing."""
+        """Return no events."""
         return iter(())
 
     def _left_out(self, *args: Any, **kwargs: Any) -> None:

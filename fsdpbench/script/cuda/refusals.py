@@ -1,10 +1,11 @@
-"""What of torch cannot be simulated in a script: refused by name, with the remedy.
+"""Parts of torch that cannot be simulated in a script, refused by name with the remedy; and replacements.
 
 Operators whose shapes depend on data, and send and recv, are refused by the simulated device itself.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,13 @@ import torch.cuda.comm
 import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 from fsdpbench.torch_internals import IN_ITS_PLACE, expect, gone
 
 
 class NotSimulatedError(NotImplementedError):
-    """A script asked for what has no counterpart on the simulated device."""
+    """A request of a script without a counterpart on the simulated device."""
 
     def __init__(self, name: str, way_out: str) -> None:
         super().__init__(f"{name} is not simulated: {way_out}")
@@ -56,7 +58,7 @@ def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
 
 
 def _find(name: str) -> Any:
-    """The object of a dotted name of torch. Raises `TorchInternalError` in versions that do not have it."""
+    """Return the object of a dotted name of torch. Raise `TorchInternalError` if this version has none."""
     import torch.utils.cpp_extension
 
     found: Any = torch
@@ -73,7 +75,8 @@ def _refusal(name: str, way_out: str) -> Callable[..., Any]:
 
 
 def _refused_class(name: str, way_out: str) -> type:
-    """Still a class: scripts ask `isinstance(model, nn.DataParallel)`, and annotate `CUDAGraph | None`."""
+    """Make a class that cannot be instantiated: scripts ask `isinstance(model, nn.DataParallel)`, and
+    annotate `CUDAGraph | None`."""
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
         raise NotSimulatedError(name, way_out)
@@ -84,24 +87,23 @@ def _refused_class(name: str, way_out: str) -> type:
 __all__ = ["CUDA_CODE", "NotSimulatedError", "refuse_what_cannot_be_simulated"]
 
 
-# Functions of torch replaced wherever torch holds them.
-# `from x import f` copies a name: replacing `x.f` alone would leave the copy. All that is to be replaced is
-# collected first, then one walk through torch's modules replaces every name for it.
-
-
 class Replacements:
-    """What is to be replaced by what."""
+    """Functions of torch and their replacements, applied wherever torch holds them.
+
+    `from x import f` copies a name: replacing `x.f` alone would leave the copy. All replacements are
+    collected first, then one walk through torch's modules replaces every name for them.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[Any, Any]] = {}
 
     def add(self, original: Any, replacement: Any) -> None:
-        """`replacement` instead of `original`, in every module of torch."""
+        """Put `replacement` in the place of `original`, in every module of torch."""
         self._by_id[id(original)] = (original, replacement)
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """`wrapper(f)` instead of the function f that `owner` has under `name`. Raises `TorchInternalError`
-        if it has none."""
+        """Put `wrapper(f)` in the place of the function f that `owner` has under `name`. Raise
+        `TorchInternalError` if it has none."""
         original = expect(owner, name)
         self.add(original, wrapper(original))
 
@@ -123,3 +125,67 @@ class Replacements:
             raise gone(getattr(original, "__qualname__", repr(original)), IN_ITS_PLACE)
         for original, replacement in self._by_id.values():
             stand_in_for_builtin(original, replacement)
+
+
+_NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
+_PLACEHOLDER = (
+    "a simulated tensor answers item() and float() with 0; guard the division, or take the number "
+    "from what the script knows itself"
+)
+_HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
+    (ZeroDivisionError, "", _PLACEHOLDER),
+    (ValueError, "math domain error", _PLACEHOLDER),
+    (
+        RuntimeError,
+        "got mixed torch.Tensor and DTensor",
+        "some parameters are sharded and some are not: wrap the model too, fully_shard(model)",
+    ),
+    (
+        AssertionError,
+        "not compiled with CUDA",
+        "the script uses a part of torch.cuda that is not mapped to the simulated device; "
+        "the traceback in stderr.log names it",
+    ),
+    (
+        RuntimeError,
+        "CUDA",
+        "the script uses a part of CUDA that is not mapped to the simulated device; "
+        "the traceback in stderr.log names it",
+    ),
+)
+_WITHOUT_TRITON = (
+    "kernels for the GPU are made only of what torch.compile hands to Inductor; AOTInductor and Inductor's "
+    "own functions are not simulated: use torch.compile, or the eager program"
+)
+_CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
+
+
+_OF_TORCH = "in method wrapper_CUDA_"
+"""Part of torch's own words for tensors of two devices."""
+
+
+def name_cuda(error: BaseException) -> None:
+    """Let an error that torch's C++ made call the device as the script does."""
+    error.args = tuple(
+        _NAME.sub(r"\1cuda\2", argument) if isinstance(argument, str) else argument for argument in error.args
+    )
+
+
+def explained(error: BaseException) -> str:
+    """Return one line: the error, and the remedy if the simulation is its reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
+    return f"{line} ({hint})" if hint else line
+
+
+def _hint(error: BaseException) -> str | None:
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        if package in _CUDA_PACKAGES:
+            return f"{package} runs code compiled for CUDA, which is not simulated; use torch's operators"
+        return None
+    for kind, words, hint in _HINTS:
+        if type(error) is kind and words in str(error) and _OF_TORCH not in str(error):
+            return hint
+    return None

@@ -9,15 +9,13 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.checkpoints import Checkpoints
-from fsdpbench.script.files.looking import Looking, concerns
-from fsdpbench.script.files.overlay import Overlay
-from fsdpbench.script.files.writing import Writing
+from fsdpbench.script.files.overlay import Layer, Overlay
+from fsdpbench.script.files.writing import Checkpoints, Writing
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
@@ -36,7 +34,7 @@ class ScriptFiles:
         self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace, accelerator)
 
     def install(self) -> None:
-        """Look through the layer from now on."""
+        """Put the wrappers in place: the script looks through the layer from now on."""
         looking = Looking(self._overlay)
         for name in _LOOKING:
             self._replace(os, name, functools.partial(looking.by_path, follow=True))
@@ -59,7 +57,8 @@ class ScriptFiles:
         self._checkpoints.install()
 
     def settle(self) -> dict[str, Any] | None:
-        """The script has ended: what is in the layer, for the result; None if nothing does."""
+        """Restore the functions when the script has ended; return the layer's content for the result, or
+        None."""
         self._writing.close_all()
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
@@ -119,7 +118,7 @@ class ScriptFiles:
         return open
 
     def _text_place(self, path: str, mode: str) -> str:
-        """Where a text file is written: where the script says, unless the layer is over it."""
+        """Return the place to write a text file: the script's own path, unless the layer is over it."""
         overlay = self._overlay
         folder = os.path.dirname(path)
         if overlay.has(path) or overlay.hides(path):
@@ -258,7 +257,7 @@ _MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar"
 
 
 def starting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`subprocess.Popen.__init__`."""
+    """Wrap `subprocess.Popen.__init__`: programs that change files are refused."""
 
     def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
         words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
@@ -269,7 +268,7 @@ def starting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shell(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`os.system`."""
+    """Wrap `os.system`: programs that change files are refused."""
 
     def system(command: Any) -> int:
         _refuse(os.fsdecode(command).split())
@@ -279,9 +278,114 @@ def shell(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse(words: list[str]) -> None:
-    """Other programs do not see the layer, and would change the files themselves."""
+    """Refuse programs that do not see the layer, and would change the files themselves."""
     if any(os.path.basename(word) in _MOVING for word in words):
         raise NotSimulatedError(
             f"'{' '.join(words)[:80]}'",
             "another program would change the files from before the run; use Python's os and shutil",
         )
+
+
+def concerns(layer: Layer, path: Any, options: dict[str, Any]) -> bool:
+    """Return whether a call with `options` is about a path that the layer may be over."""
+    given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+    return given and layer.concerns(path)
+
+
+class Looking:
+    """Wrappers of functions of `os` that look and change nothing."""
+
+    def __init__(self, overlay: Layer) -> None:
+        self._overlay = overlay
+
+    def by_path(self, original: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
+        """Wrap a function of one path; `follow`: whether it follows a link at its end."""
+
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if self._overlay.is_empty or not concerns(self._overlay, path, options):
+                return original(path, *args, **options)
+            last = follow and options.get("follow_symlinks", True)
+            return original(self._overlay.visible(path, follow=last), *args, **options)
+
+        return call
+
+    def listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `os.listdir`."""
+
+        def listdir(path: Any = ".") -> Any:
+            folder = self._layered(path)
+            return original(path) if folder is None else self._overlay.names(folder)
+
+        return listdir
+
+    def scanning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `os.scandir`."""
+
+        def scandir(path: Any = ".") -> Any:
+            folder = self._layered(path)
+            if folder is None:
+                return original(path)
+            return _Entries(
+                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
+            )
+
+        return scandir
+
+    def _layered(self, path: Any) -> str | None:
+        """Return the folder `path`, resolved, if a part of the layer is over it or in it; else None."""
+        overlay = self._overlay
+        if overlay.is_empty or not overlay.concerns(path):
+            return None
+        folder = overlay.resolve(path)
+        if overlay.hides(folder) and not overlay.has(folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return folder if os.path.isdir(overlay.over(folder)) else None
+
+
+class _Entry:
+    """`os.DirEntry` of a script's path."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.name = path, os.path.basename(path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return os.lstat(self.path).st_ino
+
+
+class _Entries(list[_Entry]):
+    """The result of `os.scandir`: an iterator that is a context."""
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return super().__iter__()
+
+    def __next__(self) -> _Entry:
+        if not self:
+            raise StopIteration
+        return self.pop(0)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def close(self) -> None:
+        self.clear()

@@ -1,8 +1,8 @@
-"""Which files belong into the layer: those into which simulated tensors go.
+"""The files that belong into the layer: those with simulated tensors; and a script's checkpoints.
 
 A file that is opened to write bytes is written in the layer first. When it is closed it is known whether
-tensors went in: `torch.save` says so of the file that it writes to; once tensors have been made bytes or
-arrays in memory, any file may hold them. One without is put where the script wanted it.
+tensors went in: `torch.save` marks the file that it writes to; once tensors have become bytes or arrays in
+memory, any file may hold them. A file without tensors is moved to the place where the script wanted it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from fsdpbench.script.files.layer import move
-from fsdpbench.script.files.overlay import Overlay
+import torch
+
+from fsdpbench.script.files.overlay import Overlay, move
+from fsdpbench.script.numbers import plain
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _LOGS = ("tfevents",)
 
 
 class Writing:
-    """Files that are being written. `at_large`: bytes of tensors are in the process's memory."""
+    """The files that are being written. `at_large`: bytes of tensors are in the process's memory."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
@@ -28,7 +33,7 @@ class Writing:
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, path: str, mode: str, buffering: int) -> Any:
-        """The file `path` (resolved) in the layer, opened to write bytes."""
+        """Open the file `path` (resolved) in the layer to write bytes."""
         overlay = self.overlay
         if "x" in mode and (overlay.has(path) or overlay.is_real(path)):
             raise FileExistsError(17, os.strerror(17), path)
@@ -45,8 +50,8 @@ class Writing:
         return file
 
     def holds_tensors(self, file: Any, *, alone: bool) -> None:
-        """Tensors were written to an open file, or to an object that only looks like one; `alone`: no other
-        file describes them."""
+        """Note that tensors were written to an open file, or to an object that only looks like one; `alone`:
+        no other file describes them."""
         raw = getattr(file, "raw", file)
         if isinstance(raw, _Raw):
             raw.tainted = True
@@ -54,7 +59,7 @@ class Writing:
             self.at_large = True
 
     def closed(self, path: str, *, tainted: bool) -> None:
-        """A file is complete: put it where the script wanted it, unless it belongs into the layer."""
+        """Move a complete file to the place where the script wanted it, unless it belongs into the layer."""
         overlay = self.overlay
         if tainted or not overlay.has(path):
             return
@@ -79,14 +84,14 @@ class Writing:
         self.overlay.made.add(path)
 
     def close_all(self) -> None:
-        """The script has ended; what it left open is complete now."""
+        """Close the files that the script left open when it ended: they are complete now."""
         for file in list(self._open):
             if not file.closed:
                 file.close()
 
 
 class _Raw(io.FileIO):
-    """A file that tells when it is closed. `name` is the one that the script gave."""
+    """A file that reports when it is closed. `name` is the one that the script gave."""
 
     writing: Writing
     tainted: bool
@@ -98,7 +103,7 @@ class _Raw(io.FileIO):
 
 
 def _has_files(folder: str, *, but: str) -> bool:
-    """Whether a folder of the layer holds files, except one and marks of what is gone."""
+    """Return whether a folder of the layer holds files, except `but` and marks of removed ones."""
     try:
         return any(
             entry.is_file() and entry.name != but and not entry.name.startswith(".gone.")
@@ -106,3 +111,114 @@ def _has_files(folder: str, *, but: str) -> bool:
         )
     except OSError:
         return False
+
+
+_SHARDED = "torch.distributed.checkpoint"
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    """Return the containers with plain numbers instead of followed ones, which no other reader knows."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_plain_numbers, value))
+    if type(value) is dict:
+        return {key: _with_plain_numbers(each) for key, each in value.items()}
+    return plain(value)
+
+
+class Checkpoints:
+    """The wrappers of `torch.save`, `torch.load` and safetensors' functions.
+
+    `replace(owner, name, wrapper)` puts a function in another's place while the script runs.
+    """
+
+    def __init__(
+        self,
+        overlay: Overlay,
+        writing: Writing,
+        replace: Callable[[Any, str, Callable[[Any], Any]], None],
+        accelerator: Accelerator,
+    ) -> None:
+        self._accelerator = accelerator
+        self._overlay = overlay
+        self._writing = writing
+        self._replace = replace
+        self._saw_storage = False
+
+    def install(self) -> None:
+        """Let checkpoints go through the layer from now on."""
+        for module in (torch, torch.serialization):
+            self._replace(module, "save", self._saving)
+            self._replace(module, "load", self._loading)
+        self._replace(torch.serialization, "location_tag", self._seen)
+        for name in ("numpy", "__array__"):
+            self._replace(torch.Tensor, name, self._array)
+        self._install_safetensors()
+
+    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            obj = _with_plain_numbers(obj)
+            before, self._saw_storage = self._saw_storage, False
+            try:
+                if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):
+                    path = overlay.resolve(f)
+                    was_there = overlay.has(path) or overlay.hides(path)
+                    original(obj, overlay.place(path), *args, **options)
+                    self._writing.closed(path, tainted=self._saw_storage or was_there)
+                else:
+                    original(obj, f, *args, **options)
+                    if self._saw_storage:
+                        caller = str(sys._getframe(1).f_globals.get("__name__"))
+                        self._writing.holds_tensors(f, alone=not caller.startswith(_SHARDED))
+            finally:
+                self._saw_storage = before or self._saw_storage
+
+        return save
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, *args: Any, **options: Any) -> Any:
+            path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
+            return original(path, *args, **options)
+
+        return load
+
+    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Asked of each storage that is saved."""
+
+        def location_tag(storage: Any) -> Any:
+            self._saw_storage = True
+            return original(storage)
+
+        return location_tag
+
+    def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if self._accelerator.copied_to_host:
+                self._writing.at_large = True
+            return original(tensor, *args, **options)
+
+        return array
+
+    def _install_safetensors(self) -> None:
+        """Wrap safetensors' functions, whose files are written and read in Rust."""
+        try:
+            import safetensors
+        except ImportError:
+            return
+        overlay = self._overlay
+
+        def writing(original: Callable[..., Any]) -> Callable[..., Any]:
+            def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
+                return original(tensors, overlay.place(overlay.resolve(filename)), *args, **options)
+
+            return serialize_file
+
+        def reading(original: Any) -> Callable[..., Any]:
+            def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
+                return original(overlay.visible(filename), *args, **options)
+
+            return safe_open
+
+        self._replace(safetensors, "serialize_file", writing)
+        self._replace(safetensors, "safe_open", reading)

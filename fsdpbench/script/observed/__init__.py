@@ -1,9 +1,8 @@
-"""What a script does that its figures do not show: which calls it makes, where its CPU waits, what its data
-cost.
+"""Observations of a script that its figures do not show, for `fsdpbench/advise`. Nothing is changed by them.
 
-`calls.py` notes torch's calls with their lines, `waits.py` the lines at which the CPU waits for the device,
-`loaders.py` the real time that a batch takes the host; `Observed` makes one record of them
-(`script.observed` of the result), which `fsdpbench/advise` reads. Nothing is changed by looking.
+`calls.py` notes torch's calls and the modules that are wrapped, `gradients.py` the parameters that do not
+train, by the ranks that `exchange.py` finds for each reduction, `waits.py` the lines at which the CPU waits
+and the time of its loaders; `observed.py` makes one record of all (`script.observed` of the result).
 """
 
 from __future__ import annotations

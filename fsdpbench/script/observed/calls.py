@@ -1,4 +1,4 @@
-"""Which of torch's calls a script makes, with their lines and the arguments that matter."""
+"""The calls of torch that a script makes, with their lines and the arguments that matter."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import argparse
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from fsdpbench.script.interposing.arguments import batch_argument
-from fsdpbench.script.interposing.blocks import blocks_of
-from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
-from fsdpbench.script.interposing.checkpoints import replace_checkpoint
-from fsdpbench.script.observed.wrappers import Wrapped, Wrappers
-from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.interposing import (
+    after_parsing,
+    around,
+    around_init,
+    around_loader,
+    replace_checkpoint,
+    replace_fully_shard,
+)
+from fsdpbench.script.model_blocks import blocks_of
+from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 _SHARDING = (
@@ -27,49 +34,47 @@ _SHARDING = (
     "sharding_strategy",
     "use_orig_params",
 )  # fmt: skip
+_IGNORED = ("ignored_modules", "ignored_states", "ignored_params")
 
 
 class Calls:
-    """Notes them. Made before the script starts."""
+    """A record of the calls, made before the script starts. Lists and dictionaries are as in
+    `result.json`."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self.sharding: list[dict[str, Any]] = []
         self.optimizers: list[dict[str, Any]] = []
         self.loaders: list[dict[str, Any]] = []
-        self.checkpointing: dict[str, Any] | None = None
+        self.checkpointing: Place | None = None
         self.batch: dict[str, Any] | None = None
-        self.prefetching: dict[str, Any] | None = None
+        self.prefetching: Place | None = None
         self.blocks: dict[str, Any] | None = None
-        """Of the last module that was wrapped and has blocks: their path, class and count."""
+        """Path, class and count of the blocks of the last module that was wrapped and has blocks."""
         self._own_files = own_files
         self.wrappers = Wrappers(self.place)
         replace_fully_shard(self._fully_shard)
-        self._around_fsdp1()
+        around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
         around_loader(self._loader)
         around_init(torch.optim.Optimizer, self._optimizer)
         self._around_checkpointing()
-        self._around_parser()
-        self._around_prefetching()
+        after_parsing(self._parsed)
+        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", self._prefetching)
 
-    def place(self) -> dict[str, Any]:
-        """Of the script's own call that runs, as `OwnFiles.place` says it."""
+    def place(self) -> Place:
+        """Return the place of the script's own call that runs."""
         return self._own_files.place(self._own_files.innermost())
 
     def _fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
             self._note_sharding("fully_shard", module, kwargs)
             return original(module, *args, **kwargs)
 
         return fully_shard
 
-    def _around_fsdp1(self) -> None:
-        kind: Any = fsdp.FullyShardedDataParallel
-        original = kind.__init__
+    def _fsdp1(self, original: Any) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)[2:]
         inside = False
 
-        @functools.wraps(original)
         def init(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal inside
             if not inside:
@@ -81,7 +86,7 @@ class Calls:
             finally:
                 inside = before
 
-        kind.__init__ = init
+        return init
 
     def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> Wrapped:
         place = self.place()
@@ -89,43 +94,44 @@ class Calls:
         together = len(module) if isinstance(module, list | tuple) else 1
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
-            self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
-        where = {name: place.get(name) for name in ("file", "line", "span")}
+            self.blocks = found.to_dict()
+        span = None if place.span is None else [*place.span]
+        where = {"file": place.file, "line": place.line, "span": span}
         for call in self.sharding:
             if where.items() <= call.items():
                 call["count"] += 1
                 call["together"] = max(call["together"], together)
                 return wrapped
-        arguments = _told(kwargs)
+        arguments = _plain_arguments(kwargs)
         self.sharding.append(
-            {"api": api, **where, **place, "count": 1, "together": together, "arguments": arguments}
+            {"api": api, **where, **place.to_dict(), "count": 1, "together": together, "arguments": arguments}
         )
         return wrapped
 
     def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
-        told = {name: kwargs.get(name) for name in ("batch_size", "num_workers", "pin_memory")}
-        size = told["batch_size"]
-        told["batch_size"] = size if type(size) is int else None
-        workers, pinned = int(told["num_workers"] or 0), bool(told["pin_memory"])
-        self.loaders.append({**self.place(), **told, "num_workers": workers, "pin_memory": pinned})
+        size = kwargs.get("batch_size")
+        self.loaders.append(
+            self.place().to_dict()
+            | {
+                "batch_size": size if type(size) is int else None,
+                "num_workers": int(kwargs.get("num_workers") or 0),
+                "pin_memory": bool(kwargs.get("pin_memory")),
+            }
+        )
 
     def _optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
         defaults = kwargs.get("defaults") or {}
-        self.optimizers.append(
-            {**self.place(), "has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
-        )
+        fused = {"has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
+        self.optimizers.append(self.place().to_dict() | fused)
 
     def _around_checkpointing(self) -> None:
-        replace_checkpoint(self._checkpointing(torch_checkpoint.checkpoint))
-        for module, names in (
-            (torch_checkpoint, ("checkpoint_sequential",)),
-            (wrappers, ("checkpoint_wrapper", "apply_activation_checkpointing")),
-        ):
-            for name in names:
-                setattr(module, name, self._checkpointing(getattr(module, name)))
+        original = torch_checkpoint.checkpoint
+        replace_checkpoint(functools.wraps(original)(self._checkpointing(original)))
+        around(torch_checkpoint, "checkpoint_sequential", self._checkpointing)
+        for name in ("checkpoint_wrapper", "apply_activation_checkpointing"):
+            around(wrappers, name, self._checkpointing)
 
     def _checkpointing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling() and self.checkpointing is None:
                 self.checkpointing = self.place()
@@ -133,35 +139,21 @@ class Calls:
 
         return call
 
-    def _around_parser(self) -> None:
-        original = argparse.ArgumentParser.parse_known_args
+    def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
+        options = [action.option_strings for action in parser._actions if action.dest == name]
+        flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
+        self.batch = {"option": flags[0] if flags else name, "value": getattr(found, name)}
 
-        @functools.wraps(original)
-        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            found, rest = original(parser, *args, **kwargs)
-            name = batch_argument(found)
-            if name is not None:
-                options = [action.option_strings for action in parser._actions if action.dest == name]
-                flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
-                self.batch = {"option": flags[0] if flags else name, "value": getattr(found, name)}
-            return found, rest
-
-        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
-
-    def _around_prefetching(self) -> None:
-        kind: Any = fsdp.FSDPModule
-        original = kind.set_modules_to_forward_prefetch
-
-        @functools.wraps(original)
+    def _prefetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def noted(module: Any, modules: Any) -> None:
             self.prefetching = self.prefetching or self.place()
             original(module, modules)
 
-        kind.set_modules_to_forward_prefetch = noted
+        return noted
 
 
-def _told(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that variations change, as plain values."""
+def _plain_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that variations change, as plain values."""
     found: dict[str, Any] = {}
     for name in _SHARDING:
         if name in kwargs:
@@ -178,3 +170,125 @@ def _told(kwargs: dict[str, Any]) -> dict[str, Any]:
     mesh = kwargs.get("mesh", kwargs.get("device_mesh"))
     found["mesh"] = None if mesh is None else mesh.ndim
     return found
+
+
+# ----------------------------------------------------------------------------------------------- wrappers
+
+
+@dataclass
+class Wrapped:
+    """A module that `fully_shard`, FSDP1 or DDP wraps.
+
+    Fields: `shape`: of its mesh, or the size of its group; `ignored`: identities of parameters that FSDP1
+    leaves alone; `ignored_by`: the argument that names them; `hook`: the place where a communication hook was
+    registered.
+    """
+
+    module: weakref.ref[nn.Module]
+    api: str
+    place: Place
+    shape: tuple[int, ...]
+    mesh: Any
+    ignored: frozenset[int]
+    ignored_by: str = ""
+    hook: Place | None = None
+
+    def groups(self) -> set[tuple[int, ...]]:
+        """Return the ranks of each dimension of its mesh."""
+        groups = [None] if self.mesh is None else self.mesh.get_all_groups()
+        return {tuple(dist.get_process_group_ranks(group)) for group in groups}
+
+    def parameters(self) -> Iterator[tuple[Any, bool]]:
+        """Yield the parameters of its module, each with whether the wrapper takes care of it."""
+        module: Any = self.module()
+        names = getattr(getattr(module, "module", None), "_ddp_params_and_buffers_to_ignore", ())
+        for name, each in () if module is None else module.named_parameters():
+            ignores = name.removeprefix("module.") in names or id(each) in self.ignored
+            yield each, not ignores and (self.api != "fully_shard" or isinstance(each, DTensor))
+
+
+class Wrappers:
+    """The modules that a script wraps, over which ranks, with which communication hook.
+
+    `place()` returns the place of the script's line that runs.
+    """
+
+    def __init__(self, place: Callable[[], Place]) -> None:
+        self.made: list[Wrapped] = []
+        self.wrapped_at: dict[int, Place] = {}
+        """The place where a parameter, by its identity then, was wrapped."""
+        self._looked = -1, 0
+        self._place = place
+        self._owners: dict[int, Wrapped] = {}
+        self._ignoring: dict[int, Wrapped] = {}
+        for kind, name in (
+            (fsdp.FullyShardedDataParallel, "register_comm_hook"),
+            (nn.parallel.DistributedDataParallel, "register_comm_hook"),
+            (fsdp.FSDPModule, "set_custom_reduce_scatter"),
+        ):
+            if hasattr(kind, name):
+                around(kind, name, self._registering)
+        around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
+
+    def note(self, api: str, module: Any, arguments: dict[str, Any], place: Place) -> Wrapped:
+        """Record that `module` (or several) is about to be wrapped; return the record of the last one."""
+        mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
+        if mesh is None and isinstance(group, tuple):
+            shape = tuple(dist.get_world_size(each) for each in reversed(group))
+        else:
+            shape = tuple(mesh.shape) if mesh is not None else (_size(group),)
+        by = next((name for name in _IGNORED if arguments.get(name)), "")
+        ignored = frozenset(map(id, _parameters(arguments.get(by))))
+        for each in module if isinstance(module, list | tuple) else [module]:
+            self.made.append(Wrapped(weakref.ref(each), api, place, shape, mesh, ignored, by))
+            self.wrapped_at |= {id(parameter): place for parameter in each.parameters()}
+        return self.made[-1]
+
+    def look(self, when: int) -> None:
+        """Find the innermost wrapper that takes care of each parameter, once for each `when`."""
+        if (when, len(self.made)) == self._looked:
+            return
+        self._looked = when, len(self.made)
+        self._owners.clear()
+        self._ignoring.clear()
+        sized = [[*wrapped.parameters()] for wrapped in self.made]
+        for wrapped, held in sorted(zip(self.made, sized, strict=True), key=lambda each: -len(each[1])):
+            for parameter, owned in held:
+                (self._owners if owned else self._ignoring)[id(parameter)] = wrapped
+
+    def of(self, parameter: Any) -> Wrapped | None:
+        """Return the wrapper that takes care of a parameter."""
+        return self._owners.get(id(parameter))
+
+    def ignoring(self, parameter: Any) -> Wrapped | None:
+        """Return the wrapper around a parameter that leaves it alone."""
+        return self._ignoring.get(id(parameter))
+
+    def _registering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            inside = {id(each) for each in module.modules()}
+            for wrapped in self.made:
+                if id(wrapped.module()) in inside:
+                    wrapped.hook = self._place()
+            return original(module, *args, **kwargs)
+
+        return register
+
+    def _ddp(self, original: Any) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)[2:]
+        api = nn.parallel.DistributedDataParallel.__name__
+
+        def init(made: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(made, module, *args, **kwargs)
+            self.note(api, made, kwargs | dict(zip(names, args, strict=False)), self._place())
+
+        return init
+
+
+def _size(group: Any) -> int:
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def _parameters(ignored: Any) -> Iterator[Any]:
+    for each in ignored or ():
+        yield from each.parameters() if isinstance(each, nn.Module) else [each]

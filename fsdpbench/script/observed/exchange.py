@@ -1,4 +1,4 @@
-"""Which ranks take part in the reduction of a gradient, whoever reduces it: FSDP, DDP, a hook, the script.
+"""The ranks that take part in the reduction of a gradient, whoever reduces it: FSDP, DDP, a hook, the script.
 
 A collective marks the memory that it writes with its ranks, and operators hand marks on from what they read
 to what they write. So the memory of a gradient says, as an optimizer steps, over which ranks it was reduced.
@@ -6,14 +6,22 @@ to what they write. So the memory of a gradient says, as an optimizer steps, ove
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed.fsdp as fsdp
+from torch import nn
 
 import fsdpbench
+from fsdpbench.script.interposing import around
+from fsdpbench.script.observed.calls import Wrapped
+from fsdpbench.script.own_files import Place
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators import kernels
@@ -31,8 +39,11 @@ _FORWARD, _COMPILED = ("/torch/nn/modules/module.py",), (f"{fsdpbench.__path__[0
 
 
 class Exchange:
-    """Marks memory until `stop`. ``stepping``: whether an optimizer steps. ``backwards``: how often backward
-    was called. ``everywhere``: ranks that exchange activations, and so share out the model or its input."""
+    """An observer that marks memory with ranks until `stop`.
+
+    Attributes: `stepping`: whether an optimizer steps; `backwards`: the calls of backward so far;
+    `everywhere`: ranks that exchange activations, and so share out the model or its input.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
         self.stepping = False
@@ -52,20 +63,21 @@ class Exchange:
         self.active = False
 
     def of(self, gradient: torch.Tensor) -> tuple[frozenset[Ranks], int]:
-        """The ranks of each reduction that a gradient went through, and in which call of backward the last
-        one was."""
+        """Return the ranks of each reduction that a gradient went through, and the call of backward of the
+        last one."""
         memory = _memory(gradient)
         return getattr(memory, _RANKS, _NO_RANKS), getattr(memory, _WHEN, 0)
 
     def of_step(self, elements: int) -> frozenset[Ranks]:
-        """The ranks over which the optimizer itself has just reduced gradients of so many elements."""
+        """Return the ranks over which the optimizer itself has just reduced gradients of `elements`
+        elements."""
         found = frozenset(ranks for ranks, count in self._in_step.items() if 2 * count >= elements)
         self._in_step.clear()
         return found
 
     def covers(self, reductions: Iterable[Ranks], rank: int, world: int) -> bool:
-        """Whether reductions over these groups of `rank` one after another, and over like groups of the other
-        ranks, are one over all."""
+        """Return whether reductions over these groups of `rank` one after another, and over like groups of
+        the other ranks, together reduce over all `world` ranks."""
         reached = {rank}
         for ranks in {*reductions, *self.everywhere}:
             if len(ranks) >= world:
@@ -149,10 +161,83 @@ def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def _runs_in(places: tuple[str, ...]) -> bool:
-    """Whether code of a file with one of these in its name runs."""
+    """Return whether code of a file with one of these in its name runs."""
     frame = sys._getframe(1)
     while frame is not None:
         if any(place in frame.f_code.co_filename for place in places):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+_SWITCHES = ("set_requires_gradient_sync", "set_requires_all_reduce")
+_Off = dict[tuple[str, int], tuple[weakref.ref[nn.Module], Place]]
+
+
+class Syncs:
+    """The switches that turn the reduction of gradients off.
+
+    `place()` returns the place of the script's line that runs; `exchange` counts calls of backward.
+    """
+
+    def __init__(self, place: Callable[[], Place], exchange: Exchange) -> None:
+        self._place, self._exchange = place, exchange
+        self._off: _Off = {}
+        self.last_off: _Off = {}
+        """Switches that were off in the last call of backward: by switch and module, with their lines."""
+        for name in _SWITCHES:
+            around(fsdp.FSDPModule, name, functools.partial(self._switching, name))
+        for kind in (fsdp.FullyShardedDataParallel, nn.parallel.DistributedDataParallel):
+            around(kind, "no_sync", self._without_sync)
+        around(torch.autograd, "backward", self._backward)
+
+    def off(self, parameter: Any, wrapped: Wrapped | None) -> tuple[Place, str] | None:
+        """Return the place and the switch that had the reduction of a parameter's gradient off in the last
+        call of backward."""
+        module = None if wrapped is None else wrapped.module()
+        for (name, _), (switched, place) in self.last_off.items():
+            found = switched()
+            if found is not None and (found is module or (name == "no_sync" and holds(found, parameter))):
+                return place, name
+        return None
+
+    def _switching(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        kind: Any = fsdp.FSDPModule
+
+        def switch(module: Any, wanted: bool, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
+            original(module, wanted, *args, recurse=recurse, **kwargs)
+            for each in module.modules() if recurse else [module]:
+                self._off.pop((name, id(each)), None)
+                if not wanted and isinstance(each, kind):
+                    self._off[name, id(each)] = weakref.ref(each), self._place()
+
+        return switch
+
+    def _without_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @contextlib.contextmanager
+        def no_sync(model: Any, place: Place) -> Iterator[None]:
+            key = "no_sync", id(model)
+            before = self._off.get(key)
+            self._off[key] = weakref.ref(model), place
+            try:
+                with original(model):
+                    yield
+            finally:
+                self._off.pop(key)
+                if before is not None:
+                    self._off[key] = before
+
+        return lambda model: no_sync(model, self._place())
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._exchange.backwards += 1
+            self.last_off = dict(self._off)
+            return original(*args, **kwargs)
+
+        return backward
+
+
+def holds(module: nn.Module | None, parameter: Any) -> bool:
+    """Return whether a parameter is one of a module's."""
+    return module is not None and any(each is parameter for each in module.parameters())

@@ -1,11 +1,11 @@
-"""Which parameters of the optimizers train: those without a gradient in any step, those whose gradients some
-ranks never exchange, and why."""
+"""The gradients of the optimizers' parameters: missing in every step, or never exchanged by some ranks, and
+the cause."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,22 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fsdpbench.script.observed.exchange import Exchange, Ranks
-from fsdpbench.script.observed.syncs import Syncs, holds
-from fsdpbench.script.observed.wrappers import Place, Wrapped, Wrappers
+from fsdpbench.script.interposing import around
+from fsdpbench.script.observed.calls import Wrapped, Wrappers
+from fsdpbench.script.observed.exchange import Exchange, Ranks, Syncs, holds
+from fsdpbench.script.own_files import Place
+from fsdpbench.script.steps import MADE
 
 _LISTED = 4
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """The cause of a finding: its `kind`, the place of the script, and details for its page."""
+
+    kind: str
+    place: Place
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -29,26 +40,29 @@ class _Parameter:
 
     held: weakref.ref[Any]
     name: str = ""
-    made: Place = field(default_factory=dict)
-    """Where its optimizer was made."""
+    made: Place = field(default_factory=Place)
+    """The place where its optimizer was made."""
     has_gradient: bool = False
     exchanged: bool = False
     late: bool = True
     ranks: int = 1
-    cause: tuple[str, Place] | None = None
+    cause: _Cause | None = None
 
 
 class Gradients:
-    """Looks at every optimizer as it has stepped."""
+    """An observer of every optimizer after its step.
+
+    `place()` returns the place of the script's line that runs.
+    """
 
     def __init__(self, place: Callable[[], Place], exchange: Exchange, wrappers: Wrappers) -> None:
         self._place, self._exchange, self._wrappers = place, exchange, wrappers
         self._syncs = Syncs(place, exchange)
         self._parameters: dict[int, _Parameter] = {}
         self._steps = 0
-        self._stepped: Place = {}
+        self._stepped = Place()
         self.names: dict[int, str] = {}
-        """Of parameters by their identity."""
+        """Names of parameters by their identity."""
         self._world = 1
         self._unheld: list[str] = []
         self._reentrant: list[tuple[weakref.ref[nn.Module] | None, Place]] = []
@@ -56,15 +70,13 @@ class Gradients:
         self._held: set[int] = set()
         """Identities of the parameters of all optimizers, those that have not stepped included."""
         self._leading: Any = None
-        self._around_groups()
+        around(torch.optim.Optimizer, "add_param_group", self._adding_group)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
-        self._around_reentrant()
-
-    def _around_reentrant(self) -> None:
         kind: Any = torch_checkpoint.CheckpointFunction
-        original = kind.forward
+        kind.forward = staticmethod(self._reentrant_forward(kind.forward))
 
+    def _reentrant_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def forward(context: Any, function: Any, preserve: bool, *inputs: Any) -> Any:
             if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
@@ -74,23 +86,19 @@ class Gradients:
                     self._reentrant.append((known_as, self._place()))
             return original(context, function, preserve, *inputs)
 
-        kind.forward = staticmethod(forward)
+        return forward
 
     # ------------------------------------------------------------------------------------------------ steps
 
-    def _around_groups(self) -> None:
-        kind: Any = torch.optim.Optimizer
-        original = kind.add_param_group
-
-        @functools.wraps(original)
+    def _adding_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
             original(optimizer, group)
             self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
 
-        kind.add_param_group = add_param_group
+        return add_param_group
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """A closure that the optimizer calls (forward and backward) does not belong to its own step."""
+        """Take a closure that the optimizer calls (forward and backward) out of its own step."""
         exchange = self._exchange
         exchange.stepping = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -123,7 +131,7 @@ class Gradients:
         trained = [each for each in held if each.requires_grad and each.numel()]
         inside = self._exchange.of_step(sum(each.numel() for each in trained))
         for each in trained:
-            self._look_at(each, inside).made = optimizer._sim_made.place
+            self._look_at(each, inside).made = getattr(optimizer, MADE).place
         for seen in every:
             if seen.late or not (seen.exchanged and seen.has_gradient):
                 self._find_cause(seen)
@@ -161,27 +169,33 @@ class Gradients:
         wrapped = self._wrappers.of(parameter)
         off = self._syncs.off(parameter, wrapped)
         if off is not None:
-            seen.cause = "off", off
+            seen.cause = _Cause("off", off[0], {"switch": off[1]})
         elif not seen.has_gradient and wrapped is None and id(parameter) in self._wrappers.wrapped_at:
             at = self._wrappers.wrapped_at[id(parameter)]
-            seen.cause = "replaced", {**seen.made, "wrapped_at": at["line"], "wrapped_span": at.get("span")}
+            more: dict[str, Any] = {
+                "wrapped_at": at.line,
+                "wrapped_span": None if at.span is None else [*at.span],
+            }
+            seen.cause = _Cause("replaced", seen.made, more)
         elif not seen.has_gradient:
             found = [place for known, place in self._reentrant if known is None or holds(known(), parameter)]
-            seen.cause = ("reentrant", found[0]) if found else ("unused", self._stepped)
+            seen.cause = _Cause("reentrant", found[0]) if found else _Cause("unused", self._stepped)
         elif wrapped is None:
             ignoring = self._wrappers.ignoring(parameter)
-            place = self._stepped if ignoring is None else {**ignoring.place, "ignored": ignoring.ignored_by}
-            seen.cause = "bare" if ignoring is None else "ignored", place
+            if ignoring is None:
+                seen.cause = _Cause("bare", self._stepped)
+            else:
+                seen.cause = _Cause("ignored", ignoring.place, {"ignored": ignoring.ignored_by})
         elif wrapped.hook is not None:
-            seen.cause = "hook", wrapped.hook
+            seen.cause = _Cause("hook", wrapped.hook)
         else:
             has_mesh = wrapped.mesh is not None
-            made_by = {**wrapped.place, "api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
-            seen.cause = "group", made_by
+            more = {"api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
+            seen.cause = _Cause("group", wrapped.place, more)
 
     def _find_unheld(self) -> Iterator[str]:
-        """Parameters of wrapped modules that have a gradient, and are in no optimizer, where optimizers hold
-        nothing but parameters of these modules (and no copies in another dtype)."""
+        """Yield the parameters of wrapped modules that have a gradient and are in no optimizer, where
+        optimizers hold nothing but parameters of these modules (and no copies in another dtype)."""
         own = {
             id(parameter): parameter
             for wrapped in self._wrappers.made
@@ -194,27 +208,27 @@ class Gradients:
     # --------------------------------------------------------------------------------------------- findings
 
     def to_dict(self) -> dict[str, Any]:
-        """`parameters` of the optimizers; `without` a gradient in any step; `findings`: those that share a
-        cause, by `count`, first `names` and line."""
+        """Return `parameters` of the optimizers, how many are `without` a gradient in any step, and
+        `findings`: parameters that share a cause, by `count`, first `names` and line."""
         every = list(self._parameters.values())
         found: dict[Any, list[_Parameter]] = {}
         for each in every:
             kind = _kind(each)
             if kind and each.cause is not None:
-                cause, place = each.cause
+                cause, place = each.cause, each.cause.place
                 # Calls that wrap parts of one model have the same group.
-                where = place["shape"] if cause == "group" else (place.get("file"), place.get("line"))
-                found.setdefault((kind, cause, where), []).append(each)
+                where = cause.more["shape"] if cause.kind == "group" else (place.file, place.line)
+                found.setdefault((kind, cause.kind, where), []).append(each)
         findings = [
             {
                 "kind": kind,
                 "cause": cause,
-                "count": len(those),
-                "names": [each.name for each in those[:_LISTED]],
-                "ranks": max(each.ranks for each in those),
-                **(those[0].cause or ("", {}))[1],
+                "count": len(alike),
+                "names": [each.name for each in alike[:_LISTED]],
+                "ranks": max(each.ranks for each in alike),
+                **(alike[0].cause.place.to_dict() | {**alike[0].cause.more} if alike[0].cause else {}),
             }
-            for (kind, cause, _), those in found.items()
+            for (kind, cause, _), alike in found.items()
         ]
         return {
             "parameters": len(every),
@@ -225,8 +239,8 @@ class Gradients:
 
 
 def _not_held(names: list[str]) -> dict[str, Any]:
-    where = {"file": "", "line": 0, "text": ""}
-    return {"kind": "unheld", "cause": "", "count": len(names), "names": names[:_LISTED], "ranks": 0, **where}
+    found = {"kind": "unheld", "cause": "", "count": len(names), "names": names[:_LISTED], "ranks": 0}
+    return found | Place().to_dict()
 
 
 def _kind(seen: _Parameter) -> str:
@@ -236,7 +250,7 @@ def _kind(seen: _Parameter) -> str:
 
 
 def _module_of(function: Any) -> nn.Module | None:
-    """The module that a function runs: itself, its own, or one that it closes over."""
+    """Return the module that a function runs: itself, its own, or one that it closes over."""
     while isinstance(function, functools.partial):
         function = function.func
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -247,8 +261,8 @@ def _module_of(function: Any) -> nn.Module | None:
 
 
 def _model_parallel(parameter: Any, wrapped: Wrapped | None) -> Iterator[tuple[int, ...]]:
-    """Ranks over which a parameter is laid out by the script, not by `fully_shard`: of each dimension of its
-    mesh."""
+    """Yield the ranks over which the script, not `fully_shard`, lays out a parameter: of each dimension of
+    its mesh."""
     if isinstance(parameter, DTensor):
         of_fsdp = wrapped.groups() if wrapped is not None and wrapped.api == "fully_shard" else ()
         for group in parameter.device_mesh.get_all_groups():

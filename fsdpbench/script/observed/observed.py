@@ -1,17 +1,22 @@
-"""All that was seen of a script, as one record."""
+"""All observations of a script as one record, and habits of it that cost time without need."""
 
 from __future__ import annotations
 
 import contextlib
+import linecache
+import os
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fsdpbench.script.interposing.blocks import (
-    Blocks,
+from fsdpbench.script.interposing import around, around_init
+from fsdpbench.script.model_blocks import (
     bare_parameters,
     blocks_of,
     class_name,
@@ -19,20 +24,17 @@ from fsdpbench.script.interposing.blocks import (
     parameter_names,
     unwrapped_root,
 )
-from fsdpbench.script.interposing.calls import around_init
 from fsdpbench.script.observed.calls import Calls
 from fsdpbench.script.observed.exchange import Exchange
 from fsdpbench.script.observed.gradients import Gradients
-from fsdpbench.script.observed.habits import Habits
-from fsdpbench.script.observed.loaders import Loaders
-from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.observed.waits import Loaders, Waits
+from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
 
 
 class Observed:
-    """Made before the script starts, and after the variations: what it does is seen, not what becomes of
-    it."""
+    """All observers of one script. Made before it starts, and after the variations: the script's own calls
+    are observed, not what variations make of them."""
 
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
@@ -46,14 +48,14 @@ class Observed:
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
 
     def _look_at_model(self) -> None:
-        """As the first optimizer is made the model is complete."""
+        """Describe the model, which is complete as the first optimizer is made."""
         if self._model is None:
             with contextlib.suppress(Exception):  # a model may be anything
                 self._model = self._described()
                 self.gradients.names = parameter_names()
 
     def _look_at_loop(self) -> None:
-        """An optimizer of the script's own has stepped."""
+        """Remember the code that calls the step of an optimizer of the script's own."""
         frame = self._own_files.innermost() if self.waits.loop is None else None
         if frame is not None and self._own_files.has(frame.f_code.co_filename):
             self.waits.loop = frame.f_code
@@ -66,12 +68,13 @@ class Observed:
         model = bare or (wrapped[-1] if wrapped else None)
         if model is None:
             return {}
+        blocks = None if bare is None else blocks_of(bare)
         units = [each for each in model.modules() if is_unit(each)]
         kinds = Counter(class_name(each) for each in units if each is not model)
         dtypes = Counter(parameter.dtype for parameter in model.parameters())
         return {
             "class": class_name(model),
-            "blocks": self.calls.blocks if bare is None else _told(blocks_of(bare)),
+            "blocks": self.calls.blocks if bare is None else blocks and blocks.to_dict(),
             "units": len(units),
             "unit_classes": dict(kinds),
             "unwrapped_root": bare is not None,
@@ -80,15 +83,15 @@ class Observed:
         }
 
     def to_dict(self, steps: int) -> dict[str, Any]:
-        """As in `result.json`, after `steps` steps."""
+        """Return the observations as in `result.json`, after `steps` steps."""
         calls = self.calls
         return {
             "sharding": calls.sharding,
             "model": self._model or {},
             "optimizers": calls.optimizers,
             "loaders": calls.loaders,
-            "checkpointing": calls.checkpointing,
-            "forward_prefetch": calls.prefetching,
+            "checkpointing": calls.checkpointing and calls.checkpointing.to_dict(),
+            "forward_prefetch": calls.prefetching and calls.prefetching.to_dict(),
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),
             **self.habits.to_dict(steps),
@@ -96,7 +99,92 @@ class Observed:
         }
 
 
-def _told(blocks: Blocks | None) -> dict[str, Any] | None:
-    if blocks is None:
-        return None
-    return {"path": blocks.path, "class": blocks.class_name, "count": len(blocks.modules)}
+_SEVERAL = 8
+"""Norms of one line in a step, from which the line is named."""
+
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+
+
+class Habits:
+    """Habits that cost time without need: backward inside of autocast, gradients filled with zeros, norms
+    taken one by one, autograd's search for NaN, and CUDA's launches one by one left on.
+
+    `place()` returns the place of the script's line that runs.
+    """
+
+    def __init__(self, own_files: OwnFiles, place: Callable[[], Place]) -> None:
+        self.backward_in_autocast: Place | None = None
+        self.zeroed: Place | None = None
+        self.anomaly: Place | None = None
+        self._asked_for_anomaly: Place | None = None
+        self._own_files = own_files
+        self._place = place
+        self._norms: Counter[tuple[str, int]] = Counter()
+        self._norm_places: dict[tuple[str, int], Place] = {}
+        self._around(torch.Tensor, "backward", self._backward)
+        for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
+            self._around(kind, "__init__", self._asks_for_anomaly)
+        self._around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        self._around(nn.Module, "zero_grad", self._zero_grad)
+        for owner, name in ((torch.Tensor, "norm"), (torch, "norm"), (torch.linalg, "vector_norm")):
+            self._around(owner, name, self._norm)
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        if self.backward_in_autocast is None and torch.is_autocast_enabled("cuda"):
+            self.backward_in_autocast = self._place()
+        if self.anomaly is None and torch.is_anomaly_enabled():
+            self.anomaly = self._asked_for_anomaly or self._place()
+
+    def _asks_for_anomaly(self, *args: Any, **kwargs: Any) -> None:
+        self._asked_for_anomaly = self._place()
+
+    def _one_by_one(self) -> Place | None:
+        """Return the place where the script asks for blocking launches; without a line where its environment
+        does."""
+        if os.environ.get(_BLOCKING) != "1":
+            return None
+        for file in self._own_files.seen():
+            for number, text in enumerate(linecache.getlines(file), 1):
+                if _BLOCKING in text:
+                    return Place(file, number, text.strip())
+        return Place(text=f"{_BLOCKING}=1")
+
+    def _zero_grad(self, owner: Any, set_to_none: bool = True, **kwargs: Any) -> None:
+        if not set_to_none and self.zeroed is None:
+            self.zeroed = self._place()
+
+    def _norm(self, *args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(2)  # who calls what is around the function
+        if not self._own_files.has(frame.f_code.co_filename):
+            return
+        key = frame.f_code.co_filename, frame.f_lineno
+        self._norms[key] += 1
+        if key not in self._norm_places:
+            self._norm_places[key] = self._place()
+
+    def _around(self, owner: Any, name: str, note: Callable[..., None]) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                if not torch.compiler.is_compiling():
+                    note(*args, **kwargs)
+                return original(*args, **kwargs)
+
+            return noted
+
+        around(owner, name, make)
+
+    def to_dict(self, steps: int) -> dict[str, Any]:
+        """Return the habits as in `result.json`; `norms`: the line that takes most of them, and how many a
+        step."""
+        norms = None
+        if self._norms and steps:
+            key, count = self._norms.most_common(1)[0]
+            if count >= _SEVERAL * steps:
+                norms = self._norm_places[key].to_dict() | {"per_step": count / steps}
+        places = {
+            "backward_in_autocast": self.backward_in_autocast,
+            "zeroed": self.zeroed,
+            "anomaly": self.anomaly,
+            "launch_blocking": self._one_by_one(),
+        }
+        return {name: place and place.to_dict() for name, place in places.items()} | {"norms": norms}

@@ -1,5 +1,5 @@
-"""Where the script's own lines make the CPU wait for the device: `loss.item()`, `torch.cuda.synchronize()`,
-a copy from memory that is not pinned.
+"""Waits of a script's CPU: for the device at its own lines (`loss.item()`, `torch.cuda.synchronize()`, a copy
+from memory that is not pinned), and for its data loaders.
 
 FSDP waits too (its rate limiter), and so does a gradient scaler: those waits are not the script's.
 """
@@ -9,17 +9,21 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
-from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.interposing import around
+from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 
 _TORCHS_OWN = tuple(
     os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep
@@ -33,26 +37,27 @@ _TORCHS_OWN = tuple(
 )
 _LONGEST = 120
 _MOST_CALLERS = 8
-_Caller = tuple[CodeType, dict[str, Any]]
+_Caller = tuple[CodeType, Place]
 """The code that ran, and the place of its call."""
 
 
 @dataclass
-class _Place:
-    """Waits of one line: how often and how long (ns), by step."""
+class _WaitsOfLine:
+    """The waits of one line: how often and how long (ns), by step."""
 
     counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     waited: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     copies_in: int = 0
-    text: dict[str, Any] = field(default_factory=dict)
+    place: Place | None = None
     callers: tuple[_Caller, ...] = ()
-    """Calls of the script's own that led there, the nearest first."""
+    """Calls of the script's own that led to the line, the nearest first."""
 
 
 class Waits:
-    """Notes them; with ``skipped`` the CPU continues instead. Made when the simulation has started.
+    """The waits for the device. Made when the simulation has started.
 
-    ``step``: how many steps have ended. ``count``: waits that were skipped.
+    Attributes: `step`: returns how many steps have ended; `skipped`: the CPU continues instead of waiting;
+    `count`: waits that were skipped.
     """
 
     def __init__(self, own_files: OwnFiles, simulation: Simulation) -> None:
@@ -64,7 +69,7 @@ class Waits:
         self.count = 0
         self._inside = False
         self._own_files = own_files
-        self._places: dict[tuple[str, int], _Place] = defaultdict(_Place)
+        self._places: dict[tuple[str, int], _WaitsOfLine] = defaultdict(_WaitsOfLine)
         timeline: Any = simulation.accelerator.timeline
         timeline.wait_for = self._following(timeline.wait_for)
         device: Any = torch.get_device_module(DEVICE_TYPE)
@@ -89,18 +94,18 @@ class Waits:
                 self._inside = False
                 frame, copies_in = found
                 line = self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno
-                place, step = self._places[line], self.step()
-                place.counts[step] += 1
-                place.waited[step] += self._simulation.cpu_ns() - before
-                place.copies_in += copies_in
-                if not place.text:
-                    place.text, place.callers = self._place(frame), self._callers(frame.f_back)
+                waits, step = self._places[line], self.step()
+                waits.counts[step] += 1
+                waits.waited[step] += self._simulation.cpu_ns() - before
+                waits.copies_in += copies_in
+                if waits.place is None:
+                    waits.place, waits.callers = self._place(frame), self._callers(frame.f_back)
 
         return wait
 
     def _line(self) -> tuple[FrameType, bool] | None:
-        """The script's frame that waits, and whether it copies to the device; None where FSDP waits, or a
-        library."""
+        """Return the script's frame that waits, and whether it copies to the device; None where FSDP waits,
+        or a library."""
         frame: FrameType | None = sys._getframe(2)
         copies_in = False
         while frame is not None:
@@ -115,9 +120,9 @@ class Waits:
             frame = frame.f_back
         return None
 
-    def _place(self, frame: FrameType) -> dict[str, Any]:
+    def _place(self, frame: FrameType) -> Place:
         place = self._own_files.place(frame)
-        return {**place, "text": place["text"][:_LONGEST]}
+        return replace(place, text=place.text[:_LONGEST])
 
     def _callers(self, frame: FrameType | None) -> tuple[_Caller, ...]:
         found: list[_Caller] = []
@@ -128,25 +133,107 @@ class Waits:
         return tuple(found)
 
     def to_list(self, steps: int) -> list[dict[str, Any]]:
-        """Lines that wait in every step but the first of the `steps` that ended, the longest waits first.
+        """Return the lines that wait in every step but the first of the `steps` that ended, longest waits
+        first.
 
-        `file`, `line`, its `text`, `per_step`, `waited_s_per_step`, whether it `copies` to the device, and
-        from which line of the loop it is `called`, where it is in another function.
+        Of each line its place, `per_step`, `waited_s_per_step` (seconds), whether it `copies` to the device,
+        and the line of the training loop from which it is `called`, where it is in another function.
         """
         wanted = range(1, steps)
         found = []
-        for place in self._places.values():
-            if not wanted or not all(place.counts.get(step) for step in wanted):
+        for waits in self._places.values():
+            if not wanted or waits.place is None or not all(waits.counts.get(step) for step in wanted):
                 continue
-            count = sum(place.counts[step] for step in wanted)
+            called = next((each for code, each in waits.callers if code is self.loop), None)
             found.append(
-                {
-                    **place.text,
-                    "per_step": count / len(wanted),
-                    "waited_s_per_step": sum(place.waited[step] for step in wanted) / len(wanted) / 1e9,
-                    "copies": place.copies_in > 0,
-                    # The line of the training loop, where what waits is in a function that it calls.
-                    "called": next((each for code, each in place.callers if code is self.loop), None),
+                waits.place.to_dict()
+                | {
+                    "per_step": sum(waits.counts[step] for step in wanted) / len(wanted),
+                    "waited_s_per_step": sum(waits.waited[step] for step in wanted) / len(wanted) / 1e9,
+                    "copies": waits.copies_in > 0,
+                    "called": called and called.to_dict(),
                 }
             )
         return sorted(found, key=lambda each: -each["waited_s_per_step"])
+
+
+_FILE = "loader_times"
+_now = time.monotonic
+_WAITED = Path("/proc/thread-self/schedstat")
+_LEAST = 3
+"""The fewest batches whose times are reported."""
+
+
+class Loaders:
+    """The real time that batches of `DataLoader`s take the host, here and in their workers.
+
+    Workers are other processes; each writes what its batches took to a file. Simulated time stops meanwhile,
+    except for a `time.sleep` of the script's own, which is there on both clocks.
+    """
+
+    def __init__(self, folder: Path, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.taken = 0
+        """Batches that the script has taken."""
+        self._file = folder.absolute() / _FILE
+        self._pid = os.getpid()
+        self._times: list[float] = []
+        self._charged: list[float] = []
+        for kind in (MapDatasetFetcher, IterableDatasetFetcher):
+            around(kind, "fetch", self._fetching)
+        around(BaseDataLoaderIter, "__next__", self._taking)
+
+    def _fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(fetcher: Any, index: Any) -> Any:
+            began, waited = _now(), _waited_for_a_core()
+            found = original(fetcher, index)
+            took = max(0.0, _now() - began - (_waited_for_a_core() - waited))
+            if os.getpid() == self._pid:
+                self._times.append(took)
+            else:
+                with self._file.open("a") as file:
+                    file.write(f"{took:.6f}\n")
+            return found
+
+        return timed
+
+    def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(iterator: Any) -> Any:
+            began = self._simulation.cpu_ns()
+            found = original(iterator)
+            self.taken += 1
+            self._charged.append((self._simulation.cpu_ns() - began) / 1e9)
+            return found
+
+        return counted
+
+    def to_dict(self, steps: int) -> dict[str, float] | None:
+        """Return the `seconds` that a batch takes, `batches` a step, and `charged_s`, the seconds that the
+        simulation knows of already; None where there were too few batches."""
+        times = self._times or self._read()
+        if len(times) < _LEAST or not steps or not self.taken:
+            return None
+        usual = sorted(times[1:])
+        # The lower quartile: on a busy machine others take their time out of the rest.
+        return {
+            "seconds": usual[len(usual) // 4],
+            "batches": self.taken / steps,
+            "charged_s": sorted(self._charged)[len(self._charged) // 2],
+        }
+
+    def _read(self) -> list[float]:
+        try:
+            found = [float(line) for line in self._file.read_text().split()]
+            self._file.unlink()
+        except (OSError, ValueError):
+            return []
+        return found
+
+
+def _waited_for_a_core() -> float:
+    """Return the seconds that this thread was ready and had no core, on a busy machine; 0 where Linux does
+    not say."""
+    try:
+        return int(_WAITED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,15 +1,17 @@
-"""One collective as a rank called it, and the log of a rank: what it called, and how it ended."""
+"""The log of a rank: the collectives that it called, their results on rank 0, and how it ended."""
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.documents import read_json_object
 from fsdpbench.files.whole_files import write_whole
 
 T = TypeVar("T")
@@ -18,7 +20,7 @@ MOST_CALLS = 200_000
 
 
 class Ended(StrEnum):
-    """How a rank's script ended. All but `OK` cut its log short."""
+    """The ends of a rank's script. All but `OK` cut its log short."""
 
     OK = "ok"
     RAISED = "raised"
@@ -39,7 +41,7 @@ class Group(NamedTuple):
 
     @property
     def key(self) -> tuple[tuple[int, ...], int, str]:
-        """What tells it from others; a description may differ in nothing but words."""
+        """Return the identity of the group; descriptions may differ in words alone."""
         return self.ranks, self.number, self.lane
 
 
@@ -75,7 +77,7 @@ class Call(NamedTuple):
 
 @dataclass
 class RankLog:
-    """What one rank called, in order, and how it ended: `error` in words, `stood` where."""
+    """The calls of one rank, in order, and its end: `error` in words, `stood` its stack."""
 
     rank: int
     calls: list[Call] = field(default_factory=list)
@@ -83,14 +85,14 @@ class RankLog:
     error: str | None = None
     stood: Stack = ()
     phase: int = 0
-    """The last one that it began."""
+    """The last phase that it began; odd inside of `Join`."""
 
     @property
     def is_whole(self) -> bool:
         return self.ended is Ended.OK
 
     def write(self, folder: Path) -> None:
-        """Write into `folder`, whole."""
+        """Write the log into `folder`, whole or not at all."""
         groups = _Table[Group]()
         stacks = _Table[Stack]()
         calls = [
@@ -113,7 +115,7 @@ class RankLog:
 
     @classmethod
     def read(cls, folder: Path) -> RankLog:
-        """Raises `UnreadableFileError`."""
+        """Read the log in `folder`. Raise `UnreadableFileError` if there is none."""
         content = read_json_object(folder / LOG_NAME)
         groups = [Group(_long(ranks), *rest) for ranks, *rest in content["groups"]]
         stacks = [tuple(Frame(*frame) for frame in stack) for stack in content["stacks"]]
@@ -128,7 +130,7 @@ class RankLog:
 
 
 class _Table(Generic[T]):
-    """Each of equal items once."""
+    """Items by number, each of equal ones once."""
 
     def __init__(self) -> None:
         self.items: list[T] = []
@@ -142,7 +144,7 @@ class _Table(Generic[T]):
 
 
 def _short(ranks: Sequence[int]) -> Mapping[str, int] | list[int]:
-    """Evenly spaced ranks as a range: a group may have thousands, and be one of thousands."""
+    """Return evenly spaced ranks as a range: a group may have thousands, and be one of thousands."""
     step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     if ranks and step > 0 and tuple(range(ranks[0], ranks[-1] + 1, step)) == tuple(ranks):
         return {"first": ranks[0], "last": ranks[-1], "step": step}
@@ -153,3 +155,74 @@ def _long(ranks: Mapping[str, int] | Sequence[int]) -> tuple[int, ...]:
     if isinstance(ranks, Mapping):
         return tuple(range(ranks["first"], ranks["last"] + 1, ranks["step"]))
     return tuple(ranks)
+
+
+VALUES_NAME = "values.pickle"
+_LARGEST = 16 << 20
+_MOST_IN_ALL = 256 << 20
+
+
+class _TooLargeError(Exception):
+    """An object that does not fit into the buffer."""
+
+
+class _Bounded(io.BytesIO):
+    """A buffer of at most `_LARGEST` bytes: objects may hold whole models."""
+
+    def write(self, content: Any) -> int:
+        if self.tell() + len(content) > _LARGEST:
+            raise _TooLargeError
+        return super().write(content)
+
+
+class Values:
+    """The results of rank 0's collectives by call, for the ranks that run after it. Rank 0 puts, others get.
+
+    After a real collective all ranks hold the same, and continue by it: `broadcast_object_list` hands out
+    what rank 0 decided, `all_reduce(MIN)` of the number of batches says how many steps all of them take. A
+    simulated rank has only its own input. So rank 0 writes down its results, and a rank that runs later gets
+    them after the same call, the n-th of the same group.
+    """
+
+    def __init__(self) -> None:
+        self.placed: dict[str, tuple[int, int]] = {}
+        """Files that rank 0 wrote, with the collectives that it had called by then (`Arrivals`)."""
+        self._by_call: dict[tuple[Any, ...], bytes] = {}
+        self._size = 0
+
+    def put(self, call: tuple[Any, ...], value: Any) -> None:
+        """Remember `value`, unless it cannot be pickled or is large: the others then continue with their
+        own."""
+        if self._size > _MOST_IN_ALL:
+            return
+        buffer = _Bounded()
+        try:
+            pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        except Exception:  # whatever an object of the script raises when it is pickled
+            return
+        self._by_call[call] = buffer.getvalue()
+        self._size += len(buffer.getvalue())
+
+    def get(self, call: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return `(value,)`, or `()` if there is none. It is loaded here and now: its class may be the
+        script's."""
+        content = self._by_call.get(call)
+        if content is None:
+            return ()
+        try:
+            return (pickle.loads(content),)
+        except Exception:  # whatever an object of the script raises when it is unpickled
+            return ()
+
+    def write(self, folder: Path) -> None:
+        """Write the values into `folder`."""
+        write_whole(folder / VALUES_NAME, pickle.dumps((self._by_call, self.placed)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Values:
+        """Read the values that rank 0 left in `folder`; none if it left none."""
+        values = cls()
+        path = folder / VALUES_NAME
+        if path.exists():
+            values._by_call, values.placed = pickle.loads(path.read_bytes())
+        return values

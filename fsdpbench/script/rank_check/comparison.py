@@ -12,11 +12,13 @@ Inside of `Join` (odd phases) a rank may have fewer calls: it shadows those of t
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fsdpbench.reports.reading import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, RankLog, Stack
 
 _PARTS = ("kind", "root", "sizes", "dtype", "reduction")
@@ -48,7 +50,8 @@ class _At(NamedTuple):
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
-    """The earliest one; None if all that ranks share is the same. `logs` by rank, at least two."""
+    """Return the earliest difference; None if all calls that ranks share are equal. `logs` by rank, at least
+    two."""
     streams = {log.rank: _streams(log) for log in logs}
     groups = dict.fromkeys(key for each in streams.values() for key in each)
     found = [
@@ -87,7 +90,8 @@ def _in_group(logs: Sequence[RankLog], streams: Sequence[list[_Numbered]]) -> _A
 
 
 def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int, before: int) -> _At | None:
-    """Whether the ranks differ in one call of theirs, None for those that make no more calls."""
+    """Return the difference between the ranks in one call of each; None for a rank that makes no more
+    calls."""
     known = [
         (log.rank, each)
         for log, each in zip(logs, row, strict=True)
@@ -107,15 +111,15 @@ def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int
 
 
 def _calls_no_more(log: RankLog, phase: int) -> bool:
-    """Whether a rank without a call here will never make it: not one that was cut short, and not one that
-    shadows the others'."""
+    """Return whether a rank without a call here will never make it: it was not cut short, and does not shadow
+    the others' calls."""
     if phase % 2:
         return False
     return log.is_whole or log.phase > phase
 
 
 def _most(made: Sequence[tuple[int, _Numbered]]) -> tuple[int, Call]:
-    """The call that most ranks make, and the first rank that makes it."""
+    """Return the first rank that makes the call of most ranks, and that call."""
     counts = Counter(_signature(call) for _, (_, call) in made)
     rank, (_, call) = max(made, key=lambda each: (counts[_signature(each[1][1])], -each[0]))
     return rank, call
@@ -134,7 +138,7 @@ def _differing_part(call: Call, other: Call) -> str | None:
 
 
 def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
-    """Ranks that ended badly while another one did not."""
+    """Yield a difference for each rank that ended badly while another one did not."""
     well = [log for log in logs if log.ended in (Ended.OK, Ended.TOO_MANY)]
     for log in logs:
         if well and log not in well:
@@ -150,3 +154,97 @@ def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
                 log.stood,
             )
             yield _At(len(log.calls), found)
+
+
+_HANG = "real ranks would hang here"
+_EFFECTS = {
+    "kind": _HANG,
+    "missing": _HANG,
+    "sizes": "real ranks would hang here, or compute wrongly",
+    "dtype": "real ranks would hang here, or compute wrongly",
+    "root": "real ranks would hang here, or compute wrongly",
+    "reduction": "real ranks would compute wrongly",
+}
+_ENDS = {
+    Ended.RAISED: "raises",
+    Ended.OOM: "runs out of memory",
+    Ended.TIMEOUT: "does not end",
+    Ended.CRASH: "dies",
+}
+_MOST_RANKS = 16
+_LONGEST_ERROR = 300
+
+
+def sentence(difference: Difference) -> str:
+    """Return the difference as a sentence: the parts, the lines, and the effect on real ranks."""
+    rank, other = difference.rank, difference.other
+    if difference.other_call is None:
+        how = _ENDS[Ended(difference.kind)]
+        error = f" ({_beginning(difference.error)})" if difference.error else ""
+        return (
+            f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} continues: "
+            "real ranks would wait for it"
+        )
+    effect = f"{_EFFECTS[difference.kind]} (call {difference.number + 1} of the group)"
+    expected = f"{called(difference.other_call)}{_at(difference.other_call.stack)}"
+    if difference.call is None:
+        return f"rank {rank} never joins {expected}, which rank {other} calls: {effect}"
+    return (
+        f"rank {rank} calls {called(difference.call)}{_at(difference.call.stack)} "
+        f"where rank {other} calls {expected}: {effect}"
+    )
+
+
+def called(call: Call) -> str:
+    """Return a call as `all_reduce(4 x 1024 float32, sum, group default)`."""
+    what = " ".join(filter(None, (call.shown, call.dtype)))
+    root = "" if call.root is None else f"{_direction(call.kind)} rank {call.root}"
+    group = "" if call.kind == "new_group" else f"group {group_name(call.group)}"
+    return f"{call.kind}({', '.join(filter(None, (what, call.reduction, root, group)))})"
+
+
+def group_name(group: Group) -> str:
+    """Return `default`, or the purpose of a group and its ranks."""
+    if group.description == "default":
+        return "default"
+    ranks = _ranks(group.ranks)
+    again = f", number {group.number + 1} of these" if group.number else ""
+    return f"{group.description} (ranks {ranks}{again})" if group.description else f"of ranks {ranks}{again}"
+
+
+def to_dict(difference: Difference) -> dict[str, Any]:
+    """Return the difference as in `result.json`: `stack` has the script's own lines first, innermost
+    first."""
+    record: dict[str, Any] = {
+        "kind": difference.kind,
+        "message": sentence(difference),
+        "rank": difference.rank,
+        "other_rank": difference.other,
+        "calls_before": difference.number,
+        "group": None if difference.group is None else group_name(difference.group),
+    }
+    for name, call in (("call", difference.call), ("other_call", difference.other_call)):
+        record[name] = None if call is None else called(call)
+        stack = difference.stood if call is None and name == "call" else () if call is None else call.stack
+        record["stack" if name == "call" else "other_stack"] = [frame.to_dict() for frame in stack]
+    return record
+
+
+def _beginning(error: str) -> str:
+    """Return the first part of an error; of out of memory the size that was asked for."""
+    return one_line(error.partition(" GPU 0 has")[0], _LONGEST_ERROR)
+
+
+def _direction(kind: str) -> str:
+    return "to" if kind in ("reduce", "gather", "gather_object") else "from"
+
+
+def _at(stack: Stack) -> str:
+    return f" at {os.path.basename(stack[0].file)}:{stack[0].line}" if stack else ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
+    return f"{shown}, ... {ranks[-1]}" if len(ranks) > _MOST_RANKS else shown

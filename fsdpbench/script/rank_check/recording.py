@@ -1,4 +1,4 @@
-"""Writes down every collective of this process, as torch asks the simulated process group for it.
+"""A record of every collective of this process, made as torch asks the simulated process group for it.
 
 What must be equal on all ranks differs by collective: an all-reduce has the same elements everywhere, an
 all-gather into a list the same list of sizes, of which each rank sends its own. Where ranks may differ
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -19,17 +20,19 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 import fsdpbench
 from fsdpbench.script.files.overlay import Overlay
+from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Group, RankLog, Stack
-from fsdpbench.script.rank_check.values import Values
+from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Group, RankLog, Stack, Values
+from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
 from fsdpbench.sim.torch_device.tensors import is_on_device
-from fsdpbench.torch_internals import replace
+from fsdpbench.torch_internals import expect, replace
 
 _MAIN = threading.main_thread().ident
 _MOST_LISTED = 16
@@ -38,12 +41,12 @@ _SMALL = 1024
 
 
 class Seen(NamedTuple):
-    """What a call is about: the tensors whose sizes all ranks share, and what it leaves behind."""
+    """A call's `kind`, the tensors whose sizes all ranks share, and its results."""
 
     kind: str
     shared: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor] = ()
-    """Those that are the same on all ranks afterwards."""
+    """Tensors that are equal on all ranks afterwards."""
     sizes_differ: bool = False
 
 
@@ -78,8 +81,12 @@ for _name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesce
 
 
 class Recorder:
-    """The log of this process's rank. `values`: rank 0 puts into them, others get from them. `groups`: all
-    process groups, in the order in which they are made."""
+    """The recorder of this process's rank.
+
+    Args:
+        values: rank 0 puts results into them, other ranks get theirs from them.
+        groups: all process groups, in the order in which they are made.
+    """
 
     def __init__(self, rank: int, stacks: Stacks, values: Values, groups: Sequence[SimProcessGroup]) -> None:
         self.log = RankLog(rank)
@@ -93,7 +100,7 @@ class Recorder:
         self._arrivals: Arrivals | None = None
 
     def follow_files(self, overlay: Overlay, layer_of_rank_0: Path) -> None:
-        """Rank 0 writes down when it writes a file; others find them after the same collective."""
+        """Note when rank 0 writes a file; on other ranks, link it after the same collective."""
         if self.log.rank == 0:
             overlay.on_place = lambda path: self.values.placed.setdefault(path, self._called())
         else:
@@ -103,13 +110,14 @@ class Recorder:
         return self._of_all, len(self.log.calls)
 
     def install(self) -> None:
-        """Write down what is called from now on, in this process, for good."""
+        """Record the calls of this process from now on, until it ends."""
         for name, look in _METHODS.items():
-            replace(SimProcessGroup, **{name: self._recording(getattr(SimProcessGroup, name), look)})
-        replace(Join, __enter__=self._entering(Join.__enter__), __exit__=self._leaving(Join.__exit__))
+            around(SimProcessGroup, name, functools.partial(self._recording, look))
+        around(Join, "__enter__", self._entering)
+        around(Join, "__exit__", self._leaving)
 
     def finish(self, folder: Path, ended: Ended, error: str | None = None) -> None:
-        """Leave the log (and of rank 0 its values) in `folder`."""
+        """Write the log (and rank 0's values) into `folder`."""
         if self.log.ended is Ended.OK:
             self.log.ended, self.log.error = ended, error
         if ended is not Ended.OK and not self.log.stood:
@@ -120,8 +128,7 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------ calls
 
-    def _recording(self, original: Callable[..., Any], look: Callable[..., Seen]) -> Callable[..., Any]:
-        @functools.wraps(original)
+    def _recording(self, look: Callable[..., Seen], original: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: SimProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if self._silent or threading.get_ident() != _MAIN:
                 return original(group, *args, **kwargs)
@@ -134,7 +141,11 @@ class Recorder:
         return call
 
     def note(self, group: SimProcessGroup, seen: Seen, opts: Any, root: int | None = None) -> tuple[Any, ...]:
-        """Write down a call; its key among all calls of its group."""
+        """Record a call; return its key among all calls of its group.
+
+        `opts`: torch's options of the collective, with root and reduction. `root`: a rank of the group,
+        instead of that of the options.
+        """
         shared = seen.shared
         known = self._group(group, shared)
         if root is None:
@@ -158,7 +169,7 @@ class Recorder:
         return (*known.key, count)
 
     def note_new_group(self, ranks: Sequence[int], everyone: tuple[int, ...]) -> None:
-        """All ranks take part in the making of a group, also those that are not in it."""
+        """Record the making of a group, in which all ranks take part, also those outside of it."""
         shown = f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= _MOST_LISTED else f"{len(ranks)} ranks"
         self._add(
             Call(
@@ -211,7 +222,8 @@ class Recorder:
         return enter
 
     def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A rank that has run out of inputs shadows the collectives of the others: how many, they decide."""
+        """Record nothing at the end of `Join`: a rank without inputs shadows as many collectives as others
+        call."""
 
         def leave(join: Join, *exc_info: Any) -> Any:
             self._silent = True
@@ -225,7 +237,7 @@ class Recorder:
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Elements of each tensor; of many, a number that stands for them."""
+    """Return the elements of each tensor; of many tensors, their count, sum and a hash."""
     sizes = tuple(tensor.numel() for tensor in tensors)
     if len(sizes) <= _MOST_LISTED:
         return sizes
@@ -249,7 +261,8 @@ def _name_of(reduction: Any) -> str:
 
 
 def _value_of(tensor: torch.Tensor) -> Any:
-    """What is known of a tensor's value: `(number, whether it is assumed)`, or a small one of the host."""
+    """Return the known value of a tensor: `(number, whether it is assumed)`, or a copy of a small host
+    tensor."""
     if not is_on_device(tensor):
         return tensor.detach().clone() if tensor.numel() <= _SMALL else None
     known = known_of(tensor)
@@ -265,19 +278,24 @@ def _give(tensor: torch.Tensor, value: Any) -> None:
             tensor.copy_(value)
 
 
-# Files that rank 0 saved, for the ranks that run after it: there from the next collective on.
-#     rank 0    save   barrier   load            rank 0's layer of files: files/home/me/step-3/…
-#     rank 1           barrier   load            after the barrier the same file is in its own layer
-# They are linked, not copied (they are as large as real checkpoints); what a rank writes itself takes their
-# place.
-
 Count = tuple[int, int]
-"""How many collectives a rank has called: of the group of all ranks, and in all."""
+"""The collectives that a rank has called: of the group of all ranks, and in all."""
 
 
 class Arrivals:
-    """Files on their way to this rank's `overlay` from the layer of rank 0 in `root`. `placed`: when rank 0
-    wrote them."""
+    """Files that rank 0 saved, on their way to a rank that runs after it: there from the next collective on.
+
+        rank 0    save   barrier   load            rank 0's layer of files: files/home/me/step-3/…
+        rank 1           barrier   load            after the barrier the same file is in its own layer
+
+    They are linked, not copied (they are as large as real checkpoints); a file that a rank writes itself
+    takes the link's place.
+
+    Args:
+        overlay: this rank's layer of files.
+        root: the folder of rank 0's layer.
+        placed: the collectives that rank 0 had called when it wrote a file.
+    """
 
     def __init__(self, overlay: Overlay, root: Path, placed: Mapping[str, Count]) -> None:
         self._overlay = overlay
@@ -285,7 +303,7 @@ class Arrivals:
         self._waiting = sorted(self._found(placed).items(), key=lambda item: item[1])
 
     def arrive(self, count: Count) -> None:
-        """Link what rank 0 had written before it called as much as this rank has by now."""
+        """Link the files that rank 0 had written before it called as much as this rank has called by now."""
         still = []
         for path, then in self._waiting:
             if count[0] > then[0] or count[1] > then[1]:
@@ -295,7 +313,8 @@ class Arrivals:
         self._waiting = still
 
     def _found(self, placed: Mapping[str, Count]) -> dict[str, Count]:
-        """All files of rank 0's layer. One that came there with its folder counts as that folder's first."""
+        """Return all files of rank 0's layer. A file that came with its folder counts as that folder's
+        first."""
         of_folder: dict[str, Count] = {}
         for path, count in placed.items():
             folder = os.path.dirname(path)
@@ -317,14 +336,14 @@ _MOST_OWN, _MOST_LIBRARY = 20, 8
 
 
 class Stacks:
-    """Takes stacks; equal ones are one object."""
+    """Stacks of the script's lines; equal stacks are one object."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self._own_files = own_files
         self._known: dict[tuple[tuple[object, int], ...], Stack] = {}
 
     def here(self) -> Stack:
-        """The stack of the caller, without the bench's own frames."""
+        """Return the stack of the caller, without the bench's own frames."""
         lines = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -339,12 +358,12 @@ class Stacks:
         return found
 
     def of_traceback(self, trace: TracebackType | None) -> Stack:
-        """Where an exception was raised."""
+        """Return the stack at which an exception was raised."""
         entries = traceback.extract_tb(trace)
         return self._stack([(entry.filename, entry.lineno or 0, entry.name) for entry in reversed(entries)])
 
     def of_frame(self, frame: FrameType | None) -> Stack:
-        """Where a frame stands."""
+        """Return the stack of a frame."""
         entries = traceback.extract_stack(frame)
         return self._stack([(entry.filename, entry.lineno or 0, entry.name) for entry in reversed(entries)])
 
@@ -356,3 +375,144 @@ class Stacks:
             elif not own and ("site-packages" in file or not file.startswith(_NOT_SHOWN)):
                 library.append(Frame(file, line, function, own=False))
         return (*own[:_MOST_OWN], *library[:_MOST_LIBRARY])
+
+
+def record_objects(recorder: Recorder) -> None:
+    """Record collectives of Python objects and the making of groups too.
+
+    The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers them in
+    Python.
+    """
+    wrappers: dict[str, Callable[[Recorder, Callable[..., Any]], Callable[..., Any]]] = {
+        "broadcast_object_list": _broadcast,
+        "scatter_object_list": _scatter,
+        "gather_object": _gather,
+        "all_gather_object": _all_gather,
+        "new_group": _new_group,
+    }
+    for name, wrapper in wrappers.items():
+        original = expect(dist, name)
+        wrapped = functools.wraps(original)(wrapper(recorder, original))
+        for module in (dist, dist.distributed_c10d, dist.device_mesh):
+            if hasattr(module, name):
+                replace(module, **{name: wrapped})
+
+
+def _group_of(group: Any) -> SimProcessGroup | None:
+    found = group or dist.group.WORLD
+    return found if isinstance(found, SimProcessGroup) else None
+
+
+def _root(group: SimProcessGroup, of_world: int | None, of_group: int | None) -> int:
+    """Return the rank in `group` of the source or destination that a call names; by default 0, as torch."""
+    if of_group is not None:
+        return of_group
+    return 0 if of_world is None else list(group.ranks).index(of_world)
+
+
+def _broadcast(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def broadcast_object_list(
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> Any:
+        found = _group_of(group)
+        made = original(object_list, src, group)
+        if found is not None:
+            root = _root(found, src, group_src)
+            call = recorder.note(found, Seen("broadcast_object_list", ()), None, root)
+            object_list[:] = _exchanged(recorder, call, list(object_list))
+        return made
+
+    return broadcast_object_list
+
+
+def _scatter(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
+    ) -> Any:
+        found = _group_of(group)
+        made = original(scatter_object_output_list, scatter_object_input_list, src, group)
+        if found is not None:
+            root = _root(found, src, group_src)
+            call = recorder.note(found, Seen("scatter_object_list", ()), None, root)
+            given = _exchanged(recorder, call, scatter_object_input_list)
+            if isinstance(given, list) and len(given) == found.size():
+                scatter_object_output_list[0] = given[found.rank()]
+        return made
+
+    return scatter_object_list
+
+
+def _gather(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def gather_object(
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        group_dst: int | None = None,
+    ) -> Any:
+        found = _group_of(group)
+        made = original(obj, object_gather_list, dst, group=group)
+        if found is not None:
+            recorder.note(found, Seen("gather_object", ()), None, _root(found, dst, group_dst))
+        return made
+
+    return gather_object
+
+
+def _all_gather(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> Any:
+        found = _group_of(group)
+        made = original(object_list, obj, group)
+        if found is not None:
+            call = recorder.note(found, Seen("all_gather_object", ()), None)
+            object_list[:] = _exchanged(recorder, call, list(object_list))
+        return made
+
+    return all_gather_object
+
+
+def _exchanged(recorder: Recorder, call: tuple[Any, ...], own: Any) -> Any:
+    """Return the result of a call on this rank: that of rank 0, where it is known, else `own`."""
+    if recorder.log.rank == 0:
+        recorder.values.put(call, own)
+        return own
+    return next(iter(recorder.values.get(call)), own)
+
+
+def _new_group(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        world = dist.group.WORLD
+        if isinstance(world, SimProcessGroup) and not kwargs.get("use_local_synchronization"):
+            members = range(world.size()) if ranks is None else list(ranks)
+            recorder.note_new_group(members, tuple(range(world.size())))
+        return original(ranks, *args, **kwargs)
+
+    return new_group
+
+
+def start_recording(simulation: Simulation, folder: Path, rank_0: Path, own_files: OwnFiles) -> Recorder:
+    """Record the calls of the simulation's rank from now on; `rank_0`: the folder of rank 0, for its results.
+
+    On SIGTERM the process leaves its log in `folder`, with the stack at which it stood.
+    """
+    rank = simulation.rank
+    values = Values() if rank == 0 else Values.read(rank_0)
+    recorder = Recorder(rank, Stacks(own_files), values, simulation.accelerator.process_groups)
+    recorder.install()
+    record_objects(recorder)
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        recorder.log.stood = recorder.stacks.of_frame(frame)
+        recorder.finish(folder, Ended.TIMEOUT)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    return recorder

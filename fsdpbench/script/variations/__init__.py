@@ -1,9 +1,9 @@
-"""What one line of a script would change, made without a change of its text: torch's own calls are
-interposed.
+"""Variations of a script: one line changed without a change of its text, by functions around torch's calls.
 
     variation=checkpoint ──> every fully_shard(block, ...) of the script also wraps block.forward
 
-`varied.py` applies one; each family of variations has a file of its own.
+`sharding.py` names the variations and has those of units, `programs.py` those of optimizers, recomputing and
+the host; `varied.py` puts the variations of a configuration in place.
 """
 
 from __future__ import annotations

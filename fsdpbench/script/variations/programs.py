@@ -1,23 +1,35 @@
-"""Variations of the optimizer, of prefetching in forward, and compiled units."""
+"""Variations of the program: optimizers, compiled units, prefetching, recomputing, waits and loaders."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed.fsdp as fsdp
+import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from fsdpbench.script.interposing.blocks import has_units
-from fsdpbench.script.interposing.calls import around_fsdp1, around_fully_shard, around_init
+from fsdpbench.script.interposing import (
+    around,
+    around_fsdp1,
+    around_fully_shard,
+    around_init,
+    replace_checkpoint,
+)
+from fsdpbench.script.model_blocks import has_units
+from fsdpbench.script.observed.waits import Waits
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.torch_device.device_module import Event
+from fsdpbench.torch_internals import BaseDataLoaderIter
+from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 
 class Fused:
-    """Optimizers that have a fused kernel use it."""
+    """A variation in which optimizers that have a fused kernel use it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,30 +44,27 @@ class Fused:
 
 
 class NoneGrads:
-    """Gradients are dropped where the script fills them with zeros."""
+    """A variation in which gradients are dropped where the script fills them with zeros."""
 
     def __init__(self) -> None:
         self.count = 0
         for kind in (torch.optim.Optimizer, nn.Module):
-            self._around(kind)
+            around(kind, "zero_grad", self._dropping)
 
-    def _around(self, kind: Any) -> None:
-        original = kind.zero_grad
-
-        @functools.wraps(original)
+    def _dropping(self, original: Callable[..., None]) -> Callable[..., None]:
         def zero_grad(owner: Any, set_to_none: bool = True) -> None:
             self.count += not set_to_none
             original(owner, set_to_none=True)
 
-        kind.zero_grad = zero_grad
+        return zero_grad
 
 
 class _OfUnits:
-    """What is done to every unit that holds no other."""
+    """A variation of every unit that holds no other (`fully_shard`, FSDP1's wrapper)."""
 
     def __init__(self) -> None:
         self.count = 0
-        around_fully_shard(self._before, self._after)
+        around_fully_shard(self._before)
         around_fsdp1(self._before_fsdp1)
 
     def _before_fsdp1(self, module: Any, kwargs: dict[str, Any]) -> None:
@@ -68,14 +77,12 @@ class _OfUnits:
             if not has_units(each):
                 self.unit(each)
 
-    def _after(self, module: Any) -> None: ...
-
     def unit(self, module: nn.Module) -> None:
-        """Is notified of every unit before it is wrapped."""
+        """Change a unit before it is wrapped."""
 
 
 class Compiled(_OfUnits):
-    """Every unit that holds no other is compiled."""
+    """A variation in which every unit that holds no other is compiled."""
 
     def unit(self, module: nn.Module) -> None:
         module.compile()
@@ -83,7 +90,7 @@ class Compiled(_OfUnits):
 
 
 class ForwardPrefetch(_OfUnits):
-    """Each unit prefetches the next one in forward (`fully_shard`)."""
+    """A variation in which each unit prefetches the next one in forward (`fully_shard`)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,15 +109,158 @@ class ForwardPrefetch(_OfUnits):
 
 
 class NoForwardPrefetch:
-    """Prefetching that the script asks of `fully_shard`'s units is not done."""
+    """A variation without the forward prefetching that the script asks of `fully_shard`'s units."""
 
     def __init__(self) -> None:
         self.count = 0
-        kind: Any = fsdp.FSDPModule
-        original = kind.set_modules_to_forward_prefetch
 
-        @functools.wraps(original)
         def ignored(module: Any, modules: Any) -> None:
             self.count += 1
 
-        kind.set_modules_to_forward_prefetch = ignored
+        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", lambda original: ignored)
+
+
+_checkpoint = torch_checkpoint.checkpoint
+
+
+class Checkpointed(_OfUnits):
+    """A variation in which every unit that holds no other recomputes its forward."""
+
+    def unit(self, module: nn.Module) -> None:
+        if not hasattr(module, "_checkpoint_wrapped_module"):
+            module.forward = functools.partial(_checkpoint, module.forward, use_reentrant=False)
+            self.count += 1
+
+
+class NotCheckpointed:
+    """A variation in which every first (all) or second block that `checkpoint`, its wrappers or
+    `apply_activation_checkpointing` would recompute is not."""
+
+    def __init__(self, every: int) -> None:
+        self.count = 0
+        self._every = every
+        self._seen = 0
+        self._checkpoint = torch_checkpoint.checkpoint
+        self._wrapper: Any = wrappers.checkpoint_wrapper
+        self._apply: Any = wrappers.apply_activation_checkpointing
+        for module, name, function in (
+            (torch_checkpoint, "checkpoint_sequential", self._sequence),
+            (wrappers, "checkpoint_wrapper", self._wrapped),
+            (wrappers, "apply_activation_checkpointing", self._applied),
+        ):
+            setattr(module, name, function)
+        replace_checkpoint(self._function)
+
+    def _leaves_out(self) -> bool:
+        self._seen += 1
+        left_out = self._seen % self._every == 0
+        self.count += left_out
+        return left_out
+
+    def _function(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._leaves_out():
+            return self._checkpoint(function, *args, **kwargs)
+        return function(
+            *args, **{name: value for name, value in kwargs.items() if name not in _OF_CHECKPOINT}
+        )
+
+    def _sequence(self, functions: Any, segments: int, input: Any, **kwargs: Any) -> Any:
+        for function in functions:
+            input = self._function(function, input, **kwargs)
+        return input
+
+    def _wrapped(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        made: nn.Module = module if self._leaves_out() else self._wrapper(module, *args, **kwargs)
+        return made
+
+    def _applied(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if self._every == 1:
+            self.count += 1
+            return
+        check = kwargs.get("check_fn", lambda module: True)
+        kwargs["check_fn"] = lambda module: check(module) and not self._leaves_out()
+        self._apply(model, *args, **kwargs)
+
+
+_OF_CHECKPOINT = (
+    "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
+)  # fmt: skip
+
+
+class NoWaits:
+    """A variation in which the CPU continues where the script's own lines make it wait for the device."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        waits.skipped = True
+        around(Event, "elapsed_time", self._elapsed)
+
+    def _elapsed(self, original: Callable[..., float]) -> Callable[..., float]:
+        def elapsed_time(event: Any, end: Any) -> float:
+            try:
+                return float(original(event, end))
+            except RuntimeError:  # it was not waited for
+                return 0.0
+
+        return elapsed_time
+
+    @property
+    def count(self) -> int:
+        return self._waits.count
+
+
+class LoaderTime:
+    """A variation in which a batch of a `DataLoader` takes the host a number of seconds (`0.05/4`: 0.05 s of
+    each of 4 workers).
+
+    Workers are as torch's: each has two batches to make, and gets the next when one is taken.
+    """
+
+    def __init__(self, value: str, simulation: Simulation) -> None:
+        self.count = 0
+        seconds, _, workers = value.partition("/")
+        self._ns, self._workers = round(float(seconds) * 1e9), int(workers or 0)
+        self._simulation = simulation
+        around(BaseDataLoaderIter, "__next__", self._taking)
+
+    def _taking(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def following(iterator: Any) -> Any:
+            began = self._simulation.cpu_ns()
+            batch = original(iterator)
+            self._simulation.accelerator.timeline.cpu = self._ready(iterator, began)
+            self.count += 1
+            return batch
+
+        return following
+
+    def _ready(self, iterator: Any, now: int) -> int:
+        """Return when the CPU has the batch that it asks for at `now`, in nanoseconds of the timeline."""
+        if not self._workers:
+            return now + self._ns
+        state = iterator.__dict__.setdefault("_sim_ready", _WorkerTimes(self._workers, self._ns, now))
+        return state.take(now)
+
+
+class _WorkerTimes:
+    """The times at which workers' batches are ready, in nanoseconds of the timeline."""
+
+    def __init__(self, workers: int, each_ns: int, now: int) -> None:
+        # As with workers that have run for long: their batches come one by one, not all at once.
+        self._each = each_ns
+        self._free = [now - each_ns * (workers - 1 - index) // workers for index in range(workers)]
+        self._made: list[int] = []
+        self._taken = 0
+        for _ in range(2 * workers):
+            self._order(now)
+
+    def _order(self, now: int) -> None:
+        worker = len(self._made) % len(self._free)
+        self._free[worker] = max(self._free[worker], now) + self._each
+        self._made.append(self._free[worker])
+
+    def take(self, now: int) -> int:
+        """Return when the next batch is ready; one more is ordered then."""
+        ready = max(now, self._made[self._taken])
+        self._taken += 1
+        self._order(ready)
+        return ready

@@ -1,8 +1,9 @@
-"""Variations of one argument of `fully_shard` and `FullyShardedDataParallel`."""
+"""The variations by name, and those of the units: arguments of `fully_shard` and FSDP1, and other units."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -12,14 +13,23 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpbench.script.interposing.calls import around_fsdp1, around_fully_shard
+from fsdpbench.script.interposing import (
+    around,
+    around_fsdp1,
+    around_fully_shard,
+    around_init,
+    replace_fully_shard,
+)
+from fsdpbench.script.model_blocks import blocks_of, has_units, unwrapped_root
 
 _Arguments = dict[str, Any]
 
 
 class Argument:
-    """Sets an argument wherever the script makes a unit; counts the units for which that is another one."""
+    """A variation that sets an argument wherever the script makes a unit, and counts the units that it
+    changes."""
 
     def __init__(self, variation: Variation) -> None:
         self.count = 0
@@ -83,7 +93,7 @@ class Argument:
             self._set(kwargs, "device_mesh", self._mesh())
 
     def _mesh(self) -> DeviceMesh:
-        """Nodes by the GPUs of one."""
+        """Return the mesh of nodes by the GPUs of one node."""
         if "hybrid" not in self._meshes:
             each = int(os.environ["LOCAL_WORLD_SIZE"])
             sizes = (dist.get_world_size() // each, each)
@@ -92,7 +102,7 @@ class Argument:
 
 
 def _is_flat(mesh: DeviceMesh | None) -> bool:
-    """Whether a mesh is of all ranks, in one dimension."""
+    """Return whether a mesh is of all ranks, in one dimension."""
     return mesh is None or (mesh.ndim == 1 and mesh.size() == dist.get_world_size())
 
 
@@ -101,26 +111,27 @@ def _computes_in_fp32(policy: Any) -> bool:
 
 
 def _make_on_the_device() -> None:
-    """What the script makes on the host because its shards were to stay there is made on the device."""
-    kind: Any = nn.Module
-    original = kind.to_empty
+    """Make on the device what the script makes on the host because its shards were to stay there."""
 
-    def to_empty(module: Any, *, device: Any, recurse: bool = True) -> Any:
-        on_host = device is not None and torch.device(device).type == "cpu"
-        return original(module, device="cuda" if on_host else device, recurse=recurse)
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def to_empty(module: Any, *, device: Any, recurse: bool = True) -> Any:
+            on_host = device is not None and torch.device(device).type == "cpu"
+            return original(module, device="cuda" if on_host else device, recurse=recurse)
 
-    kind.to_empty = to_empty
+        return to_empty
+
+    around(nn.Module, "to_empty", make)
 
 
 class Variation(StrEnum):
-    """What is varied. Some take a number after `=` (`loader-time=0.05/4`)."""
+    """A variation of a script. Some take a number after `=` (`loader-time=0.05/4`)."""
 
     CHECKPOINT = "checkpoint"
     """Every wrapped unit computes its forward again in backward."""
     NO_CHECKPOINT = "no-checkpoint"
     """Nothing is computed again."""
     HALF_CHECKPOINT = "half-checkpoint"
-    """Of what is checkpointed, every second one is not."""
+    """Every second checkpointed block is not checkpointed."""
     RESHARD = "reshard"
     """Units free their parameters after forward, whatever the script says."""
     KEEP = "keep"
@@ -156,21 +167,162 @@ class Variation(StrEnum):
     NO_WAITS = "no-waits"
     """The CPU does not wait where the script's own lines make it wait."""
     DETACH_KEPT = "detach-kept"
-    """What is kept from step to step is detached from its graph."""
+    """Tensors that are kept from step to step are detached from their graphs."""
     HOST_KEPT = "host-kept"
-    """It is moved to the host too."""
+    """Tensors that are kept from step to step are detached and moved to the host."""
     LOADER_TIME = "loader-time"
-    """A batch takes the host so many seconds: `loader-time=SECONDS/WORKERS`."""
+    """A batch takes the host this long: `loader-time=SECONDS/WORKERS`."""
 
 
 class NoEffectError(RuntimeError):
-    """A script ran, and there was nothing in it to vary."""
+    """A script that ran without anything to vary."""
 
     def __init__(self, variation: Variation) -> None:
         super().__init__(f"the script has nothing that the variation {variation.value!r} could change")
 
 
 def parse_variation(text: str) -> tuple[Variation, str]:
-    """The variation that `text` names, and what follows its `=`."""
+    """Return the variation that `text` names, and the text behind its `=`."""
     name, _, value = text.partition("=")
     return Variation(name), value
+
+
+_FullyShard = Callable[..., Any]
+
+
+class Blocks:
+    """A variation whose units are the repeated blocks and the model around them, whatever the script wraps.
+
+    Calls for parts of the model wait until the model's own call comes.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: list[tuple[Any, dict[str, Any]]] = []
+        self._inside = False
+        replace_fully_shard(self._made)
+        around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
+
+    def _made(self, original: _FullyShard) -> _FullyShard:
+        self._original = original
+
+        def fully_shard(module: Any, **kwargs: Any) -> Any:
+            blocks = None if isinstance(module, list | tuple) else blocks_of(module)
+            if blocks is None:
+                self._waiting.append((module, kwargs))
+                return module
+            of_units = self._waiting[0][1] if self._waiting else kwargs
+            for block in blocks.modules:
+                original(block, **of_units)
+            self._waiting.clear()
+            self.count += 1
+            return original(module, **kwargs)
+
+        return fully_shard
+
+    def _flush(self) -> None:
+        for module, kwargs in self._waiting:
+            self._original(module, **kwargs)
+        self._waiting.clear()
+
+    def _fsdp1(self, original: Any) -> Callable[..., None]:
+        def init(made: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            if not self._inside and not args and not has_units(module):
+                blocks = blocks_of(module)
+                if blocks is not None:
+                    chosen = set(blocks.modules)
+                    kwargs["auto_wrap_policy"] = CustomPolicy(lambda each: each in chosen)
+                    self.count += 1
+            before, self._inside = self._inside, True
+            try:
+                original(made, module, *args, **kwargs)
+            finally:
+                self._inside = before
+
+        return init
+
+
+class Root:
+    """A variation in which the module around all units becomes one as the first optimizer is made
+    (`fully_shard` alone)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kwargs: dict[str, Any] = {}
+        replace_fully_shard(self._made)
+        around_init(torch.optim.Optimizer, self._before_optimizer)
+
+    def _made(self, original: _FullyShard) -> _FullyShard:
+        self._original = original
+
+        def fully_shard(module: Any, **kwargs: Any) -> Any:
+            self._kwargs = {name: value for name, value in kwargs.items() if name != "reshard_after_forward"}
+            return original(module, **kwargs)
+
+        return fully_shard
+
+    def _before_optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+        root = unwrapped_root()
+        if self.count or root is None:
+            return
+        before = dict(root.named_parameters())
+        self._original(root, **self._kwargs)
+        after = dict(root.named_parameters())
+        changed = {id(old): after[name] for name, old in before.items() if name in after}
+        _exchange(parameters, changed)
+        self.count += 1
+
+
+def _exchange(parameters: Any, changed: dict[int, Any]) -> None:
+    """Put sharded parameters in the place of those they were made of; generators yield the new ones
+    anyway."""
+    if not isinstance(parameters, list):
+        return
+    for index, each in enumerate(parameters):
+        if isinstance(each, dict):
+            held = each["params"]
+            held = [held] if isinstance(held, torch.Tensor) else held
+            if isinstance(held, Iterable):
+                each["params"] = [changed.get(id(one), one) for one in held]
+        else:
+            parameters[index] = changed.get(id(each), each)
+
+
+class Pairs:
+    """A variation in which two blocks of one class that are wrapped after each other become one unit
+    (`fully_shard` alone)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first: tuple[Any, dict[str, Any]] | None = None
+        replace_fully_shard(self._made)
+        around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
+
+    def _made(self, original: _FullyShard) -> _FullyShard:
+        self._original = original
+
+        def fully_shard(module: Any, **kwargs: Any) -> Any:
+            if isinstance(module, list | tuple) or has_units(module):
+                self._flush()
+                return original(module, **kwargs)
+            if self._first is None:
+                self._first = module, kwargs
+                return module
+            first, _ = self._first
+            if type(first) is not type(module):
+                self._flush()
+                self._first = module, kwargs
+                return module
+            self._first = None
+            original([first, module], **kwargs)
+            self.count += 1
+            return module
+
+        return fully_shard
+
+    def _flush(self) -> None:
+        if self._first is not None:
+            module, kwargs = self._first
+            self._first = None
+            self._original(module, **kwargs)

@@ -1,10 +1,9 @@
-"""Puts the variation that a configuration names in place."""
+"""The variations that a configuration names, put in place; and those of batches and of kept tensors."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -13,26 +12,29 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fsdpbench.script.interposing.arguments import batch_argument
-from fsdpbench.script.interposing.calls import around_loader
+from fsdpbench.script.interposing import after_parsing, around_loader
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.variations.host import LoaderTime, NoWaits
 from fsdpbench.script.variations.programs import (
+    Checkpointed,
     Compiled,
     ForwardPrefetch,
     Fused,
+    LoaderTime,
     NoForwardPrefetch,
     NoneGrads,
+    NotCheckpointed,
+    NoWaits,
 )
-from fsdpbench.script.variations.recomputing import Checkpointed, NotCheckpointed
-from fsdpbench.script.variations.sharding import Argument, Variation, parse_variation
-from fsdpbench.script.variations.units import Blocks, Pairs, Root
+from fsdpbench.script.variations.sharding import Argument, Blocks, Pairs, Root, Variation, parse_variation
 from fsdpbench.sim import Simulation
 
 
 class _Part(Protocol):
+    """One variation in place."""
+
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """Return how often it changed something."""
 
 
 _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
@@ -53,10 +55,9 @@ _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
 
 
 class Varied:
-    """`text`: a variation, or several between `+`, as a configuration writes it. Made before the script
-    starts.
+    """The variations of one run, made before the script starts.
 
-    ``count``: how often it changed something.
+    `text`: a variation, or several between `+`, as a configuration writes it.
     """
 
     def __init__(self, text: str, waits: Waits, simulation: Simulation) -> None:
@@ -85,8 +86,8 @@ def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation
 
 
 class Batches:
-    """Multiplies the size of batches by `factor`; with `parser`, where the script's parser reads one,
-    there."""
+    """A variation that multiplies the size of batches by `factor`; with `parser`, at the script's parser, if
+    that reads one."""
 
     def __init__(self, factor: float, *, parser: bool) -> None:
         self.count = 0
@@ -94,10 +95,10 @@ class Batches:
         self._by_parser = False
         around_loader(self._loader)
         if parser:
-            self._around_parser()
+            after_parsing(self._parsed)
 
     def _scaled(self, size: Any) -> int | None:
-        """The other size; None where there is none, or the parser's comes to the loader already."""
+        """Return the other size; None if there is none, or the parser's comes to the loader already."""
         if type(size) is int and int(size * self._factor) >= 1 and not self._by_parser:
             return int(size * self._factor)
         return None
@@ -108,38 +109,28 @@ class Batches:
             kwargs["batch_size"] = scaled
             self.count += 1
 
-    def _around_parser(self) -> None:
-        original = argparse.ArgumentParser.parse_known_args
-
-        @functools.wraps(original)
-        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            found, rest = original(parser, *args, **kwargs)
-            name = batch_argument(found)
-            if name is not None and not self._by_parser:
-                scaled = self._scaled(getattr(found, name))
-                if scaled is not None:
-                    setattr(found, name, scaled)
-                    self.count += 1
-                    self._by_parser = True
-            return found, rest
-
-        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
+    def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
+        scaled = self._scaled(getattr(found, name))
+        if scaled is not None:
+            setattr(found, name, scaled)
+            self.count += 1
+            self._by_parser = True
 
 
 _FIRST = 2
-"""The step whose end shows what is there always (shards, constants); later ones show what a loop adds."""
+"""The step at whose end shards and constants are alive; later ends show what the loop adds."""
 
 
 class NotKept:
-    """What is alive at the end of a step is detached from its graph; with `host`, what is alive at the end of
-    the next one too is moved to the host."""
+    """A variation that detaches tensors alive at the end of a step from their graphs; with `host`, tensors
+    alive at the end of the next step too are moved to the host."""
 
     def __init__(self, *, host: bool) -> None:
         self.count = 0
         self._host = host
         self._steps = 0
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
-        """By identity: at the end of the last step, and `_always` at the end of the second one."""
+        """Tensors by identity at the end of the last step, and `_always` at the end of the second one."""
         self._always: dict[int, weakref.ref[torch.Tensor]] = {}
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._step_ended())
 
@@ -168,7 +159,7 @@ def _holds(known: dict[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) ->
 
 
 def _kept() -> Iterator[torch.Tensor]:
-    """Tensors of the device that are neither parameters nor gradients."""
+    """Yield the tensors of the device that are neither parameters nor gradients."""
     found = [each for each in gc.get_objects() if type(each) is torch.Tensor]
     for each in found:
         if not each.is_cpu and not (each.is_leaf and each.requires_grad):

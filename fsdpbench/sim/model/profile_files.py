@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fsdpbench.files.lock_owner import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.files.documents import UnreadableFileError, is_there, parse_toml, read_toml
 from fsdpbench.reports.reading import printable
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.sections import (

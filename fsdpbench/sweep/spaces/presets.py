@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import unknown
+from fsdpbench.settings import SETTINGS, Value
 from fsdpbench.sweep.spaces.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
@@ -69,20 +69,16 @@ def preset_names() -> list[str]:
 
 
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    lists = _lists("default", device)
     if device == "cpu":  # no caching allocator to press
-        return Preset({"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"]})
+        return Preset(lists)
     # Without prefetch there is next to nothing in flight, and nothing to limit; the larger gradients press
     # most.
     unlimited = Rule(
         {"backward_prefetch": ("pre",), "reduce_dtype": ("fp32",)}, {"limit_all_gathers": (2, "off")}
     )
     return Preset(
-        {
-            "wrap": ["block", "every-4"],
-            "backward_prefetch": ["pre", "none"],
-            "limit_all_gathers": [2],
-            "reduce_dtype": ["fp32", "bf16"],
-        },
+        lists,
         when=(unlimited,),
         systems=TORCHS_AND_OURS,
         references=REFERENCE_SYSTEMS,
@@ -90,21 +86,13 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    return Preset(
-        {
-            "batch": [2, 4] if device == "cpu" else [4, 8, 16],
-            "activation_checkpointing": ["none", "full"],
-            "strategy": ["FULL_SHARD", "SHARD_GRAD_OP"],
-            "limit_all_gathers": [2, "off"],
-        }
-    )
+    return Preset(_lists("memory", device, "batch", "activation_checkpointing"))
 
 
 def _accumulation(device: str, gpus: int, gpus_per_node: int) -> Preset:
     # With one microbatch a step there is nothing to put off.
     later = Rule({"grad_accum": (2, 4, 8)}, {"grad_sync": ("every", "last")})
-    lists: dict[str, list[Value]] = {"grad_accum": [1, 2, 4, 8], "strategy": ["FULL_SHARD", "SHARD_GRAD_OP"]}
-    return Preset(lists | ({} if device == "cpu" else {"batch": [4]}), (later,))
+    return Preset(_lists("accumulation", device, "grad_accum", "strategy"), (later,))
 
 
 def _scaling(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -119,34 +107,34 @@ def _scaling(device: str, gpus: int, gpus_per_node: int) -> Preset:
         if several_nodes
         else ()
     )
-    return Preset({"activation_checkpointing": ["none"]}, when, counts)
+    return Preset(_lists("scaling", device), when, counts)
 
 
 def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
     sizes = tuple(size for size in range(2, gpus) if gpus % size == 0 and size & (size - 1) == 0)
     hybrid = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-    lists: dict[str, list[Value]] = {"strategy": ["FULL_SHARD", "SHARD_GRAD_OP", *hybrid]}
-    return Preset(lists, (Rule({"strategy": hybrid}, {"shard_size": sizes}),) if sizes else ())
+    return Preset(
+        _lists("hybrid", device), (Rule({"strategy": hybrid}, {"shard_size": sizes}),) if sizes else ()
+    )
 
 
 def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """What changes speed and memory and not what is computed: no dtypes, no number of microbatches."""
-    strategies: list[Value] = ["FULL_SHARD", "SHARD_GRAD_OP"]
+    """Vary speed and memory and not what is computed: no dtypes, no number of microbatches."""
+    lists = _lists("wide", device, "batch", "wrap", "strategy", "activation_checkpointing")
     if gpus > gpus_per_node:
-        strategies.append("HYBRID_SHARD")
+        lists["strategy"].append("HYBRID_SHARD")
     ahead = Rule({"backward_prefetch": ("pre", "post")}, {"backward_prefetch_depth": (1, 2)})
-    return Preset(
-        {
-            "batch": [1, 2, 4] if device == "cpu" else [4, 2, 8, 12, 16],
-            "wrap": ["block", "every-2", "every-4"],
-            "strategy": strategies,
-            "activation_checkpointing": ["none", "full"],
-            "backward_prefetch": ["pre", "post", "none"],
-            "forward_prefetch": [0, 1],
-            "limit_all_gathers": [2, 3, "off"],
-        },
-        (ahead,),
-    )
+    return Preset(lists, (ahead,))
+
+
+def _lists(preset: str, device: str, *outermost: str) -> dict[str, list[Value]]:
+    """Return what the table of settings sweeps in a preset: `outermost` first, the rest in its order."""
+    swept = {}
+    for name in dict.fromkeys((*outermost, *SETTINGS)):
+        sweep = SETTINGS[name].sweep
+        if values := sweep.get(f"{preset}/{device}", sweep.get(preset, ())):
+            swept[name] = list(values)
+    return swept
 
 
 _PRESETS: dict[str, Callable[[str, int, int], Preset]] = {

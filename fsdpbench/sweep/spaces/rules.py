@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import whole_number
+from fsdpbench.settings import Value, read_list, setting_named, show_value
 
 _PLACES = ("system", "gpus")
 Match = Mapping[str, tuple[Value, ...]]

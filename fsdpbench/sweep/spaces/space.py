@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings, Value, show_value
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Settings, Value, show_value
 from fsdpbench.sweep.planning import Target, make_config, without_absent
 from fsdpbench.sweep.spaces.rules import Rule
 from fsdpbench.systems import get_system
@@ -26,9 +26,9 @@ MOST_COMBINATIONS = 100_000
 
 @dataclass(frozen=True)
 class Space:
-    """What may be combined. `targets` are one model on worlds of different sizes; `max_points` points are
-    drawn by `sample_seed` where there are more. `references` are systems that run once each, with the first
-    value of every list."""
+    """The values that may be combined. `targets` are one model on worlds of different sizes; `max_points`
+    points are drawn by `sample_seed` where there are more. `references` are systems that run once each, with
+    the first value of every list."""
 
     targets: tuple[Target, ...]
     systems: tuple[str, ...]
@@ -41,7 +41,7 @@ class Space:
 
     @property
     def combinations(self) -> int:
-        """How many there are before conditions and what is not applicable."""
+        """Return the number of combinations before conditions and what is not applicable."""
         each = math.prod(len(values) for values in self.lists.values())
         return len(self.targets) * len(self.systems) * each
 

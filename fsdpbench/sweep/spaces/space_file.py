@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import LARGEST_INTEGER, MOST_GPUS
+from fsdpbench.settings import SETTINGS, Value, read_list, setting_named
 
 _Gpus = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
 _Names = str | list[str]
@@ -18,7 +18,7 @@ _Rule = str | dict[str, dict[str, Any]]
 
 
 class SpaceFile(msgspec.Struct, omit_defaults=True):
-    """What a space names besides its settings."""
+    """The keys of a space besides its settings."""
 
     schema: int = 1
     model: str | None = None

@@ -6,20 +6,23 @@
 That is torch's own `context_parallel` (a prototype there): it takes the place of
 `F.scaled_dot_product_attention` and cuts the batch so that each rank has a part from the head and one from
 the tail of the sequence, which balances causal attention; the models take positions of these parts. On CPU
-ranks the batch is cut here, and attention is torch's ring over the CPU's kernel (`cpu_ring.py`).
+ranks the batch is cut here, and attention is torch's ring over the CPU's kernel (`attention_by_ring`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
+from torch.nn import functional as F
 
-from fsdpbench.systems.parallel.cpu_ring import attention_by_ring
-from fsdpbench.torch_internals import set_rotate_method
+from fsdpbench.torch_internals import replaced, ring_attention, ring_attention_backward, set_rotate_method
 from fsdpbench.workloads.rotations import shared_sequence
 
 _SEQUENCE = 1
@@ -28,8 +31,8 @@ _SEQUENCE = 1
 
 @contextmanager
 def ring(mesh: DeviceMesh, batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Forward and backward of one microbatch, int64 of [batch, seq] each: this rank's part of it, while
-    attention goes around `mesh`."""
+    """Enter around forward and backward of one microbatch, int64 of [batch, seq] each; the context is this
+    rank's part of it, and attention goes around `mesh`."""
     set_rotate_method("alltoall")
     rank, ranks = mesh.get_local_rank(), mesh.size()
     with shared_sequence(rank, ranks):
@@ -46,3 +49,97 @@ def ring(mesh: DeviceMesh, batch: tuple[torch.Tensor, ...]) -> Iterator[tuple[to
 def _head_and_tail(tensor: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     parts = tensor.chunk(2 * ranks, _SEQUENCE)
     return torch.cat((parts[rank], parts[2 * ranks - 1 - rank]), _SEQUENCE)
+
+
+_SEQ_OF_HEADS = 2
+"""Dimension of [batch, heads, seq, width]."""
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@contextmanager
+def attention_by_ring(group: dist.ProcessGroup) -> Iterator[None]:
+    """Let `F.scaled_dot_product_attention`, causal and without dropout, go around the ranks of `group`.
+
+    torch's own ring has no kernel for the CPU. The order of the ring, the merging of partial results and the
+    parts left out of causal attention are torch's code; so numbers on the CPU prove the plan that simulated
+    GPUs run.
+    """
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        assert is_causal, "refused before"
+        assert attn_mask is None, "refused before"
+        assert not dropout_p, "refused before"
+        if enable_gqa:
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        result: Tensor = _Ring.apply(query, key, value, group, scale)
+        return result
+
+    with replaced(F, scaled_dot_product_attention=attend):
+        yield
+
+
+class _Ring(torch.autograd.Function):
+    """Attention of this rank's queries to the keys and values of all ranks; gradients come back around."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Any, scale: float | None
+    ) -> Tensor:
+        out, logsumexp, *_ = ring_attention(
+            group,
+            _SEQ_OF_HEADS,
+            _forward,
+            query=query,
+            key=key,
+            value=value,
+            is_causal=True,
+            scale=scale,
+        )
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        ctx.group, ctx.scale = group, scale
+        result: Tensor = out
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, logsumexp = ctx.saved_tensors
+        kept = {"query": query, "key": key, "value": value, "out": out, "logsumexp": logsumexp}
+        gradients = ring_attention_backward(
+            ctx.group, _SEQ_OF_HEADS, _backward, grad_out=gradient, grad_out_name="grad_out", is_causal=True,
+            scale=ctx.scale, **kept,
+        )  # fmt: skip
+        return (*gradients[:3], None, None)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
+) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = _FORWARD(query, key, value, 0.0, is_causal, scale=scale)
+    return result
+
+
+def _backward(
+    *,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, ...]:
+    result: tuple[Tensor, ...] = _BACKWARD(
+        grad_out, query, key, value, out, logsumexp, 0.0, is_causal, scale=scale
+    )
+    return result

@@ -37,12 +37,12 @@ def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def expert_parameters(model: nn.Module) -> set[int]:
-    """Ids of the parameters of experts."""
+    """Return the ids of the parameters of experts."""
     return {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
 
 
 def placement_of_experts(model: nn.Module, meshes: Meshes, result: Any, info: Any) -> Callable[[Any], Any]:
-    """A `shard_placement_fn`: experts are placed on their mesh, all else where `fully_shard` is told.
+    """Return a `shard_placement_fn` that places experts on their mesh, and all else on that of `fully_shard`.
 
     `result` and `info`: the classes of the `fully_shard` at hand, for what is returned and for its mesh (of
     two dimensions where there are replicas).
@@ -68,12 +68,12 @@ class RankExchange:
         self._rank, self._busiest_first = mesh.get_local_rank(), mesh.device_type == "sim"
 
     def _sums(self, loads: list[int]) -> list[int]:
-        """Rows for each rank."""
+        """Return the rows for each rank."""
         each = len(loads) // self._ranks
         return [sum(loads[rank * each : (rank + 1) * each]) for rank in range(self._ranks)]
 
     def order(self, loads: list[int]) -> list[int]:
-        """As given; on simulated GPUs turned so that the busiest rank's come first."""
+        """Return the loads as given; on simulated GPUs turned so that the busiest rank's come first."""
         if not self._busiest_first:
             return loads
         sums = self._sums(loads)
@@ -85,17 +85,17 @@ class RankExchange:
         return loads[self._rank * each : (self._rank + 1) * each]
 
     def held(self, loads: list[int]) -> list[int]:
-        """Rows of each expert of this rank."""
+        """Return the rows of each expert of this rank."""
         return [self._ranks * load for load in self._own(loads)]
 
     def send(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """To the ranks of the experts; what arrives rank by rank is laid expert by expert."""
+        """Send rows to the ranks of their experts; rows arrive rank by rank and are laid expert by expert."""
         own = self._own(loads)
         arrived: Tensor = _AllToAll.apply(rows, self._sums(loads), [sum(own)] * self._ranks, self._group)
         return _transposed(arrived, [own] * self._ranks)
 
     def back(self, rows: Tensor, loads: list[int]) -> Tensor:
-        """To the ranks that the rows came from."""
+        """Send rows back to the ranks that they came from."""
         own = self._own(loads)
         by_rank = _transposed(rows, [[load] * self._ranks for load in own])
         sent: Tensor = _AllToAll.apply(by_rank, [sum(own)] * self._ranks, self._sums(loads), self._group)
@@ -103,7 +103,7 @@ class RankExchange:
 
 
 def _transposed(rows: Tensor, counts: list[list[int]]) -> Tensor:
-    """Rows ordered first index by first index, second index by second, in the other order; one copy."""
+    """Reorder rows from first index, then second to second index, then first; one copy."""
     if len({count for line in counts for count in line}) == 1:
         grid = rows.view(len(counts), len(counts[0]), counts[0][0], -1)
         return grid.transpose(0, 1).flatten(0, 2)
@@ -154,7 +154,10 @@ class Meshes:
 
 
 def make_meshes(degrees: Degrees, shard: int, device_type: str) -> Meshes:
-    """`shard`: ranks that share one copy of the (tensor-parallel part of the) model. Collective."""
+    """Make the device meshes; a collective call of all ranks.
+
+    `shard`: ranks that share one copy of the (tensor-parallel part of the) model.
+    """
     copies = degrees.sharding // shard
     data = {"replicate": copies, "shard": shard} if copies > 1 else {"shard": shard}
     whole = _mesh(device_type, data | ({"tp": degrees.tp} if degrees.tp > 1 else {}))

@@ -1,4 +1,4 @@
-"""Which parallelism cannot be: by name, with the remedy."""
+"""Refusals of parallelism, by name, with the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 
 def refuse_parallel(config: Config) -> dict[str, str]:
-    """What of `tp`, `cp`, `ep` the model, the ranks or other settings do not allow: setting -> reason."""
+    """Refuse `tp`, `cp` or `ep` that the model, the ranks or other settings do not allow: setting ->
+    reason."""
     degrees = Degrees.of(config)
     asked = [name for name in PARALLEL if getattr(degrees, name) > 1]
     if not asked:

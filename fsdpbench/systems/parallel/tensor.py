@@ -4,6 +4,7 @@ taken on shares of the vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; th
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,11 +16,16 @@ from torch.distributed.tensor.parallel import (
     ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import Degrees
+from fsdpbench.systems.parallel.experts import Meshes, share_experts
+from fsdpbench.workloads import Workload
 from fsdpbench.workloads.adapters.lora import AdaptedProjection
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
+from fsdpbench.workloads.tensor_plan import BlockPlan, HasTensorPlan, TensorPlan
 
 _SEQUENCE, _HEADS = 1, 1
 """Dimensions of [batch, seq, features] and of [batch, heads, seq, width]."""
@@ -59,7 +65,7 @@ def cut(
 
 
 def _whole(share: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """The sequence of which each rank has a share: an all-gather, whose gradient is a reduce-scatter."""
+    """Gather the sequence of which each rank has a share; the gradient is a reduce-scatter."""
     shared = DTensor.from_local(share, mesh, (Shard(_SEQUENCE),), run_check=False)
     return shared.redistribute(placements=(Replicate(),))
 
@@ -133,7 +139,7 @@ def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placem
 
 
 class Replicated(ParallelStyle):
-    """Every rank has all of the module, and computes with its own tokens."""
+    """A style in which every rank has all of the module, and computes with its own tokens."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for part in module.modules():
@@ -153,7 +159,7 @@ class AdaptedColumns(ParallelStyle):
 
 
 def _own_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The whole input as every rank has it; its gradient is the sum of theirs."""
+    """Return the whole input, which every rank has; its gradient is the sum over the ranks."""
     return (inputs[0].to_local(grad_placements=[Partial()]), *inputs[1:])
 
 
@@ -178,3 +184,17 @@ class AdaptedRows(ParallelStyle):
 
         module.register_forward_hook(summed)
         return module
+
+
+def parallelise(model: nn.Module, workload: Workload, meshes: Meshes) -> None:
+    """Cut `model` as `meshes` have it, in place; nothing where they are of data parallelism alone."""
+    if meshes.experts is not None:
+        share_experts(model, meshes.experts)
+    if meshes.tensor is not None:
+        assert isinstance(workload, HasTensorPlan), "refused before"
+        cut(model, workload.tensor_plan(), workload.block_classes, meshes.tensor)
+
+
+def context_of(config: Config) -> AbstractContextManager[object]:
+    """Enter around forward and backward: with tensor parallelism, the loss of a cut vocabulary."""
+    return loss_parallel() if Degrees.of(config).tp > 1 else nullcontext()

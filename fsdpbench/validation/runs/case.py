@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 
 
 class Figure(Enum):
@@ -33,7 +33,7 @@ class Figure(Enum):
 
     @property
     def unit(self) -> float:
-        """What one unit of the published figure is in the result's own."""
+        """Return one unit of the published figure in the result's own."""
         return self.value[2]
 
     @property
@@ -51,7 +51,7 @@ _FITTED = frozenset({"llm-foundry"})
 
 
 class Network(Enum):
-    """What a publication says of the network between nodes."""
+    """The statement of a publication on the network between nodes."""
 
     STATED = "stated"
     ONE_NODE = "one node"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.configuration.settings import Settings, Value
+from fsdpbench.settings import Settings, Value
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.model.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.systems import get_system
@@ -22,7 +22,7 @@ from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import WorkloadError, get_workload
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 
 COLUMNS = (
     "source", "run", "gpu", "gpus", "network", "system", "model", "shape", "seq", "batch", "strategy",

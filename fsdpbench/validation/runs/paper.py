@@ -7,7 +7,7 @@ of 0.1. TFLOPS are taken as counted with recompute.
 
 from __future__ import annotations
 
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
 import functools
 import re

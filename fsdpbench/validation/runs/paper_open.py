@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from fsdpbench.configuration.settings import Value
+from fsdpbench.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import published
 

@@ -15,19 +15,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from .optim_entries import LoadFrom
+from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
-from .optim_parameters import OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
+from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
 from .optim_state import SaveAs, consolidated_state
 from .recursion import WrapperStates, states_of
-from .settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 
 
 class StateDictMethods(nn.Module):
     """State dicts of a model, and of its optimizer."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``nn.Module.state_dict``, with values as ``set_state_dict_type`` says. A collective."""
+        """Return what ``nn.Module.state_dict`` does, with values as ``set_state_dict_type`` says. A
+        collective.
+        """
         states = states_of(self)
         assert states is not None
         try:
@@ -66,7 +67,7 @@ class StateDictMethods(nn.Module):
 
     @staticmethod
     def get_state_dict_type(module: nn.Module) -> StateDictSettings:
-        """The settings of the wrappers in ``module``.
+        """Return the settings of the wrappers in ``module``.
 
         Raises:
             ValueError: no wrapper in ``module``.
@@ -89,7 +90,7 @@ class StateDictMethods(nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> Iterator[None]:
-        """``set_state_dict_type`` for as long as the context lasts, exceptions included."""
+        """Set the state dict type for as long as the context lasts, exceptions included."""
         found = _wrappers(module, "state_dict_type")
         before = [states.settings for states in found]
         StateDictMethods.set_state_dict_type(
@@ -108,7 +109,7 @@ class StateDictMethods(nn.Module):
         optim_state_dict: dict[str, Any] | None = None,
         group: ProcessGroup | None = None,
     ) -> dict[str, Any]:
-        """An optimizer's state under the names of the plain model, as ``set_state_dict_type`` says.
+        """Return an optimizer's state under the names of the plain model, as ``set_state_dict_type`` says.
 
         A collective. ``LOCAL_STATE_DICT`` gives sharded values, as in torch.
 
@@ -140,7 +141,7 @@ class StateDictMethods(nn.Module):
         load_directly: bool = False,
         group: ProcessGroup | None = None,
     ) -> dict[str, Any]:
-        """The inverse: what ``optim.load_state_dict`` takes on this rank. A collective.
+        """Return what ``optim.load_state_dict`` takes on this rank. A collective.
 
         Args:
             optim_state_dict: from ``optim_state_dict``, or of a plain model under names
@@ -176,7 +177,7 @@ class StateDictMethods(nn.Module):
         rank0_only: bool = True,
         group: ProcessGroup | None = None,
     ) -> dict[str, Any]:
-        """``optim_state_dict`` with whole values on the CPU, whatever ``set_state_dict_type`` says."""
+        """Return ``optim_state_dict`` with whole values on the CPU, whatever ``set_state_dict_type`` says."""
         keep = not rank0_only or dist.get_rank(group) == 0
         return _save(model, optim, None, optim_input, SaveAs(sharded=False, keep=keep, offload=True))
 
@@ -184,7 +185,9 @@ class StateDictMethods(nn.Module):
     def sharded_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, group: ProcessGroup | None = None
     ) -> dict[str, Any]:
-        """``optim_state_dict`` with sharded values on the CPU, whatever ``set_state_dict_type`` says."""
+        """Return ``optim_state_dict`` with sharded values on the CPU, whatever ``set_state_dict_type``
+        says.
+        """
         return _save(model, optim, None, None, SaveAs(sharded=True, keep=True, offload=True))
 
     @staticmethod
@@ -194,7 +197,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
-        """``optim_state_dict_to_load`` of whole values that each rank has; no communication."""
+        """Return ``optim_state_dict_to_load`` of whole values that each rank has; no communication."""
         source = LoadFrom(compare=False)
         return _load(model, full_optim_state_dict, optim_input, optim, source)
 
@@ -202,7 +205,7 @@ class StateDictMethods(nn.Module):
     def flatten_sharded_optim_state_dict(
         sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
     ) -> dict[str, Any]:
-        """``optim_state_dict_to_load`` of sharded values."""
+        """Return ``optim_state_dict_to_load`` of sharded values."""
         return _load(model, sharded_optim_state_dict, None, optim, LoadFrom(sharded=True))
 
     @staticmethod
@@ -213,7 +216,7 @@ class StateDictMethods(nn.Module):
         optim: torch.optim.Optimizer | None = None,
         group: Any | None = None,
     ) -> dict[str, Any]:
-        """``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
+        """Return ``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
         source = LoadFrom(rank0=True, group=group)
         return _load(model, full_optim_state_dict or {}, optim_input, optim, source)
 
@@ -225,7 +228,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> dict[str, Any]:
-        """The same whole state under names or under numbers, so that plain models can exchange it."""
+        """Return the same whole state under names or under numbers, so that plain models can exchange it."""
         return rekey(optim_state_dict, optim_state_key_type, model, optim_input, optim)
 
 

@@ -1,7 +1,7 @@
 """From an optimizer's state under the original names back to what an optimizer of a wrapped model loads.
 
-Whole tensors need no communication: each rank cuts out its part (``optim_entries.py`` says what happens where
-only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
+Whole tensors need no communication: each rank cuts out its part (``optim_parameters.py`` says what happens
+where only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ...collectives.agreement import check_agreement
-from ...shared.names import plain_name
+from ...runtime.presentation import plain_name
 from ..parameter_names import NamedUnit
-from .optim_entries import LoadFrom, Outline, entries_of
-from .optim_groups import loaded_groups
-from .optim_parameters import Key, TrainedModel
-from .row_chunks import fill_shard
-from .sharded_values import is_sharded, rows_of_value
+from .optim_parameters import Key, LoadFrom, Outline, TrainedModel, entries_of, loaded_groups
+from .sharded_values import check_agreement, fill_shard, is_sharded, rows_of_value
 
 State = dict[str, Any]
 
@@ -80,7 +76,7 @@ class _UnitStates:
                 self.parts[index][name] = unit.layout.segments[index].in_shard(flat).clone()
 
     def flat_state(self) -> State:
-        """The state of the flat parameter.
+        """Return the state of the flat parameter.
 
         Raises:
             ValueError: states that are not of one sort, or steps that are not equal, in all parameters.
@@ -104,7 +100,7 @@ class _UnitStates:
         return result
 
     def _common(self, name: str, values: Mapping[int, Any]) -> Any:
-        """The value that all parameters of the unit have."""
+        """Return the value that all parameters of the unit have."""
         names = self.named.names
         without = [own[0] for index, own in enumerate(names) if index not in values]
         if without:
@@ -134,7 +130,7 @@ def state_to_load(
     source: LoadFrom,
     existing: Mapping[Any, State] | None = None,
 ) -> dict[str, Any]:
-    """What an optimizer of ``model`` loads, of a state dict under original names. A collective.
+    """Return what an optimizer of ``model`` loads, of a state dict under original names. A collective.
 
     Args:
         keys: the optimizer's parameters by their keys.
@@ -177,7 +173,7 @@ _WAY_OUT = "load it inside state_dict_type(model, StateDictType.SHARDED_STATE_DI
 
 
 def _like_parameters(outline: Mapping[str, Any]) -> frozenset[str]:
-    """The names of states that some parameter has an element of for each of its own."""
+    """Return the names of states that some parameter has an element of for each of its own."""
     return frozenset(
         name
         for state in outline["state"].values()
@@ -238,7 +234,7 @@ def _by_key(
     keys: Mapping[Key, nn.Parameter],
     existing: Mapping[Any, State],
 ) -> dict[Any, Any]:
-    """The states by the optimizer's keys; what it does not train is left out."""
+    """Return the states by the optimizer's keys; what it does not train is left out."""
     state: dict[Any, Any] = {}
     for key, parameter in keys.items():
         held = known.of(key, parameter)
@@ -259,7 +255,7 @@ def _by_key(
 
 
 def _shaped(value: Any, parameter: nn.Parameter) -> Any:
-    """Elements of a state in the shape of the parameter as this rank shows it."""
+    """Return elements of a state in the shape of the parameter as this rank shows it."""
     if isinstance(value, torch.Tensor) and value.dim():
         return value.view(parameter.shape)
     return value

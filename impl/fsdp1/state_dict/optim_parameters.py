@@ -1,4 +1,4 @@
-"""Whom an optimizer's parameters stand for: its keys, and the names of the original parameters behind them.
+"""The original parameters behind an optimizer's: by its keys, and by their own names.
 
 An optimizer numbers its parameters. Behind a number is a flat parameter (all originals of a unit), this
 rank's part of one original, or a parameter that no unit holds. State dicts that outlive a run go by the names
@@ -8,24 +8,27 @@ of the originals.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 
-from ...runtime.stage import stage_of
-from ...shared.names import plain_name
+from ...runtime.hooks import stage_of
+from ...runtime.presentation import plain_name
 from ..parameter_names import named_units
+from .sharded_values import is_sharded
 
 Key = int | str
 OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter]
 
 
 class OptimStateKeyType(Enum):
-    """What the keys of an optimizer's state dict are."""
+    """The kinds of keys in an optimizer's state dict."""
 
     PARAM_NAME = auto()
     PARAM_ID = auto()
@@ -51,7 +54,7 @@ class TrainedModel:
 
     Attributes:
         units: its units with the names of their parameters.
-        held: what each parameter that an optimizer may hold stands for.
+        held: the originals behind each parameter that an optimizer may hold.
         places: where to find an original by any of its names: unit and index.
         others: parameters that no unit holds, by any of their names.
 
@@ -84,16 +87,16 @@ class TrainedModel:
                 self.held.setdefault(parameter, Held((plain_name(name),)))
 
     def names_of(self, key: Key, parameter: nn.Parameter) -> tuple[str, ...]:
-        """The names of the originals behind an optimizer's parameter."""
+        """Return the names of the originals behind an optimizer's parameter."""
         return self.of(key, parameter).names
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """All names of the parameter that has this one."""
+        """Return all names of the parameter that has this one."""
         place = self.places.get(name)
         return (name,) if place is None else tuple(self.units[place[0]].names[place[1]])
 
     def of(self, key: Key, parameter: nn.Parameter) -> Held:
-        """What an optimizer's parameter stands for.
+        """Return the originals behind an optimizer's parameter.
 
         Raises:
             ValueError: it is not in the model.
@@ -113,7 +116,7 @@ def keyed_parameters(
     *,
     by_name: bool = False,
 ) -> dict[Key, nn.Parameter]:
-    """The parameters of an optimizer by the keys of its state dict.
+    """Return the parameters of an optimizer by the keys of its state dict.
 
     Args:
         optim_input: what the optimizer was made from, where it is not at hand; without both it is
@@ -136,7 +139,7 @@ def keyed_parameters(
 
 
 def goes_by_name(optim_state_dict: dict[str, Any]) -> bool:
-    """Whether the keys are names rather than numbers."""
+    """Return whether the keys are names rather than numbers."""
     return any(isinstance(key, str) for key in list(optim_state_dict.get("state", ()))[:1])
 
 
@@ -147,7 +150,8 @@ def rekey(
     optim_input: OptimInput | None = None,
     optim: torch.optim.Optimizer | None = None,
 ) -> dict[str, Any]:
-    """The same whole state under names instead of numbers, or the other way; see ``OptimStateKeyType``.
+    """Return the same whole state under names instead of numbers, or the other way; see
+    ``OptimStateKeyType``.
 
     Raises:
         ValueError: keys of both kinds, or a key that the model or optimizer does not have.
@@ -183,7 +187,7 @@ def _order(key: Key) -> tuple[str, Any]:
 
 
 def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -> dict[Key, Key]:
-    """From numbers to names, or the other way."""
+    """Return a table from numbers to names, or the other way."""
     known = TrainedModel(model, "rekey_optim_state_dict()")
     table: dict[Key, Key] = {}
     for number, parameter in keys.items():
@@ -195,3 +199,174 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
             )
         table.update({number: names[0]} if to_names else {names[0]: number})
     return table
+
+
+# The parameter groups of an optimizer's state: saved by names, loaded into the optimizer's own groups.
+
+
+def named_group(
+    known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
+    names = [name for key in group["params"] for name in known.names_of(key, keys[key])]
+    rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+    return {**copy.deepcopy(rest), "params": names}
+
+
+def loaded_groups(
+    known: TrainedModel,
+    saved: Sequence[Mapping[str, Any]],
+    keys: Mapping[Key, nn.Parameter],
+    groups: Sequence[Mapping[str, Any]] | None,
+) -> list[dict[str, Any]]:
+    """Return the saved groups' settings for the optimizer's own groups, which say who is in them.
+
+    ``Optimizer.load_state_dict`` goes by position only, so the order must be the optimizer's.
+    """
+    key_of = {parameter: key for key, parameter in keys.items()}
+    saved_in: dict[str, int] = {
+        alias: number
+        for number, group in enumerate(saved)
+        for name in group["params"]
+        for alias in known.aliases(plain_name(name))
+    }
+    if groups is None:
+        members: list[list[Key]] = [[] for _ in saved]
+        for key, parameter in keys.items():
+            members[_saved_group(known, saved_in, [(key, parameter)])].append(key)
+        return [_settings(group, own, None) for group, own in zip(saved, members, strict=True)]
+    result: list[dict[str, Any]] = []
+    for number, group in enumerate(groups):
+        own = [(key_of[parameter], parameter) for parameter in group["params"]]
+        if own:
+            source = _saved_group(known, saved_in, own)
+        elif number < len(saved):
+            source = number
+        else:
+            raise ValueError(f"group {number} of the optimizer is empty and not in the state dict")
+        result.append(_settings(saved[source], [key for key, _ in own], group.get("param_names")))
+    return result
+
+
+def _saved_group(
+    known: TrainedModel, saved_in: Mapping[str, int], own: Sequence[tuple[Key, nn.Parameter]]
+) -> int:
+    """Return the one group of the state dict that has the originals behind these parameters."""
+    names = [name for key, parameter in own for name in known.names_of(key, parameter)]
+    found = {saved_in[name]: name for name in names if name in saved_in}
+    if not found:
+        raise ValueError(f"no group of the state dict has the parameters {names[:5]}")
+    if len(found) > 1:
+        examples = " and ".join(f"'{name}' (group {number})" for number, name in found.items())
+        raise ValueError(
+            f"parameters of one group of the optimizer are in several groups of the state dict: {examples}; "
+            "make the optimizer with the same groups"
+        )
+    return next(iter(found))
+
+
+def _settings(
+    group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None
+) -> dict[str, Any]:
+    rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+    named = {} if param_names is None else {"param_names": list(param_names)}
+    return {**copy.deepcopy(rest), **named, "params": list(params)}
+
+
+# The states of an optimizer's state dict one by one, wherever they are.
+#
+# Where only rank 0 has them, it tells the others what there is, and each tensor is broadcast when it is asked
+# for. Whoever asks cuts out its part immediately, so no other rank ever holds more than one whole tensor.
+
+
+@dataclass(frozen=True)
+class LoadFrom:
+    """Where the values are.
+
+    Attributes:
+        sharded: they may be ``ShardedTensor`` or ``DTensor``.
+        rank0: only rank 0 of ``group`` has them.
+        group: the ranks that load together; ``None`` for all.
+        compare: whether ranks tell each other what they load, which is a collective.
+    """
+
+    sharded: bool = False
+    rank0: bool = False
+    group: ProcessGroup | None = None
+    compare: bool = True
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A stand-in for a tensor that rank 0 has."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def entries_of(
+    optim_state_dict: Mapping[str, Any], source: LoadFrom, device: torch.device
+) -> tuple[Mapping[str, Any], Iterator[tuple[str, str, Any]]]:
+    """Return the dict (with stand-ins for tensors that others have), and its states one by one.
+
+    Raises:
+        ValueError: no state dict of an optimizer; on all ranks alike.
+    """
+    mine = dist.get_rank(source.group) == 0 if source.rank0 else True
+    problem = _problem(optim_state_dict, source) if mine else None
+    if not source.rank0:
+        if problem is not None:
+            raise ValueError(problem)
+        return optim_state_dict, _states(optim_state_dict)
+    outline = _outline(dict(optim_state_dict)) if mine and problem is None else None
+    shared_by_first: list[Any] = [problem, outline]
+    first = dist.get_global_rank(source.group, 0) if source.group is not None else 0
+    dist.broadcast_object_list(shared_by_first, src=first, group=source.group)
+    problem, shared = shared_by_first
+    if problem is not None:
+        raise ValueError(f"rank 0: {problem}")
+    values = optim_state_dict["state"] if mine else None
+    return shared, _broadcast(shared, values, first, source.group, device)
+
+
+def _problem(optim_state_dict: Mapping[str, Any], source: LoadFrom) -> str | None:
+    if "state" not in optim_state_dict:
+        return f"an optimizer state dict has the key 'state'; this one has {list(optim_state_dict)}"
+    if source.rank0 and any(is_sharded(value) for *_, value in _states(optim_state_dict)):
+        return "rank0_only is for whole tensors, but this state dict has sharded ones"
+    return None
+
+
+def _states(optim_state_dict: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    # Some values are gathered one by one: all ranks go by the names, whatever order their dicts have.
+    for owner, state in sorted(optim_state_dict["state"].items(), key=lambda item: str(item[0])):
+        if isinstance(owner, str) and isinstance(state, dict):
+            for name, value in state.items():
+                yield owner, name, value
+
+
+def _broadcast(
+    outline: Mapping[str, Any],
+    values: Mapping[Any, Any] | None,
+    first: int,
+    group: ProcessGroup | None,
+    device: torch.device,
+) -> Iterator[tuple[str, str, Any]]:
+    for owner, name, value in _states(outline):
+        if isinstance(value, Outline):
+            if values is not None:
+                tensor = values[owner][name].detach().to(device).contiguous()
+            else:
+                tensor = torch.empty(value.shape, dtype=value.dtype, device=device)
+            dist.broadcast(tensor, src=first, group=group)
+            yield owner, name, tensor
+        else:
+            yield owner, name, value
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _outline(own) for name, own in value.items()}
+    if isinstance(value, torch.Tensor):
+        return Outline(tuple(value.shape), value.dtype) if value.dim() else value.detach().cpu()
+    return value

@@ -20,14 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ...frontends.full_params import gather_flat, split_full
+from ...runtime.unit import gather_flat, split_full
 from ...shared.layout import Segment
 from ..parameter_names import NamedUnit
-from .optim_groups import named_group
-from .optim_parameters import Key, TrainedModel
+from .optim_parameters import Key, TrainedModel, named_group
 from .recursion import states_of
-from .row_chunks import rows_of_shard
-from .sharded_values import sharded_value
+from .sharded_values import rows_of_shard, sharded_value
 from .state_values import device_for, own_copy
 
 State = dict[str, Any]
@@ -35,7 +33,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class SaveAs:
-    """How to save.
+    """The way to save.
 
     Attributes:
         sharded: rows instead of whole tensors.
@@ -50,7 +48,7 @@ class SaveAs:
 
 @dataclass(frozen=True)
 class Elements:
-    """Stands for a tensor with an element for each of the parameter's."""
+    """A stand-in for a tensor with an element for each of the parameter's."""
 
     dtype: torch.dtype
 
@@ -90,7 +88,7 @@ class _UnitStates:
         return segment.in_shard(elements) if self.named.is_flat else elements
 
     def outline(self) -> dict[int, State]:
-        """What other ranks must know: which states there are, and those that are equal everywhere."""
+        """Return what other ranks must know: which states there are, and those that are equal everywhere."""
         return {
             index: {name: _outline(value) for name, value in state.items()}
             for index, state in self.parts.items()
@@ -113,7 +111,7 @@ class _UnitStates:
                         )
 
     def consolidate(self, how: SaveAs) -> dict[int, State]:
-        """Every parameter's state, whole or sharded. A collective over the shard group."""
+        """Return every parameter's state, whole or sharded. A collective over the shard group."""
         result: dict[int, State] = {
             index: {name: _copied(value, how.offload) for name, value in state.items()}
             for index, state in self.everywhere.items()
@@ -178,7 +176,7 @@ def consolidated_state(
     keys: Mapping[Key, nn.Parameter],
     how: SaveAs,
 ) -> dict[str, Any]:
-    """An optimizer's state dict under the names of the original parameters. A collective.
+    """Return an optimizer's state dict under the names of the original parameters. A collective.
 
     Args:
         optim_state_dict: what the optimizer's own ``state_dict()`` returned.
@@ -252,7 +250,7 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
 
 
 def _ordered(state: dict[Key, Any], order: list[str], known: TrainedModel) -> dict[Key, Any]:
-    """``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
+    """Return ``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
     if all(named.is_flat for named in known.units):
         return {name: state[name] for name in dict.fromkeys((*order, *state)) if name in state}
     first: dict[int, str] = {}

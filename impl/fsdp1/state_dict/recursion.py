@@ -23,11 +23,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...runtime.presentation import FLAT_NAME, WRAPPED, plain_name
 from ...runtime.stage import Stage
-from ...shared.names import FLAT_NAME, WRAPPED, plain_name
 from ..parameter_names import named_unit, plain_text
+from ..settings import FullStateDictConfig, StateDictSettings, StateDictType
 from ..summon import ShownUnit
-from .settings import FullStateDictConfig, StateDictSettings, StateDictType
 from .state_values import LoadedUnit, local_value, placeholders, sharded_parameters, whole_parameters
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)
@@ -68,7 +68,7 @@ class WrapperStates:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this wrapper's parameters are spread over ranks."""
+        """Return whether this wrapper's parameters are spread over ranks."""
         return any(unit.groups.shard is not None for unit in self._stage.units)
 
     def listed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +78,7 @@ class WrapperStates:
             yield (name.replace(f"{WRAPPED}.", "") if summoned else name), tensor
 
     def current(self) -> StateDictSettings:
-        """The settings as they hold here: without sharding there are whole values only.
+        """Return the settings as they hold here: without sharding there are whole values only.
 
         Raises:
             RuntimeError: settings that do not go with the way this module was wrapped.
@@ -129,7 +129,7 @@ class WrapperStates:
             self._shown.append(shown)
 
     def put_values(self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-        """The recursion below the wrapper is done: put its own values under the plain names."""
+        """Put the wrapper's own values under the plain names, after the recursion below it."""
         _rename(state_dict, f"{prefix}{WRAPPED}.", prefix)
         settings = self.current()
         kind, config = settings.state_dict_type, settings.state_dict_config
@@ -153,7 +153,7 @@ class WrapperStates:
     def _finish_buffers(
         self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, offload: bool
     ) -> None:
-        """Buffers in their own dtype, on the CPU if asked for, and none where this rank gets nothing."""
+        """Put buffers in their own dtype, on the CPU if asked for, and none where this rank gets nothing."""
         dropped = any(values is None for values in self._values)
         for module_name, module in wrapper.named_modules(remove_duplicate=False):
             own_dtypes = self._buffer_dtypes.get(module, {})
@@ -210,12 +210,12 @@ class WrapperStates:
 
 
 def states_of(module: nn.Module) -> WrapperStates | None:
-    """The ``WrapperStates`` of a wrapper, ``None`` for other modules."""
+    """Return the ``WrapperStates`` of a wrapper, ``None`` for other modules."""
     return module.__dict__.get(_STATES)
 
 
 def _after_save(wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """A function, as ``nn.Module`` marks it with an attribute."""
+    """Put a wrapper's values; a function, as ``nn.Module`` marks it with an attribute."""
     states = states_of(wrapper)
     assert states is not None
     states.put_values(wrapper, state_dict, prefix)

@@ -1,4 +1,4 @@
-"""What a unit's parameters are in each kind of state dict, and how such values come back into its shard."""
+"""The values of a unit's parameters in each kind of state dict, and their way back into its shard."""
 
 from __future__ import annotations
 
@@ -7,35 +7,42 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...collectives.agreement import check_agreement
-from ...frontends.full_params import gather_flat, split_full
-from ...runtime.unit import Unit
-from ...shared.names import plain_name
+from ...runtime.presentation import plain_name
+from ...runtime.unit import Unit, gather_flat, split_full
 from ...shared.torch_internals import ShardedTensor
 from ..flat_param import FlatPresentation
 from ..original_params import OriginalPresentation
 from ..parameter_names import NamedUnit
-from .row_chunks import fill_shard, rows_of_shard
-from .settings import StateDictType
-from .sharded_values import is_sharded, rows_of_value, sharded_tensor, sharded_value
+from ..settings import StateDictType
+from .sharded_values import (
+    check_agreement,
+    fill_shard,
+    is_sharded,
+    rows_of_shard,
+    rows_of_value,
+    sharded_tensor,
+    sharded_value,
+)
 
 # -- to save -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def own_copy(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``value`` in memory of its own, on ``device``."""
+    """Return ``value`` in memory of its own, on ``device``."""
     return value.to(device, copy=True)
 
 
 def device_for(unit: Unit, offload: bool) -> torch.device:
-    """Where values of ``unit`` belong in a state dict."""
+    """Return where values of ``unit`` belong in a state dict."""
     return torch.device("cpu") if offload else unit.device
 
 
 @torch.no_grad()
 def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Tensor] | None:
-    """The unit's parameters, each in memory of its own; nothing where ``keep`` is off. A collective."""
+    """Return the unit's parameters, each in memory of its own; nothing where ``keep`` is off. A
+    collective.
+    """
     gathered = gather_flat(unit, unit.shard)
     if not keep:
         return None
@@ -44,7 +51,7 @@ def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Ten
 
 @torch.no_grad()
 def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) -> list[Any]:
-    """The unit's parameters as ``ShardedTensor`` or ``DTensor``. A collective."""
+    """Return the unit's parameters as ``ShardedTensor`` or ``DTensor``. A collective."""
     segments = unit.layout.segments
     rows = rows_of_shard(unit, unit.shard, range(len(segments)))
     return [
@@ -54,14 +61,14 @@ def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) ->
 
 
 def placeholders(unit: Unit) -> list[torch.Tensor]:
-    """Tensors of the whole parameters' shapes that take no memory."""
+    """Return tensors of the whole parameters' shapes that take no memory."""
     like = unit.shard
     return [like.new_empty(()).expand(segment.shape) for segment in unit.layout.segments]
 
 
 @torch.no_grad()
 def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
-    """The flat parameter without its padding; the memory is the shard's own, unless it is moved."""
+    """Return the flat parameter without its padding; the memory is the shard's own, unless it is moved."""
     end = _filled(unit, unit.layout.rank)
     local = unit.shard[:end].detach()
     size = unit.layout.shard_numel
@@ -71,7 +78,7 @@ def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
 
 
 def _filled(unit: Unit, rank: int) -> int:
-    """Elements of ``rank``'s shard that are not padding."""
+    """Return elements of ``rank``'s shard that are not padding."""
     layout = unit.layout
     return min(max(layout.parameter_numel - rank * layout.shard_numel, 0), layout.shard_numel)
 

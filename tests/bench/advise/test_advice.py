@@ -4,7 +4,6 @@ apart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fsdpbench.advise import advise_script, advisor
 from fsdpbench.advise.text import as_dict, describe_advice
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.configuration.config import Config
-from fsdpbench.results.records import Status
+from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
 
 from .test_candidates import SEEN
@@ -46,7 +45,7 @@ def advised(
             assert each.what_if is not None
             told = steps.get(str(each.what_if.variation).partition("=")[0], 1.0)
             if isinstance(told, float):
-                told = Trial(each, Status.OK, None, 1 / told, told, 10, 10, flops=1e12)
+                told = trial(each, told, 1.0)
             trials.append(told)
         return trials
 
@@ -61,6 +60,13 @@ def advised(
         **more,
     }
     return advise_script(config, result, 1, lambda line: None)
+
+
+def trial(config: Config, step: float, tflops: float | None = None, **more: Any) -> Trial:
+    """A trial whose step takes `step` seconds and whose model does `tflops` in it."""
+    memory = {"allocated": 10, "reserved": 10}
+    result = {"status": "ok", "step_time_s": step, "peak_memory_bytes": memory}
+    return Trial(config, Result.of(result | {"tflops_per_gpu": tflops and tflops / step} | more))
 
 
 def names(group: Sequence[advisor.Tried]) -> list[str]:
@@ -92,7 +98,7 @@ def test_what_is_worth_nothing_is_no_advice(monkeypatch: pytest.MonkeyPatch, con
 def test_twice_the_batch_has_to_be_twice_the_work(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     seen = {"batch": {"option": "--batch", "value": 4}}
     assert "double-batch" in names(advised(monkeypatch, config, seen, {"double-batch": 1.5}).nothing)
-    doubled = Trial(config, Status.OK, None, None, 1.5, 10, 10, flops=2e12)
+    doubled = trial(config, 1.5, 2.0)
     (best, *_) = advised(monkeypatch, config, seen, {"double-batch": doubled}).advice
     assert best.gain == pytest.approx(2 / 1.5 - 1)
 
@@ -101,7 +107,7 @@ def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
     for exposed, simulated in ((0.01, False), (0.2, True)):
-        parts = {"exposed_communication": exposed, "idle": 0.01}
+        parts = {"compute_only": 0.5, "overlapped": 0.0, "exposed_communication": exposed, "idle": 0.01}
         more = {"time_s": parts, "traced_step_time_s": 1.0}
         found = advised(monkeypatch, config, {}, {"prefetch": 0.9, "keep": 0.9}, **more)
         assert ("prefetch" in names(found.advice)) is simulated
@@ -110,8 +116,9 @@ def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
 
 
 def test_memory_that_may_not_suffice_is_a_price(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
-    risky = Trial(config, Status.OK, None, None, 0.5, 10, 10, flops=1e12, risky=True)
-    found = advised(monkeypatch, config, {}, {"keep": risky, "wrap-pairs": replace(risky, status=Status.OOM)})
+    risky = trial(config, 0.5, 1.0, interval={"level": 0.9, "step_time_s": [0.4, 0.6], "risky": True})
+    unfit = trial(config, 0.5, 1.0, status="oom")
+    found = advised(monkeypatch, config, {}, {"keep": risky, "wrap-pairs": unfit})
     assert (names(found.advice), names(found.possible)) == ([], ["keep"])
     assert "Do not fit: wrap-pairs" in describe_advice(found)
 
@@ -134,9 +141,7 @@ def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPa
     def simulate(configs: Sequence[Config], jobs: int, tell: Any) -> list[Trial]:
         variations = [str(each.what_if and each.what_if.variation) for each in configs]
         found = [next(steps) if name.startswith("loader-time") else 1.0 for name in variations]
-        return [
-            Trial(each, Status.OK, None, 1.0, time, 10, 10) for each, time in zip(configs, found, strict=True)
-        ]
+        return [trial(each, time) for each, time in zip(configs, found, strict=True)]
 
     monkeypatch.setattr(advisor, "simulate", simulate)
     result = {

@@ -17,6 +17,7 @@ from fsdpbench.atlas.lookup import as_atlas, find, read_atlas
 from fsdpbench.atlas.space import Cell
 from fsdpbench.atlas.words import write_pages
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Cause, Result, Status
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_what_does_not_fit_says_so(content: dict[str, Any]) -> None:
 
 
 def test_a_failure_is_not_out_of_memory(two_cells: list[Cell], worked_off: Callable[..., Any]) -> None:
-    crashed = worked_off(two_cells, lambda config: {"status": "crash", "cause": {"message": "it broke"}})
+    crashed = worked_off(two_cells, lambda config: Result(status=Status.CRASH, cause=Cause("it broke")))
     cell = as_dict(two_cells, crashed)["cells"][0]
     assert (cell["status"], cell["reason"], cell["failed"]) == ("failed", "it broke", ["it broke"])
 

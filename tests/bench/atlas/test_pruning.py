@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from fsdpbench.atlas.space import BATCHES, LONGEST, Extent, cells, least_bytes
-from fsdpbench.cli.terminal.progress import SilentProgress
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
+from fsdpbench.settings import Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.sweep.simulated import UNTRACED, simulate
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
 
 
 def a_config(model: str, hardware: str = "b300", gpus: int = 8, **settings: Any) -> Config:
@@ -34,9 +34,9 @@ def a_config(model: str, hardware: str = "b300", gpus: int = 8, **settings: Any)
 
 
 def peak(config: Config, folder: Path) -> int:
-    result = simulate([config], folder, SilentProgress(), 1)[content_key(config)]
-    assert result["status"] == "ok", result["cause"]
-    return int(result["peak_memory_bytes"]["allocated"])
+    result = simulate([config], folder, Progress(), 1)[content_key(config)]
+    assert result.status == "ok", result.cause
+    return int(result.stored("peak_memory_bytes.allocated"))
 
 
 _MODELS = (
@@ -79,8 +79,8 @@ def test_what_is_pruned_runs_out_of_memory(hardware: str, tmp_path: Path) -> Non
     ]
     pruned = [config for config in tried if content_key(config) not in kept]
     assert len(pruned) == cell.pruned > 0
-    results = simulate(pruned, tmp_path / "runs", SilentProgress())
-    assert {results[content_key(config)]["status"] for config in pruned} == {"oom"}
+    results = simulate(pruned, tmp_path / "runs", Progress())
+    assert {results[content_key(config)].status for config in pruned} == {"oom"}
 
 
 def test_what_is_not_understood_has_no_bound() -> None:

@@ -27,9 +27,9 @@ def test_matrix_products(base: str) -> None:
         shape: GemmCost(truth).seconds(*shape, 1, "bf16", "forward") * noise.uniform(0.98, 1.02)
         for shape in FORWARD_SHAPES
     }
-    section, error = fit_gemm(chip_of("h100-80gb", base), seconds)
-    fitted = GemmCost(dataclasses.replace(truth, gemm=section))
-    assert error < 0.08
+    fit = fit_gemm(chip_of("h100-80gb", base), seconds)
+    fitted = GemmCost(dataclasses.replace(truth, gemm=fit.section))
+    assert fit.mean_error < 0.08
     for shape in ((4096, 11008, 4096), (8192, 5120, 5120), (2048, 8192, 28672)):  # not among the fitted
         assert fitted.seconds(*shape, 1, "bf16", "forward") == pytest.approx(
             GemmCost(truth).seconds(*shape, 1, "bf16", "forward"), rel=0.1
@@ -41,12 +41,12 @@ def test_attention() -> None:
     cost = AttentionCost(truth)
     start = chip_of("h100-80gb", "a100-80gb")
     forward = {shape: cost.seconds("forward", *shape.arguments()) for shape in SHAPES}
-    section, error = fit_forward(start, forward)
+    fit = fit_forward(start, forward)
     backward = {shape: cost.seconds("backward", *shape.arguments()) for shape in SHAPES}
-    rate = fit_backward(start, section, backward)
-    assert error < 0.02
-    assert section.head_dim_64 == pytest.approx(truth.attention.head_dim_64, rel=0.03)
-    assert section.forward_tflops == pytest.approx(
+    rate = fit_backward(start, fit.section, backward)
+    assert fit.mean_error < 0.02
+    assert fit.section.head_dim_64 == pytest.approx(truth.attention.head_dim_64, rel=0.03)
+    assert fit.section.forward_tflops == pytest.approx(
         truth.attention.forward_tflops * truth.attention.under_load, rel=0.06
     )
     assert rate == pytest.approx(truth.attention.backward_tflops * truth.attention.under_load, rel=0.06)

@@ -12,8 +12,9 @@ import pytest
 
 from fsdpbench.calibrate.from_results import Factor, MeasuredRun, fit, runs_of_results
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result, Status
+from fsdpbench.settings import Settings
 from fsdpbench.sim.model.profile import load_profile
 
 BASE = "a100-80gb"
@@ -40,7 +41,7 @@ def seconds(hardware: str | Path, computing: float, sending: float) -> float:
 
 
 def simulated(works: Sequence[tuple[float, float]]) -> Callable[[Path], list[dict[str, Any]]]:
-    return lambda path: [{"status": "ok", "step_time_s": seconds(path, *work)} for work in works]
+    return lambda path: [Result(status=Status.OK, step_time_s=seconds(path, *work)) for work in works]
 
 
 def measured(name: str, value: float, gpus: int = 16, batch: int = 2) -> MeasuredRun:
@@ -84,7 +85,7 @@ def test_a_network_that_limits_only_where_it_is_slow_is_found(tmp_path: Path) ->
         [measured("a", 1.6)],
         BASE,
         [Factor.NETWORK],
-        lambda path: [{"status": "ok", "step_time_s": step(path)}],
+        lambda path: [Result(status=Status.OK, step_time_s=step(path))],
         tmp_path,
     )
     assert found.profile.keys()["nic"]["gb_s_per_node"] == pytest.approx(60.0, rel=0.01)
@@ -146,7 +147,7 @@ def test_a_result_of_gpus_names_its_chip_and_its_noise(tmp_path: Path) -> None:
     (run,) = runs_of_results([result_file(tmp_path / "run")], "cuda")
     assert run.chip == BASE
     assert 0.005 < run.noise < 0.01
-    assert run.slower({"status": "ok", "step_time_s": 2.0}) == pytest.approx(-math.log(2.0))
+    assert run.slower(Result(status=Status.OK, step_time_s=2.0)) == pytest.approx(-math.log(2.0))
 
 
 @pytest.mark.parametrize(

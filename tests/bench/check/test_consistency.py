@@ -19,8 +19,8 @@ from fsdpbench.check.metrics import ALL, METRICS
 from fsdpbench.check.records.baseline import Baseline
 from fsdpbench.check.records.entries import entry_of
 from fsdpbench.check.records.sides import Side, absent_of, read_side
+from fsdpbench.check.text import as_text
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.text import as_text
 from fsdpbench.errors import ExitCode
 from fsdpbench.reports.consistency import (
     WORDS,
@@ -30,6 +30,7 @@ from fsdpbench.reports.consistency import (
     rules,
     values_of,
 )
+from fsdpbench.reports.figures import FIGURES, ranges
 from fsdpbench.reports.pages import load_run
 from fsdpbench.results.store import Store
 
@@ -315,14 +316,14 @@ def bound_by_rules() -> str:
     texts = " ".join(f"{row['left']} {row['right']}" for row in rules() if row["relation"] in WORDS)
     words = " ".join(row["each"] for row in rules())
     names = re.findall(r"[a-z_@][a-z_0-9.@~]*", f"{texts} {words}")
-    alone = [row["left"] for row in rules() if row["relation"] == "alone"]
+    alone = [row.path for row in FIGURES if row.alone]
     return "|".join(re.sub(r"\\?[~@]|\\\*", "[^.]+", re.escape(name)) for name in [*names, *alone])
 
 
 def test_every_figure_has_a_rule_or_a_reason(planted: Path) -> None:
     """That of a result and that which the gate judges; and each has a range."""
     result = read(folders(planted / "base")[0] / "result.json")
-    bound, ranges = re.compile(bound_by_rules()), [row for row in rules() if row["relation"] == "in"]
+    bound = re.compile(bound_by_rules())
     figures = [
         name
         for name, value in values_of(result).items()
@@ -332,8 +333,8 @@ def test_every_figure_has_a_rule_or_a_reason(planted: Path) -> None:
     ]  # fmt: skip
     assert len(figures) > 60
     assert [name for name in figures if not bound.fullmatch(name)] == []
-    assert [m.name for m in METRICS.values() if not bound.fullmatch(m.rule_name)] == []
-    limits = "|".join(re.escape(p).replace(r"\*", "[^.]+") for row in ranges for p in row["left"].split())
+    assert [m.name for m in METRICS.values() if not bound.fullmatch(m.path)] == []
+    limits = "|".join(re.escape(path).replace(r"\*", "[^.]+") for path in ranges())
     unlimited = [name for name in figures if not re.fullmatch(limits, name) and name not in FLAGS]
     assert set(unlimited) == {"schema", *DERIVED_FIGURES}
 
@@ -341,7 +342,7 @@ def test_every_figure_has_a_rule_or_a_reason(planted: Path) -> None:
 def test_the_table_is_sound() -> None:
     tolerances = {row["left"]: row["because"] for row in rules() if row["relation"] == "within"}
     for row in rules():
-        assert row["relation"] in {*WORDS, "in", "within", "alone"}
+        assert row["relation"] in {*WORDS, "within"}
         assert row["tolerance"] in tolerances or row["relation"] not in WORDS
         assert row["device"] in ("", "sim", "real")
     assert all(tolerances.values())

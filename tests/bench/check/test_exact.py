@@ -13,8 +13,8 @@ from fsdpbench.check.diagnosis import diagnose
 from fsdpbench.check.metrics import METRICS, figures_of
 from fsdpbench.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry, entry_of
+from fsdpbench.check.text import as_json, as_markdown, as_text
 from fsdpbench.check.thresholds import Thresholds, read_thresholds
-from fsdpbench.check.words.text import as_json, as_markdown, as_text
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.reports.consistency import values_of
 

@@ -13,8 +13,8 @@ from fsdpbench.check.compare import Comparison, Verdict, compare
 from fsdpbench.check.diagnosis import diagnose
 from fsdpbench.check.noise import measure_noise
 from fsdpbench.check.records.entries import Entry
+from fsdpbench.check.text import as_text
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.text import as_text
 from fsdpbench.errors import CannotJudgeError
 
 Run = Mapping[str, float | None]

@@ -12,8 +12,8 @@ from fsdpbench.check.compare import Comparison, compare
 from fsdpbench.check.diagnosis import diagnose
 from fsdpbench.check.records.sides import read_side
 from fsdpbench.check.records.surroundings import require_alike
+from fsdpbench.check.text import as_markdown, as_text
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.text import as_markdown, as_text
 from fsdpbench.errors import ExitCode
 
 

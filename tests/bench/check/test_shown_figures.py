@@ -9,8 +9,8 @@ import pytest
 from fsdpbench.check.compare import Verdict, compare
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.entries import Entry
+from fsdpbench.check.text import as_text, shown_pair, shown_percent
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.text import as_text, shown_pair, shown_percent
 from fsdpbench.reports.figures import Worse
 from fsdpbench.results.records import Status
 

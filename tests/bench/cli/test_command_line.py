@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.cli import main
-from fsdpbench.configuration.settings import SETTINGS
+from fsdpbench.settings import SETTINGS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.requests.completion import values_of
-from fsdpbench.configuration.settings import SETTINGS, read_list
+from fsdpbench.settings import SETTINGS, read_list
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,16 +13,19 @@ from rich.console import Console
 from fsdpbench.cli.terminal import progress
 from fsdpbench.cli.terminal.progress import LiveProgress, shortened, told_apart
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.reports.result import Result
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 
-RESULT: dict[str, Any] = {
-    "status": "ok",
-    "device": "sim",
-    "step_time_s": 1.6258,
-    "tokens_per_s_per_gpu": 10_077.0,
-    "overlap_fraction": 0.4,
-}
+RESULT = Result.of(
+    {
+        "status": "ok",
+        "device": "sim",
+        "step_time_s": 1.6258,
+        "tokens_per_s_per_gpu": 10_077.0,
+        "overlap_fraction": 0.4,
+    }
+)
 
 
 def config(batch: int) -> Config:

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement, check_world
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key
+from fsdpbench.settings import SETTINGS, Settings
 
 CONFIG = Config(
     model="gpt-tiny",

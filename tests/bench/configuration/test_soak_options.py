@@ -10,10 +10,10 @@ import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.lengths import LengthSettings
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.soak import SoakSettings, StepShape
 from fsdpbench.errors import UsageError
 from fsdpbench.measuring.soak import ShapedBatches
+from fsdpbench.settings import Settings
 
 
 @pytest.mark.parametrize(

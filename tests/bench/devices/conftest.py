@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.elastic import RankFunction, run_elastic
-from fsdpbench.results.records import read_records
+from fsdpbench.results.records import RankRecord, read_records
 from fsdpbench.results.result import Outcome
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 
@@ -69,7 +69,7 @@ class Launched:
     folder: Path
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RankRecord]:
         return read_records(self.folder)
 
     def trace(self, rank: int) -> dict[str, Any]:

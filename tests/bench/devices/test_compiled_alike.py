@@ -17,7 +17,7 @@ import torch
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.launch.elastic import run_elastic
-from fsdpbench.results.records import Status, read_records
+from fsdpbench.results.records import RankRecord, Status, read_records
 from fsdpbench.worker import run_rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -52,7 +52,7 @@ def _run_simulated(config: Config, placement: Placement, folder: Path) -> None:
     run_rank(config, placement, folder)
 
 
-def simulated(config: Config, folder: Path) -> dict[str, Any]:
+def simulated(config: Config, folder: Path) -> RankRecord:
     """The record of rank 0 on simulated GPUs."""
     settings = {"device": "sim", "hardware": "h100-80gb"}
     arguments = (replace(config, **settings), Placement(0, config.gpus, 0), folder)
@@ -77,7 +77,7 @@ def test_graphs_and_breaks(
     run_elastic(config, tmp_path / "cpu", on_cpu)
     real, here = read_records(tmp_path / "cpu")[0], simulated(config, tmp_path / "sim")
 
-    told = [dict(record["compilation"]) for record in (here, real)]
+    told = [dict(record.compilation or {}) for record in (here, real)]
     if system.endswith("fsdp1"):
         # Inside of a unit its hooks break at their first stream, which the CPU does not have, or soon after.
         for each in told:

@@ -19,26 +19,26 @@ def two_ranks(cpu_config, launched_type, tmp_path_factory):
 
 def test_record_and_trace_of_every_rank(two_ranks):
     assert two_ranks.outcome.status is Status.OK
-    assert [record["rank"] for record in two_ranks.records] == [0, 1]
+    assert [record.rank for record in two_ranks.records] == [0, 1]
     for rank, record in enumerate(two_ranks.records):
-        assert record["trace"] == f"trace/rank{rank}_trace.json.gz"
-        assert len(record["losses"]) == 5  # one a step: warm-up, timed and traced
-        assert all(0 < loss < 10 for loss in record["losses"])
-        assert record["memory_per_step"] is None
-        assert record["peak_flops"] is None
-        assert record["hardware"]["simulated"] is False
-        assert len(record["profiler_step_times_s"]) == 2
+        assert record.trace == f"trace/rank{rank}_trace.json.gz"
+        assert len(record.losses) == 5  # one a step: warm-up, timed and traced
+        assert all(0 < loss < 10 for loss in record.losses)
+        assert record.memory_per_step is None
+        assert record.peak_flops is None
+        assert record.hardware["simulated"] is False
+        assert len(record.profiler_step_times_s) == 2
 
 
 def test_a_step_takes_what_the_slowest_rank_takes(two_ranks):
-    first, second = (record["step_times_s"] for record in two_ranks.records)
+    first, second = (record.step_times_s for record in two_ranks.records)
     assert first == second
     assert len(first) == 2
     assert min(first) > 0
 
 
 def test_ranks_train_on_different_data(two_ranks):
-    first, second = (record["losses"] for record in two_ranks.records)
+    first, second = (record.losses for record in two_ranks.records)
     assert first != second
 
 
@@ -68,7 +68,7 @@ def test_the_same_configuration_computes_the_same(cpu_config, launch):
     for _ in range(2):
         launched = launch(cpu_config("torch-ddp"))
         assert launched.outcome.status is Status.OK
-        losses.append([record["losses"] for record in launched.records])
+        losses.append([record.losses for record in launched.records])
     assert losses[0] == losses[1]
 
 

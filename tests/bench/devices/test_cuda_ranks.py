@@ -3,8 +3,8 @@
 import pytest
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.records import Status
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 
@@ -27,9 +27,9 @@ def test_one_gpu(cuda_config, launch):
     launched = launch(cuda_config)
     assert launched.outcome.status is Status.OK
     (record,) = launched.records
-    assert len(record["losses"]) == 5
-    assert len(record["memory_per_step"]) == 2
-    assert 0 < record["memory_per_step"][0]["allocated"] <= record["memory_per_step"][0]["reserved"]
+    assert len(record.losses) == 5
+    assert len(record.memory_per_step) == 2
+    assert 0 < record.memory_per_step[0]["allocated"] <= record.memory_per_step[0]["reserved"]
     trace = launched.trace(0)
     assert {event.get("cat") for event in trace["traceEvents"]} >= {"kernel", "cuda_runtime", "cpu_op"}
     assert [event for event in trace["traceEvents"] if event.get("name") == "[memory]"]

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpbench.launch.rank_files import RankFiles, innermost_frame
 from fsdpbench.launch.verdict import judge
-from fsdpbench.results.records import RankRecord, Status, record_path
+from fsdpbench.results.records import RankRecord, Status, read_records, record_path, write_record
 
 BROKEN = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
 STACKS = """Thread 0x00007f1 (most recent call first):
@@ -30,7 +30,7 @@ def leave(folder):
 
     def left(rank, status=None, cause=None, at=0, log="", stacks=""):
         if status is not None:
-            RankRecord(rank, 2, "cpu", status, cause).write(folder)
+            write_record(RankRecord(rank, 2, "cpu", status, cause), folder)
             os.utime(record_path(folder, rank), (at, at))
         RankFiles(folder, rank).stderr.write_text(log)
         RankFiles(folder, rank).stopped.write_text(stacks)
@@ -39,10 +39,7 @@ def leave(folder):
 
 
 def judged(folder, exit_codes=None, timed_out_after_s=None):
-    import json
-
-    records = [json.loads(path.read_text()) for path in sorted((folder / "trace").glob("*_record.json"))]
-    return judge(folder, 2, records, exit_codes or {}, timed_out_after_s)
+    return judge(folder, 2, read_records(folder), exit_codes or {}, timed_out_after_s)
 
 
 def test_all_well(folder, leave):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from fsdpbench.emulation.filling import fill_outputs
+from fsdpbench.emulation.process_group import fill_outputs
 
 RANK, SIZE = 1, 3
 

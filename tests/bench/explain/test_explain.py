@@ -12,6 +12,7 @@ import pytest
 
 from fsdpbench.cli.commands import explain as explain_command
 from fsdpbench.explain import advice, changes
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.trials import Trial
 
@@ -240,7 +241,7 @@ def test_pairs_are_tried_until_enough_of_them_fit(monkeypatch: pytest.MonkeyPatc
 
     def simulate(configs: Any, jobs: int, tell: Any) -> list[Trial]:
         tried.append(len(configs))
-        return [Trial(each, next(fits), None) for each in configs]
+        return [Trial(each, Result(status=next(fits))) for each in configs]
 
     monkeypatch.setattr(advice, "simulate", simulate)
     several = [changes.Change(f"--x {place}", "") for place in range(9)]

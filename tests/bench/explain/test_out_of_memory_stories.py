@@ -15,6 +15,7 @@ from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.devices.base import Placement
 from fsdpbench.explain.advice import grows, steps_until_full
 from fsdpbench.explain.changes import Change
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import RankRecord, Status
 from fsdpbench.sweep.trials import Trial
 
@@ -166,10 +167,11 @@ def test_growth_that_fills_memory_soon_is_no_fit() -> None:
     growth = {"per_step_bytes": 10, "at_step_ends_bytes": [0, 10, 20]}
     account = {"growth": growth, "free_bytes": 500, "unused_bytes": 500}
     assert steps_until_full(account) == 103
-    trial = Trial(Any, Status.OK, None, account=account)  # type: ignore[arg-type]
+    trial = Trial(Any, Result.of({"status": "ok", "memory_account": account}))  # type: ignore[arg-type]
     assert grows(trial)
-    assert not grows(Trial(Any, Status.OK, None, account=account | {"free_bytes": 10**9}))  # type: ignore[arg-type]
-    assert not grows(Trial(Any, Status.OK, None))  # type: ignore[arg-type]
+    roomy = Result.of({"status": "ok", "memory_account": account | {"free_bytes": 10**9}})
+    assert not grows(Trial(Any, roomy))  # type: ignore[arg-type]
+    assert not grows(Trial(Any, Result.of({"status": "ok"})))  # type: ignore[arg-type]
 
 
 def test_a_change_of_a_varied_script_is_done_beside_the_variation() -> None:

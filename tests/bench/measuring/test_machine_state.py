@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.machine_state import MachineState, doubts, environment_of, observe
+from fsdpbench.settings import Settings
 
 QUIET = MachineState(busy_cores=0.1, cores=8, governor="performance", swapped_bytes=0)
 GPU = {

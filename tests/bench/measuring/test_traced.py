@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.measuring.traced import time_and_trace
-from fsdpbench.measuring.warmup import TimedSteps, WarmUp
+from fsdpbench.measuring.warmup import TimedSteps, WarmUp, time_and_trace
 
 
 @dataclass(frozen=True)

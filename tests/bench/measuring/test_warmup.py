@@ -10,6 +10,7 @@ from typing import Any
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
 from fsdpbench.reports.analysis.model import Analysis
+from fsdpbench.reports.rank_record import RankRecord
 from fsdpbench.reports.result_figures import Ran, measured, spread
 
 
@@ -108,14 +109,20 @@ def test_fewer_steps_than_the_window_are_not_stable() -> None:
 
 
 def test_raw_samples_and_overhead_are_those_of_the_slowest_rank() -> None:
-    fast = {"step_times_s": [1.0, 1.0, 1.0], "profiler_step_times_s": [9.0]}
-    slow = {"step_times_s": [2.0, 1.0, 2.0], "profiler_step_times_s": [2.5, 2.5], "warmup_stable": True}
+    fast = RankRecord.of(
+        {"rank": 0, "world_size": 2, "device": "cpu"}
+        | {"step_times_s": [1.0, 1.0, 1.0], "profiler_step_times_s": [9.0]}
+    )
+    slow = RankRecord.of(
+        {"rank": 0, "world_size": 2, "device": "cpu"}
+        | {"step_times_s": [2.0, 1.0, 2.0], "profiler_step_times_s": [2.5, 2.5], "warmup_stable": True}
+    )
     found = measured(Ran([fast, slow], Analysis(ranks=(), configurations={})))
     assert found is not None
     assert found["step_times_s"] == [2.0, 1.0, 2.0]
     assert found["profiler_overhead"] == 0.25
     assert found["warmup_stable"] is True
-    assert measured(Ran([{"step_times_s": []}], Analysis(ranks=(), configurations={}))) is None
+    assert measured(Ran([RankRecord(0, 1, "cpu")], Analysis(ranks=(), configurations={}))) is None
 
 
 def test_spread_is_the_distance_of_the_quartiles() -> None:

@@ -14,8 +14,9 @@ from torch import nn
 
 from fsdpbench.cli.terminal.progress import describe_result
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.measuring.watched_settings import unread_settings, watched
+from fsdpbench.reports.result import Result, Status
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.systems import BuildContext, System
 
 # One value a setting that is not the default, with what it needs beside it.
@@ -104,7 +105,7 @@ def test_watched_settings_are_the_settings() -> None:
 
 
 def test_the_terminal_names_them() -> None:
-    result = {"status": "ok", "step_time_s": 0.1, "unread_settings": ["layout", "wrap"]}
+    result = Result(status=Status.OK, step_time_s=0.1, unread_settings=["layout", "wrap"])
     assert describe_result(result).endswith("no effect: the system never read layout, wrap")
 
 

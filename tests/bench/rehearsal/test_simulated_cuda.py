@@ -14,7 +14,6 @@ import pytest
 
 from fsdpbench.check.records.sides import side_of
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.simulated_cuda import VARIABLE, SimulatedCuda, simulated_cuda
 from fsdpbench.devices.base import Placement
 from fsdpbench.devices.detection import choose_device
@@ -24,6 +23,7 @@ from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import read_records
 from fsdpbench.results.result import outcome_of_records
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 

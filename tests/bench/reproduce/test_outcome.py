@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.reports.result import Result
 from fsdpbench.reproduce.charts import chart_of
 from fsdpbench.reproduce.claims import ran_out, ratio
 from fsdpbench.reproduce.document import as_dict
@@ -28,7 +29,7 @@ def a_case(name: str) -> Case:
 
 
 def predicted(name: str, value: float | None, status: str = "ok") -> Prediction:
-    return Prediction(a_case(name), {"status": status, "hardware_tflops_per_gpu": value})
+    return Prediction(a_case(name), Result.of({"status": status, "hardware_tflops_per_gpu": value}))
 
 
 def outcome(

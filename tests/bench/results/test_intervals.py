@@ -11,11 +11,10 @@ import pytest
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.residuals.intervals import interval_of, unknowns
-from fsdpbench.results.residuals.table import Quantity
-from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, width_of
+from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Quantity, Unknown, width_of
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import get_workload, workload_names
 

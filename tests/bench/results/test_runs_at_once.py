@@ -10,8 +10,8 @@ import pytest
 
 from fsdpbench.cli.commands.run import own_name
 from fsdpbench.cli.requests.request import target_of
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.store import Store
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config
 
 RUN = ("run", "--model", "gpt-125m", "--shape", "layers=1", "--gpus", "8", "--device", "sim", "--json")

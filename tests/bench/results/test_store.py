@@ -13,12 +13,12 @@ import pytest
 
 from fsdpbench.check.records.sides import stored_side
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.reports.result import Cause, Result, Status
 from fsdpbench.results.index import build_index, refresh_index
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
+from fsdpbench.settings import Settings
 
 
 def a_config(**settings: object) -> Config:

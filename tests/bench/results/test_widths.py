@@ -12,14 +12,18 @@ import pytest
 import scipy.stats
 
 from fsdpbench.results.residuals.intervals import difference_quantile
-from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
 from fsdpbench.results.residuals.widths import (
     LEVEL,
+    Condition,
+    Quantity,
+    Residual,
     Unknown,
     is_held_out,
+    read_table,
     weighted_quantile,
     widening,
     width_of,
+    write_table,
 )
 
 

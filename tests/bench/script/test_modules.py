@@ -12,7 +12,7 @@ import pytest
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module
 from fsdpbench.errors import UsageError
-from fsdpbench.results.reproduce import run_command
+from fsdpbench.results.provenance import run_command
 
 TRAIN = """
 import sys

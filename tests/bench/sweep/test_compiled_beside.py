@@ -11,10 +11,10 @@ import pytest
 
 from fsdpbench.cli.requests.options import asks_to_compile
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
+from fsdpbench.settings import Settings
+from fsdpbench.sweep.recommended import compiled_beside_best
 
 
 def config(system: str = "torch-fsdp2", **settings: Any) -> Config:

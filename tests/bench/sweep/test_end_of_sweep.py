@@ -14,8 +14,8 @@ import pytest
 from fsdpbench.cli.terminal import ranking
 from fsdpbench.cli.terminal.progress import shortened
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.store import Store
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from fsdpbench.cli.requests.request import make_request, request_of_space
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.results.reproduce import nodes_of, run_command
+from fsdpbench.results.provenance import nodes_of, run_command
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.validation.paper_network import config_of
 from fsdpbench.validation.runs.runs_file import cases_of_file

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.requests.request import DEFAULT_GPUS, make_request, request_of_space
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, not_applicable
 

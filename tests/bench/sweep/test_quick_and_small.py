@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsdpbench.cli.requests.request import SweepRequest, make_request
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.reports.result import Result
+from fsdpbench.settings import Settings
 from fsdpbench.sweep import prediction
 from fsdpbench.sweep.planning import make_config, without_absent
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes
-from fsdpbench.sweep.trials import simulate, with_room
+from fsdpbench.sweep.trials import Trial, simulate, with_room
 from fsdpbench.systems import get_system
 
 SIM: dict[str, Any] = {"model": "gpt-tiny", "device": "sim", "gpus": 8}
@@ -78,11 +79,11 @@ def test_sgd_offload_and_hybrid_count_for_what_they_hold() -> None:
 def test_points_are_simulated_once_and_not_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Config] = []
 
-    def run_all(configs: list[Config], *rest: Any) -> list[dict[str, Any]]:
+    def run_in(folder: Path, configs: list[Config], *rest: Any) -> list[Trial]:
         ran.extend(configs)
-        return [_result(config) for config in configs]
+        return [Trial(config, _result(config)) for config in configs]
 
-    monkeypatch.setattr(prediction, "_run_all", run_all)
+    monkeypatch.setattr(prediction, "run_in", run_in)
     monkeypatch.setattr(prediction, "_cost_of_a_trace", lambda *ignored: (0.0, 0))
     small = [configuration("gpt-tiny", "impl-fsdp2", 8, batch=batch) for batch in (2, 4, 2)]
     hopeless = configuration("gpt-175b", "impl-fsdp2", 8)

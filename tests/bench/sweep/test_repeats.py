@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result, Status
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.repeats import interleaved, merged
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.reports.result import Result
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
-from fsdpbench.sweep.recommendation.recommended import write_recommended
-from fsdpbench.sweep.recommendation.snippets import snippets
+from fsdpbench.sweep.recommended import write_recommended
+from fsdpbench.sweep.snippets import snippets
 
 TRY = """
 import importlib.util, os, sys, torch, torch.distributed as dist

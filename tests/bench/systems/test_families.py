@@ -11,9 +11,9 @@ import pytest
 
 from fsdpbench.cli.requests.request import target_of
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.results.store import Store
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, without_absent
 
 Result = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.workloads import get_workload
 
@@ -55,7 +55,7 @@ def test_a_step_limited_by_its_host_gets_faster(fsdpbench: Any, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--system", "impl-fsdp1"), "Event.synchronize(), at fsdpbench/impl/runtime/rate_limiter.py"),
+        (("--system", "impl-fsdp1"), "Event.synchronize(), at fsdpbench/impl/runtime/context.py"),
         (("--system", "torch-fsdp1"), "Event.synchronize(), at torch/distributed/fsdp"),
         (("--system", "torch-fsdp1", "--set", "limit_all_gathers=off"), "record_stream"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.requests.request import make_request
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, not_applicable
 from fsdpbench.systems.registry import get_system
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from fsdpbench import plugins
 from fsdpbench.cli.commands.list import command as list_command
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.doctor import Verdict, _plugins
 from fsdpbench.results.store import config_record
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import PluginError, UnknownModelError, families, get_workload, offered_families
 

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from fsdpbench.cli.commands.sweep import command as sweep
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import System, get_system
 from fsdpbench.systems.deepspeed_zero3 import zero3_config

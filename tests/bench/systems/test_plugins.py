@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from fsdpbench import plugins
 from fsdpbench.cli.commands.list import command as list_command
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.plugins import foreign_identity
+from fsdpbench.settings import Settings
 from fsdpbench.systems import get_system, offers
 
 GOOD = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.workloads import get_workload
 

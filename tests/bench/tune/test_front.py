@@ -10,10 +10,11 @@ import pytest
 
 from fsdpbench.cli.commands.tune import parse_memory
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
-from fsdpbench.tune.front import Candidate, judge, pareto
+from fsdpbench.settings import Settings
+from fsdpbench.tune.front import Candidate, Goal, judge, pareto
 
 CONFIG = Config(
     model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=8,
@@ -54,7 +55,7 @@ def test_the_front_is_that_of_brute_force() -> None:
 def test_a_candidate_is_feasible_within_the_limit(
     result: dict[str, Any], limit: int | None, feasible: bool
 ) -> None:
-    assert judge(CONFIG, result, "mfu", limit).feasible is feasible
+    assert judge(CONFIG, Result.of(result), Goal("mfu", limit)).feasible is feasible
 
 
 def test_sizes_of_memory_as_people_write_them() -> None:

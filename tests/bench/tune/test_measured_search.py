@@ -10,8 +10,8 @@ import pytest
 
 from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.settings import Value
 from fsdpbench.results.records import Status
+from fsdpbench.settings import Value
 from fsdpbench.sweep.repeats import first_run, merged
 from fsdpbench.tune.front import Candidate
 from fsdpbench.tune.measured_search import RealBudget, search_measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fsdpbench.results.residuals.table import Condition
+from fsdpbench.results.residuals.widths import Condition
 from fsdpbench.sim.model.software import load_software
 from fsdpbench.validation.conditions import under
 from fsdpbench.validation.runs.case import Case, Figure, Network

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.results.residuals.table import Condition, Quantity
-from fsdpbench.results.residuals.widths import Unknown, width_of
+from fsdpbench.reports.result import Result, Status
+from fsdpbench.results.residuals.widths import Condition, Quantity, Unknown, width_of
 from fsdpbench.validation.conditions import under
 from fsdpbench.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs, residuals_of
 from fsdpbench.validation.page import write_page
@@ -28,7 +28,7 @@ def a_case(name: str = "run", source: str = "someone", **changes: Any) -> Case:
 
 def predicted(case: Case, tokens: float = 1000.0, **figures: Any) -> Prediction:
     result = {"status": "ok", "config": config_of(case).to_dict(), "alloc_retries_per_step": 0.0}
-    return Prediction(case, result | {"tokens_per_s_per_gpu": tokens} | figures)
+    return Prediction(case, Result.of(result | {"tokens_per_s_per_gpu": tokens} | figures))
 
 
 def test_inside_and_outside() -> None:
@@ -85,7 +85,7 @@ def test_bars_are_met_by_right_predictions() -> None:
 
 def test_it_is_told_as_table_page_and_json(tmp_path: Path) -> None:
     predictions = [predicted(a_case("one", "llm-foundry")), predicted(a_case("two"), 700.0)]
-    predictions.append(Prediction(a_case("three", ran_out=True, published={}), {"status": "oom"}))
+    predictions.append(Prediction(a_case("three", ran_out=True, published={}), Result(status=Status.OOM)))
     judged = judged_runs(predictions)
     text = as_markdown(predictions, [], judged=judged)
     assert "In sample: constants were fitted to these sources." in text

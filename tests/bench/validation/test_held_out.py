@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import load_software
-from fsdpbench.validation.held_out import compare_held_out, held_out_cases, with_keys_of
+from fsdpbench.validation.conditions import compare_held_out, held_out_cases, with_keys_of
 from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.text import as_dict, as_markdown
@@ -20,7 +21,7 @@ def a_case(hardware: str, name: str = "run") -> Case:
 
 
 def predicted(case: Case, tokens: float | None) -> Prediction:
-    return Prediction(case, {"status": "ok", "tokens_per_s_per_gpu": tokens})
+    return Prediction(case, Result.of({"status": "ok", "tokens_per_s_per_gpu": tokens}))
 
 
 def test_profiles_differ_from_their_base_in_the_fitted_keys_alone(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.validation.judge import group_errors, judge
 from fsdpbench.validation.paper_network import Prediction, config_of, network_predictions
 from fsdpbench.validation.runs.case import Figure
 from fsdpbench.validation.runs.paper_open import open_cases
-from fsdpbench.validation.runs.torchtitan import torchtitan_cases
+from fsdpbench.validation.runs.runs_file import torchtitan_cases
 from fsdpbench.validation.text import as_markdown
 
 
@@ -29,13 +30,13 @@ def test_every_case_can_run_and_says_what_it_assumes() -> None:
 
 
 def test_they_have_no_bar() -> None:
-    predictions = [Prediction(case, {"status": "oom"}) for case in open_cases()]
+    predictions = [Prediction(case, Result(status=Status.OOM)) for case in open_cases()]
     assert group_errors(predictions) == {}
     assert judge(predictions) == []
 
 
 def test_assumptions_stand_below_the_table() -> None:
-    predictions = [Prediction(case, {"status": "ok"}) for case in open_cases()]
+    predictions = [Prediction(case, Result(status=Status.OK)) for case in open_cases()]
     text = as_markdown(predictions, [])
     assert text.count("| FSDP paper, Fig 6c | 80 GB GPUs") == 1
 
@@ -53,7 +54,9 @@ def test_torchtitan_s_memory_is_reached(fsdpbench: Any, tmp_path: Path) -> None:
 
 def test_a_time_s_error_is_its_own() -> None:
     case = next(case for case in open_cases() if case.published.get(Figure.RETRIES) == 46)
-    prediction = Prediction(case, {"status": "ok", "step_time_s": 8.03, "alloc_retries_per_step": 46})
+    prediction = Prediction(
+        case, Result.of({"status": "ok", "step_time_s": 8.03, "alloc_retries_per_step": 46})
+    )
     assert prediction.step_time_error == pytest.approx(0.1)
     assert prediction.error(Figure.RETRIES) == 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpbench.reports.result import Result
 from fsdpbench.validation.judge import group_errors, judge
 from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.paper_t5 import t5_cases
@@ -12,7 +13,7 @@ from fsdpbench.validation.runs.paper_t5 import t5_cases
 def predictions(factor: float) -> list[Prediction]:
     """As if every case had been simulated at `factor` times its published speed."""
     return [
-        Prediction(case, {"status": "ok", figure.path[0]: factor * value})
+        Prediction(case, Result.of({"status": "ok", figure.path[0]: factor * value}))
         for case in t5_cases()
         for figure, value in case.published.items()
     ]

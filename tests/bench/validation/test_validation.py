@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.result import Result, Status
 from fsdpbench.validation.judge import judge
 from fsdpbench.validation.page import write_page
 from fsdpbench.validation.paper_network import Prediction, config_of
@@ -31,7 +32,7 @@ def write_rows(path: Path, *rows: dict[str, str]) -> Path:
 
 
 def predicted(case: Case, **figures: Any) -> Prediction:
-    return Prediction(case, {"status": "ok", "alloc_retries_per_step": 0, **figures})
+    return Prediction(case, Result.of({"status": "ok", "alloc_retries_per_step": 0, **figures}))
 
 
 def a_case(tokens: float = 1000.0, group: str = "g") -> Case:
@@ -105,7 +106,7 @@ def test_bars_are_met_and_missed() -> None:
         "step time, mean error": False,
         "step time, worst error": False,
     }
-    unfinished = [*good, Prediction(a_case(), {"status": "oom"})]
+    unfinished = [*good, Prediction(a_case(), Result(status=Status.OOM))]
     assert not all(bar.met for bar in judge(unfinished))
 
 

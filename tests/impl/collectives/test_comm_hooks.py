@@ -13,7 +13,7 @@ from torch.distributed.algorithms._comm_hooks import default_hooks as torch_hook
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench import impl
-from fsdpbench.impl.collectives import comm_hooks
+from fsdpbench.impl.fsdp1 import gradients as comm_hooks
 
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 

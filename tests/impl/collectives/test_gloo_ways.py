@@ -11,8 +11,9 @@ import torch.distributed as dist
 from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, shard_model, tokens_of, train
 
 from fsdpbench.impl.collectives import comm
-from fsdpbench.impl.collectives.exchange import Exchange
-from fsdpbench.impl.shared.layout import chunked_layout, flat_layout
+from fsdpbench.impl.fsdp1.flat_param import flat_layout
+from fsdpbench.impl.runtime.reduce_ways import Exchange
+from fsdpbench.impl.shared.layout import chunked_layout
 
 SHAPES = {
     "even": ((8, 3), (4,)),

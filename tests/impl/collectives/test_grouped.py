@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench import impl
-from fsdpbench.impl.collectives.grouped import LARGE_BYTES, order_for_groups, smallest_with_own
+from fsdpbench.impl.fsdp2.sharded_units import LARGE_BYTES, order_for_groups, smallest_with_own
 from fsdpbench.impl.shared.settings import CommunicationLayout
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench import impl
-from fsdpbench.impl.collectives import rank_check
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.collectives import agreement
+from fsdpbench.impl.runtime.hooks import hooks_of
 
 
 class Branches(nn.Module):
@@ -68,7 +68,7 @@ def case_other_modules(rank: int) -> None:
 def case_one_stays_away(rank: int) -> None:
     model = build(True)
     step(model, second=False)
-    check = stage_of(model).runtime.rank_check  # type: ignore[union-attr]
+    check = hooks_of(model).runtime.context.rank_check  # type: ignore[union-attr]
     assert check is not None
     check.timeout_s = 0.5
     if rank == 1:
@@ -88,14 +88,14 @@ def case_changes_nothing(rank: int, *, mesh: tuple[int, ...]) -> None:
         torch.manual_seed(0)
         names = ("replicate", "shard")[-len(mesh) :]
         device_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=names)
-        before = sum(rank_check._positions.values())
+        before = sum(agreement.positions.values())
         model = shard_model("impl", Model(blocks=1), mesh=device_mesh, check_ranks=check)
         with recorded("impl") as record:
             outcomes.append(train(model, rank, *read_fully_shard, steps=4))
         records.append(record)
         # In two iterations: gathers of root and block, the latter's again in backward, and two reductions.
         per_iteration = 3 + 2 * len(mesh)
-        assert sum(rank_check._positions.values()) - before == check * per_iteration
+        assert sum(agreement.positions.values()) - before == check * per_iteration
     assert records[0] == records[1]
     assert_same_outcome(*outcomes, tolerance=0)
 

@@ -108,7 +108,7 @@ def case_order_changes(rank: int) -> None:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fsdpbench.impl.runtime.order_check").addHandler(handler)
+    logging.getLogger("fsdpbench.impl.collectives.agreement").addHandler(handler)
     try:
         model: Any = wrap_model("impl", Choosing(blocks=2))
         for chosen in ((0, 1), (0, 1), (1, 0), (1, 0)):
@@ -119,7 +119,7 @@ def case_order_changes(rank: int) -> None:
             "['root', 'blocks.0', 'blocks.1'] in the first one"
         ]
     finally:
-        logging.getLogger("fsdpbench.impl.runtime.order_check").removeHandler(handler)
+        logging.getLogger("fsdpbench.impl.collectives.agreement").removeHandler(handler)
         dist.set_debug_level(before)
 
 

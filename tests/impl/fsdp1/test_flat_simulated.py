@@ -57,14 +57,14 @@ def forwards(limit: int | bool | str, units_of_memory: int | None, count: int) -
         with torch.no_grad():
             for _ in range(count):
                 model(batch)
-                model._stage.runtime.limiter.end_iteration()
+                model._hooks.runtime.context.limiter.end_iteration()
                 torch.sim.synchronize()
                 retries.append(torch.sim.memory_stats()["num_alloc_retries"])
         peak = torch.sim.memory_stats()["reserved_bytes.all.peak"]
         return {
             "units": round((peak - before - ACTIVATIONS) / UNIT_BYTES),
             "retries": retries,
-            "limit": model._stage.runtime.limiter.limit,
+            "limit": model._hooks.runtime.context.limiter.limit,
         }
 
 

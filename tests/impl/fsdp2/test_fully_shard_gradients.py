@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from fsdpbench import impl
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.runtime.hooks import stage_of
 
 
 class OneOfTwo(nn.Module):

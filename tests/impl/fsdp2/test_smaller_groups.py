@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_version import BEFORE_2_12
 
 from fsdpbench import impl
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.runtime.hooks import stage_of
+from fsdpbench.impl.runtime.smaller_group import InSmallerGroup
 
 
 def shown(model: Any) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def case_memory(rank: int) -> None:
     whole = full_dtensors(model, False)
     loss = loss_of(model, tokens_of(rank, 0))
     kept = model.blocks[0].up.weight
-    smaller = [stage_of(block).units[0].smaller for block in model.blocks]  # type: ignore[union-attr]
+    smaller = [stage_of(block).units[0].gather for block in model.blocks]  # type: ignore[union-attr]
     assert smaller[0].group is smaller[1].group
     assert kept.device_mesh is model.blocks[1].up.weight.device_mesh
     for name, parameter in model.named_parameters():
@@ -116,10 +117,10 @@ def case_groups_made_anew(rank: int) -> None:
             mesh = init_device_mesh("cpu", (8,))
             model = impl.fully_shard(nn.Linear(8, 8), mesh=mesh, reshard_after_forward=2)
             model.set_separate_reduce_scatter_group()
-            (unit,) = model._stage().units
-            assert unit.smaller is not None
+            (unit,) = model._hooks().stage.units
+            assert isinstance(unit.gather, InSmallerGroup)
             alive = dist.distributed_c10d._world.pg_map
-            assert {unit.smaller.group, unit.groups.shard, unit.groups.reduce} <= set(alive)
+            assert {unit.gather.group, unit.groups.shard, unit.groups.reduce} <= set(alive)
 
 
 def test_groups_made_anew(lone_process) -> None:

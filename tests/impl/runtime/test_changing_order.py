@@ -20,7 +20,7 @@ from fsdp_cases import (
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.impl.runtime import schedule
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.runtime.hooks import hooks_of
 
 
 class Shorter(Model):
@@ -72,17 +72,18 @@ def test_skipped_blocks_equal_torch(two_ranks, front: str) -> None:
 
 def case_no_backward(rank: int) -> None:
     model, plain, _ = build("impl", "flat", "pre")
-    stage: Any = stage_of(plain.blocks[0])
+    hooks: Any = hooks_of(plain.blocks[0])
+    stage = hooks.stage
     for step in range(3):
         with torch.no_grad():
             model(tokens_of(rank, step))
     assert not stage.forward_positions
-    assert not stage.runtime.schedule._post_forward_order
+    assert not hooks.runtime.schedule._post_forward_order
     # With gradients a backward may still come, in any order: remembered for long, but not for ever.
     before, schedule._LONGEST_ORDER = schedule._LONGEST_ORDER, 12
     try:
         losses = [loss_of(model, tokens_of(rank, step)) for step in range(4)]
-        assert len(stage.runtime.schedule._post_forward_order) <= 12
+        assert len(hooks.runtime.schedule._post_forward_order) <= 12
         assert len(stage.forward_positions) <= 3
     finally:
         schedule._LONGEST_ORDER = before

@@ -12,7 +12,7 @@ import pytest
 _PROGRAM = """
 import resource
 import torch
-from fsdpbench.impl.runtime.host_pages import keep_freed_pages
+from fsdpbench.impl.runtime.buffer import keep_freed_pages
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from fsdpbench import impl
-from fsdpbench.impl.runtime.late_prefetch import FirstGradient
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.runtime.hooks import hooks_of, stage_of
+from fsdpbench.impl.runtime.schedule import FirstGradient
 
 RANKS = 64
 WIDTH = 4096
@@ -135,7 +135,7 @@ def case_nested(rank: int) -> None:
             model = sharded(impl, nn.Sequential(Block(), around, outer, Block()), (Block, Outer))
         for _ in range(2):
             step(model, device)
-        schedule = stage_of(model).runtime.schedule  # type: ignore[union-attr]
+        schedule = hooks_of(model).runtime.schedule  # type: ignore[union-attr]
         assert schedule._late._never == {stage_of(outer)}
         assert {stage_of(outer.blocks[0]), stage_of(around.blocks[1])} <= set(schedule._late._first_gradients)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.impl.runtime.context import UnitLabels
 from fsdpbench.impl.runtime.schedule import RateLimiter
 from fsdpbench.impl.runtime.streams import Stream
-from fsdpbench.impl.shared.annotations import UnitLabels
 from fsdpbench.impl.shared.settings import ScheduleSettings
 
 UNIT: Any = SimpleNamespace(labels=UnitLabels("unit"))

@@ -80,7 +80,7 @@ def case_gathered_ahead(rank: int, *, depth: int | None) -> None:
     """When a block's forward starts, its own and the next ``depth`` blocks' gathers were issued; without a
     depth the CPU, which waits for its own, issues one.
     """
-    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.hooks import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
     model = build("fully_shard", forward_prefetch_depth=depth)
@@ -104,7 +104,7 @@ def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int | None) -> No
 
 def case_skipped(rank: int, *, front: str) -> None:
     """A block that a forward skips: what was gathered ahead for it is given back, and its next is right."""
-    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.hooks import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
     model = build(front)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.impl.runtime.gradients.lent import LentMemory
+from fsdpbench.impl.runtime.lent import LentMemory
 from fsdpbench.impl.runtime.schedule import Schedule
 from fsdpbench.impl.shared.settings import MemoryHandover
 

@@ -10,7 +10,7 @@ from fsdp_cases import Model, loss_of, recorded, shard_model, tokens_of, wrap_mo
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.runtime.hooks import stage_of
 
 
 class Count(TorchDispatchMode):

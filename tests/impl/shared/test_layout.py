@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.impl.shared.layout import ALIGNMENT_BYTES, UnitLayout, chunk_rows, chunked_layout, flat_layout
+from fsdpbench.impl.fsdp1.flat_param import flat_layout
+from fsdpbench.impl.shared.layout import ALIGNMENT_BYTES, UnitLayout, chunk_rows, chunked_layout
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
 WORLDS = st.integers(1, 7)

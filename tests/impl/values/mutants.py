@@ -13,7 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from fsdpbench.impl.runtime import tree
-from fsdpbench.impl.runtime.hooks import HookedStage
+from fsdpbench.impl.runtime.gather import Gather
+from fsdpbench.impl.runtime.hooks import ModuleHooks, hooks_of
 from fsdpbench.impl.runtime.schedule import Schedule
 from fsdpbench.impl.runtime.stage import Stage
 from fsdpbench.impl.runtime.tree import Runtime
@@ -23,7 +24,8 @@ Mutant = Callable[[], AbstractContextManager[Any]]
 
 
 def name_of(thing: Any) -> str:
-    """The unit's name of a unit or a stage."""
+    """The unit's name of a unit, a stage or its hooks."""
+    thing = getattr(thing, "stage", thing)
     units = getattr(thing, "units", (thing,))
     return units[0].name if units else ""
 
@@ -35,7 +37,9 @@ def without(owner: type, method: str, which: str = "", instead: Any = None) -> M
         original = getattr(owner, method)
 
         def dropped(self: Any, *arguments: Any, **named: Any) -> Any:
-            about = next((each for each in (self, *arguments) if isinstance(each, Stage | Unit)), None)
+            about = next(
+                (each for each in (self, *arguments) if isinstance(each, ModuleHooks | Stage | Unit)), None
+            )
             if which and (about is None or name_of(about) != which):
                 return original(self, *arguments, **named)
             return instead(*arguments) if instead else None
@@ -89,88 +93,111 @@ def _waits_only_in(forward: bool) -> Iterator[None]:
 
 
 @contextmanager
+def _without_finish(which: str) -> Iterator[None]:
+    """No gather of unit ``which``, or of any, is waited for; its unit is the one that asks for it."""
+    original, asking = Gather.finish, list[str]()
+
+    def around(method: str) -> Any:
+        inner = getattr(Unit, method)
+
+        def call(self: Unit, hold: int = 0) -> None:
+            asking.append(self.name)
+            inner(self, hold)
+            asking.pop()
+
+        return patch.object(Unit, method, call)
+
+    def dropped(self: Gather, context: Any) -> None:
+        if which and asking[-1:] != [which]:
+            original(self, context)
+
+    with around("wait_all_gather"), around("reshard"), patch.object(Gather, "finish", dropped):
+        yield
+
+
+@contextmanager
 def _late_backward_hooks() -> Iterator[None]:
     """A stage's pre-backward runs, but right after its post-backward."""
-    before, after = HookedStage.pre_backward, HookedStage.post_backward
+    before, after = ModuleHooks.pre_backward, ModuleHooks.post_backward
 
-    def post(self: HookedStage) -> None:
+    def post(self: ModuleHooks) -> None:
         after(self)
         before(self, None)  # type: ignore[arg-type]
 
-    with patch.object(HookedStage, "pre_backward", lambda self, gradient: None):
-        with patch.object(HookedStage, "post_backward", post):
+    with patch.object(ModuleHooks, "pre_backward", lambda self, gradient: None):
+        with patch.object(ModuleHooks, "post_backward", post):
             yield
 
 
 @contextmanager
-def _before(method: str, first: Callable[[HookedStage], None]) -> Iterator[None]:
-    original = getattr(HookedStage, method)
+def _before(method: str, first: Callable[[ModuleHooks], None]) -> Iterator[None]:
+    original = getattr(ModuleHooks, method)
 
-    def call(self: HookedStage, *arguments: Any) -> Any:
+    def call(self: ModuleHooks, *arguments: Any) -> Any:
         first(self)
         return original(self, *arguments)
 
-    with patch.object(HookedStage, method, call):
+    with patch.object(ModuleHooks, method, call):
         yield
 
 
 @contextmanager
-def _after(method: str, then: Callable[[HookedStage], None]) -> Iterator[None]:
-    original = getattr(HookedStage, method)
+def _after(method: str, then: Callable[[ModuleHooks], None]) -> Iterator[None]:
+    original = getattr(ModuleHooks, method)
 
-    def call(self: HookedStage, *arguments: Any) -> Any:
+    def call(self: ModuleHooks, *arguments: Any) -> Any:
         result = original(self, *arguments)
         then(self)
         return result
 
-    with patch.object(HookedStage, method, call):
+    with patch.object(ModuleHooks, method, call):
         yield
 
 
-def _reshard(stage: HookedStage) -> None:
-    for unit in stage.units:
+def _reshard(hooks: ModuleHooks) -> None:
+    for unit in hooks.stage.units:
         unit.reshard()
 
 
-def _gather(stage: HookedStage) -> None:
+def _gather(hooks: ModuleHooks) -> None:
     """An all-gather that nothing waits for, where the unit is sharded."""
-    for unit in stage.units:
+    for unit in hooks.stage.units:
         unit.all_gather()
 
 
-def _post_backward_of_others(stage: HookedStage) -> None:
-    for other in stage.runtime.stages:
-        if other is not stage:
-            _POST_BACKWARD(other)  # type: ignore[arg-type]
+def _post_backward_of_others(hooks: ModuleHooks) -> None:
+    for other in hooks.runtime.stages:
+        if other is not hooks.stage:
+            _POST_BACKWARD(hooks_of(other.modules[0]))  # type: ignore[arg-type]
 
 
-def _others_enter(stage: HookedStage) -> None:
-    for other in stage.runtime.stages:
-        if other is not stage and other.units and other.units[0].state is UnitState.SHARDED:
-            stage.runtime.schedule.enter_backward(other)
+def _others_enter(hooks: ModuleHooks) -> None:
+    for other in hooks.runtime.stages:
+        if other is not hooks.stage and other.units and other.units[0].state is UnitState.SHARDED:
+            hooks.runtime.schedule.enter_backward(other)
 
 
-_PRE_BACKWARD, _POST_BACKWARD = HookedStage.pre_backward, HookedStage.post_backward
+_PRE_BACKWARD, _POST_BACKWARD = ModuleHooks.pre_backward, ModuleHooks.post_backward
 STAGES = ("", "root", "blocks.0", "blocks.1", "blocks.2")
 
 MUTANTS: dict[str, Mutant] = {}
 for _which in STAGES:
     _of = f" of {_which or 'all'}"
     MUTANTS |= {
-        f"no pre-forward{_of}": without(HookedStage, "pre_forward", _which, _inputs),
-        f"no post-forward{_of}": without(HookedStage, "post_forward", _which, _output),
-        f"no pre-backward{_of}": without(HookedStage, "pre_backward", _which),
-        f"no post-backward{_of}": without(HookedStage, "post_backward", _which),
-        f"no boundary{_of}": without(HookedStage, "_put_boundary", _which, _same_inputs),
-        f"no hooks on outputs{_of}": without(HookedStage, "_hook_outputs", _which, _same_output),
+        f"no pre-forward{_of}": without(ModuleHooks, "pre_forward", _which, _inputs),
+        f"no post-forward{_of}": without(ModuleHooks, "post_forward", _which, _output),
+        f"no pre-backward{_of}": without(ModuleHooks, "pre_backward", _which),
+        f"no post-backward{_of}": without(ModuleHooks, "post_backward", _which),
+        f"no boundary{_of}": without(ModuleHooks, "_put_boundary", _which, _same_inputs),
+        f"no hooks on outputs{_of}": without(ModuleHooks, "_hook_outputs", _which, _same_output),
         f"no gather in forward{_of}": without(Schedule, "enter_forward", _which),
         f"no gather in backward{_of}": without(Schedule, "enter_backward", _which),
         f"no wait{_of}": static("await_stage", _which),
         f"no gather{_of}": without(Schedule, "gather", _which),
-        f"no finish of the gather{_of}": without(Unit, "_finish_gather", _which),
+        f"no finish of the gather{_of}": partial(_without_finish, _which),
         f"no wait of the unit{_of}": without(Unit, "wait_all_gather", _which),
         f"no reshard in forward{_of}": without(Unit, "reshard_in_forward", _which),
-        f"no check before post-backward{_of}": without(HookedStage, "check_entered", _which),
+        f"no check before post-backward{_of}": without(Stage, "check_entered", _which),
         f"no order{_of}": without(Schedule, "leave_forward", _which),
     }
 MUTANTS |= {
@@ -185,8 +212,8 @@ MUTANTS |= {
     "no rest at the end of backward": without(Runtime, "_finish_backward"),
     "no drop of what changed": without(Runtime, "_drop_what_changed"),
     "no drop of what was skipped": without(Runtime, "_drop_what_was_skipped"),
-    "no drop without gradients": without(Runtime, "_drop_without_grad"),
-    "no finish of reductions": lambda: patch("fsdpbench.impl.runtime.gradients.reduction.Reducer.finish"),
+    "no drop without gradients": without(Stage, "drop_without_grad"),
+    "no finish of reductions": lambda: patch("fsdpbench.impl.runtime.reduction.Reducer.finish"),
     "pre-backward after post-backward": _late_backward_hooks,
     "pre-backward twice": lambda: _after("pre_backward", partial(_PRE_BACKWARD, gradient=None)),
     "post-backward twice": lambda: _after("post_backward", _POST_BACKWARD),

@@ -9,24 +9,28 @@ import pytest
 
 from fsdpbench.reports.analysis import Analysis, analyze
 from fsdpbench.reports.figures import computed
+from fsdpbench.reports.rank_record import RankRecord
 
 
-def record(rank: int = 0, **changes: Any) -> dict[str, Any]:
+def record(rank: int = 0, **changes: Any) -> RankRecord:
     memory = {"allocated": 100, "active": 120, "reserved": 200, "alloc_retries": 0, "ooms": 0}
-    return {
-        "schema": 1,
-        "rank": rank,
-        "world_size": 8,
-        "device": "sim",
-        "losses": None,
-        "step_times_s": [0.5, 0.1, 0.2],
-        "memory_per_step": [memory, memory | {"allocated": 150, "alloc_retries": 3}],
-        "flops_per_step": {"model": 2e12, "hardware": 3e12},
-        "samples_per_step": 4,
-        "tokens_per_step": 4096,
-        "peak_flops": 100e12,
-        "trace": "trace/rank0_trace.json.gz",
-    } | changes
+    return RankRecord.of(
+        {
+            "schema": 1,
+            "rank": rank,
+            "world_size": 8,
+            "device": "sim",
+            "losses": None,
+            "step_times_s": [0.5, 0.1, 0.2],
+            "memory_per_step": [memory, memory | {"allocated": 150, "alloc_retries": 3}],
+            "flops_per_step": {"model": 2e12, "hardware": 3e12},
+            "samples_per_step": 4,
+            "tokens_per_step": 4096,
+            "peak_flops": 100e12,
+            "trace": "trace/rank0_trace.json.gz",
+        }
+        | changes
+    )
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from fsdpbench.reports.pages.ranking import TOKENS, Ranked, rank, varying_settin
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart
 from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile
 
 
@@ -26,7 +27,7 @@ def row(
     return Configuration(
         Path("-".join(map(str, settings.values()))),
         ConfigFile(settings={}, system=system, gpus=gpus, device=device),
-        Result(status=status, tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
+        Result(status=Ended(status.value), tokens_per_s_per_gpu=tokens, step_time_s=step, device=device),
         status,
         settings=settings,
     )

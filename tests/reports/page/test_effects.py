@@ -15,6 +15,7 @@ from fsdpbench.reports.pages.ranking import rank
 from fsdpbench.reports.pages.recommendation import best_sentence
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import PeakMemory, Result
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile
 
 
@@ -23,7 +24,7 @@ def row(
 ) -> Configuration:
     status = Status.OK if throughput else Status.OOM
     result = Result(
-        status=status,
+        status=Ended(status.value),
         tokens_per_s_per_gpu=throughput,
         peak_memory_bytes=PeakMemory(reserved=memory),
         alloc_retries_per_step=retries,

@@ -25,6 +25,7 @@ from fsdpbench.reports.pages.ranking import (
 )
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Interval, PeakMemory, Result
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile
 
 GIB = 2**30
@@ -38,7 +39,7 @@ def row(
     **settings: object,
 ) -> Configuration:
     result = Result(
-        status=status,
+        status=Ended(status.value),
         step_time_s=1.0,
         tokens_per_s_per_gpu=tokens,
         samples_per_s_per_gpu=5.0,

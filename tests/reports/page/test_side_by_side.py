@@ -10,6 +10,7 @@ import pytest
 from fsdpbench.reports.pages.side_by_side import differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Repeats, Result
+from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile
 
 
@@ -20,7 +21,7 @@ def row(
     step = sorted(runs)[len(runs) // 2] if isinstance(step_s, list) else step_s
     batch = settings.get("batch", 4)
     result = Result(
-        status=Status.OK, device="cpu", step_time_s=step, loss=loss,
+        status=Ended.OK, device="cpu", step_time_s=step, loss=loss,
         samples_per_s_per_gpu=batch / step / settings.get("tp", 1) / settings.get("cp", 1),
         repeats=Repeats(runs=len(runs), step_time_s=runs) if runs else None,
     )  # fmt: skip

@@ -13,10 +13,10 @@ import sys
 import torch
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Placement
 from fsdpbench.measuring.soak import TrainingLoop
+from fsdpbench.settings import Settings
 from fsdpbench.sim import preload
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.systems import BuildContext, get_system

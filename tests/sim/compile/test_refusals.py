@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError
 from fsdpbench.results.records import RankRecord
+from fsdpbench.settings import Settings
 from fsdpbench.sim.torch_device.compile.refusals import CompileRefusedError, refuse_mode, refuse_options
 from fsdpbench.systems import get_system
 from fsdpbench.worker import require_compiled

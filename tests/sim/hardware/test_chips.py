@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.devices.alike import profile_like
-from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.cli.commands.analyze import roofs
+from fsdpbench.devices.detection import peak_flops_of, profile_like
 from fsdpbench.sim.model.chips import CHIPS, OPERATOR_CHIPS, chip_of, peaks_source
 from fsdpbench.sim.model.profile import load_profile, profile_names
 
@@ -43,6 +43,17 @@ def test_every_profile_has_peaks_on_real_devices(name: str) -> None:
     assert chip.bandwidth_gb_s == profile.memory.bandwidth_gb_s
     assert 0.92 < profile.memory.capacity_gib / chip.memory_gb[0] <= 1
     assert profile_like(device, profile.memory_bytes) == name.removesuffix("-roce2000").removesuffix("-hbm2e")
+
+
+@pytest.mark.parametrize("device", ["NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe"])
+def test_a_trace_of_a_real_device_has_roofs(device: str) -> None:
+    """`analyze` knows a device as its driver names it, packaged or not."""
+    _, chips = roofs(None)
+    known = chip_of(device)
+    assert known is not None
+    assert chips[device].memory_bandwidth == known.memory_bandwidth
+    assert chips[device].peak_flops["bf16"] == peak_flops_of(device, "bf16")
+    assert "NVIDIA Unheard-of" not in chips
 
 
 def test_every_profile_named_in_the_table_is_packaged() -> None:

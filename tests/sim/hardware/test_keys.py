@@ -14,7 +14,7 @@ import pytest
 
 import fsdpbench.sim.model.profile as hardware
 from fsdpbench.calibrate.from_results.fit import Factor, ScaledProfile
-from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.documents import to_toml
 from fsdpbench.sim.model.keys import KEYS, Key, far_figures, figures
 from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile, profile_names
 from fsdpbench.sim.model.software import load_software, software_names

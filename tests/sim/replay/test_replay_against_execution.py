@@ -14,10 +14,10 @@ import pytest
 
 from fsdpbench.configuration.config import Config, JitterSettings
 from fsdpbench.configuration.lengths import LengthSettings
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.devices.base import Placement
 from fsdpbench.measuring.soak import Soak
+from fsdpbench.settings import Settings
 from fsdpbench.sim.model.allocator import AllocatorEvent
 from fsdpbench.sim.model.allocator.types import AllocatorAction
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR

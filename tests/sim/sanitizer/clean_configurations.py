@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fsdpbench.configuration.config import Config, JitterSettings, Measurement
-from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 
 SYSTEMS = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2", "torch-ddp")

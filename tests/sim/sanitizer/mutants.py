@@ -22,17 +22,13 @@ _FSDP2 = "torch.distributed.fsdp._fully_shard"
 _FSDP1 = "torch.distributed.fsdp"
 MODULES = {
     "impl": (
-        "impl.runtime.buffer", "impl.runtime.context", "impl.runtime.hooks", "impl.runtime.offload",
-        "impl.runtime.post_forward", "impl.runtime.rate_limiter", "impl.runtime.schedule",
-        "impl.runtime.streams", "impl.runtime.tree", "impl.runtime.unit", "impl.runtime.gathering",
-        "impl.runtime.gradients.reduction", "impl.runtime.gradients.lent", "impl.runtime.gradients.grouped",
-        "impl.runtime.gradients.returns", "impl.runtime.gradients.unreduced",
-        "impl.runtime.gradients.unsharded", "impl.collectives.built_in_comm", "impl.collectives.comm",
-        "impl.collectives.comm_hooks", "impl.collectives.exchange", "impl.collectives.peer_gather",
-        "impl.fsdp1.flat_param", "impl.fsdp1.flat_units", "impl.fsdp1.fully_sharded_data_parallel",
-        "impl.fsdp1.grad_clip", "impl.fsdp1.original_params", "impl.fsdp1.summon",
-        "impl.fsdp2.dtensor_params", "impl.fsdp2.extended_unit", "impl.fsdp2.fsdp_module",
-        "impl.frontends.full_params", "impl.shared.placement",
+        "impl.runtime.buffer", "impl.runtime.context", "impl.runtime.gather", "impl.runtime.hooks",
+        "impl.runtime.lent", "impl.runtime.reduce_ways", "impl.runtime.reduction", "impl.runtime.schedule",
+        "impl.runtime.smaller_group", "impl.runtime.streams", "impl.runtime.tree", "impl.runtime.unit",
+        "impl.collectives.comm", "impl.fsdp1.flat_param", "impl.fsdp1.flat_units",
+        "impl.fsdp1.fully_sharded_data_parallel", "impl.fsdp1.gradients", "impl.fsdp1.original_params",
+        "impl.fsdp1.summon", "impl.fsdp1.unreduced", "impl.fsdp2.dtensor_params", "impl.fsdp2.extended",
+        "impl.fsdp2.fsdp_module", "impl.shared.placement",
     ),
     "torch-fsdp2": tuple(
         f"{_FSDP2}.{name}"

@@ -58,7 +58,7 @@ _ASSIGNED = {
     "_last_post_reduce_events": "event",
 }
 # What only sounds alike (ranks' store, a copy that is kept), and a call whose one wait is a site itself.
-_OTHERS = frozenset({"store.wait", "self.smaller.keep", "self._limiter.wait"})
+_OTHERS = frozenset({"store.wait", "self.gather.keep", "self._limiter.wait"})
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_a_mutant_lacks_one_call_and_does_the_rest(source: Path) -> None:
 REPORTED: list[tuple[str, str, dict[str, Any]]] = [
     ("runtime/context.py Context.let_gathers_wait: streams.all_gather.wait(event)", "race", {}),
     (
-        "runtime/gathering.py Gathering._finish_gather: self.context.streams.compute.wait(self._event)",
+        "runtime/gather.py Gather.finish: context.streams.compute.wait(self.event)",
         "race",
         {},
     ),
@@ -102,7 +102,7 @@ REPORTED: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
-        "runtime/gradients/returns.py GradientReturns.finish: arriving.event.synchronize()",
+        "runtime/lent.py GradientReturns.finish: arriving.event.synchronize()",
         "read_before_ready",
         {"offload": True},
     ),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.devices.base import Placement
 from fsdpbench.results.records import record_path
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdpbench.script.cuda.absent_triton import _Finder
+from fsdpbench.script.cuda.compiling import _Finder
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 
 if TYPE_CHECKING:

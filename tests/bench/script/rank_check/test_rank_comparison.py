@@ -10,8 +10,7 @@ import pytest
 from fsdpbench.configuration.script_source import spread_ranks
 from fsdpbench.errors import UsageError
 from fsdpbench.script.rank_check.calls import Call, Ended, Frame, Group, RankLog
-from fsdpbench.script.rank_check.comparison import first_difference
-from fsdpbench.script.rank_check.words import sentence, to_dict
+from fsdpbench.script.rank_check.comparison import first_difference, sentence, to_dict
 
 WORLD = Group((0, 1, 2, 3), description="default")
 LEFT, RIGHT = Group((0, 1)), Group((2, 3))

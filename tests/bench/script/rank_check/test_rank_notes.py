@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.cli.terminal.script_notes import script_notes
+from fsdpbench.reports.result import Result
 
 FRAME = {"file": "/home/me/train.py", "line": 31, "function": "main", "own": True}
 
 
-def result(difference: dict[str, Any] | None, ended: str = "ok", cause: str | None = None) -> dict[str, Any]:
+def result(difference: dict[str, Any] | None, ended: str = "ok", cause: str | None = None) -> Result:
     collectives = {"calls": {"0": 12, "7": 12}, "ended": {"0": ended, "7": ended}}
     check = {"ranks": [0, 7], "collectives": collectives, "difference": difference}
-    return {
-        "rank_check": check,
-        "config": {"gpus": 8},
-        "cause": None if cause is None else {"message": cause},
-    }
+    return Result.of(
+        {
+            "status": "ok",
+            "rank_check": check,
+            "config": {"gpus": 8},
+            "cause": None if cause is None else {"message": cause},
+        }
+    )
 
 
 def test_ranks_that_agree_are_one_line() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.degrees import Degrees
-from fsdpbench.configuration.settings import Settings
 from fsdpbench.measuring.soak import TrainingLoop
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.narrow import workload_of

@@ -8,7 +8,7 @@ import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.degrees import Degrees
-from fsdpbench.configuration.settings import Settings
+from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.prediction import state_bytes
 

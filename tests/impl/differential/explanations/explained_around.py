@@ -70,11 +70,13 @@ AROUND: list[Explanation] = [
         ends=False,
     ),
     Explanation(
-        "clipped beside gradients of parameters frozen since",
-        "torch's norm leaves them out, ours has them, as in the plain model",
+        "clips and steps with gradients of parameters frozen since",
+        "torch leaves them out, ours has them, as the plain model",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and earlier(s, ops.RequireGrad) and isinstance(s.operation, ops.Clip)
-        and (s.name == "norm" or "grad" in s.name.split()),
+        lambda s: flat(s) and in_order(s, ops.Backward, ops.RequireGrad) and (
+            (isinstance(s.operation, ops.Clip) and (s.name == "norm" or "grad" in s.name.split()))
+            or (isinstance(s.operation, ops.Step) and s.name.startswith(("parameter", "whole")))
+        ),
     ),
     Explanation(
         "a state dict refused for its type and inside of forward or backward",
@@ -84,6 +86,13 @@ AROUND: list[Explanation] = [
         and isinstance(s.operation, CallInside) and s.operation.call == "state_dict"
         and (s.torch, s.impl) == (["RuntimeError"], ["AssertionError"]),
         ends=False,
+    ),
+    Explanation(
+        "a communication hook in hybrid sharding with one rank per copy",
+        "torch turns it into NO_SHARD, which takes hooks; ours stays hybrid and refuses it",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and "HYBRID" in s.program.wrap.strategy and isinstance(s.operation, Hook)
+        and not s.torch_words and "hybrid" in s.impl_words.lower(),
     ),
     Explanation(
         "a communication hook where an optimizer in backward dropped the gradient",

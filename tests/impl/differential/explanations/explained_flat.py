@@ -81,7 +81,8 @@ FLAT: list[Explanation] = [
         "reentrant checkpoints inside of a unit",
         "where an input needs gradients, torch frees the unit before it is recomputed (RuntimeError)",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and runs_backward(s) and refused(s, "setStorage") and not s.impl_words
+        lambda s: flat(s) and runs_backward(s) and not s.impl_words
+        and (refused(s, "setStorage") or refused(s, "its data is not allocated yet"))
         and any(block.checkpoint == "reentrant" for block in s.program.model.blocks),
     ),
     Explanation(

@@ -39,6 +39,7 @@ SHARDED: list[Explanation] = [
             "Inference tensors do not track version counter",
             "Inference tensors cannot be saved for backward",
             "object has no attribute 'next_functions'",
+            "Inplace update to inference tensor outside InferenceMode",
         )),
     ),
     Explanation(

@@ -271,7 +271,7 @@ def case_other_layouts(rank: int) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     from fsdpbench.impl.fsdp1.state_dict.sharded_values import sharded_tensor
-    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.hooks import stage_of
 
     model, other = trained("impl", rank), wrapped("impl", seed=1)
     whole = model.state_dict()

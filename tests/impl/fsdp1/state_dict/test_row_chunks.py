@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.impl.collectives.comm import UnitGroups
-from fsdpbench.impl.fsdp1.state_dict.row_chunks import fill_shard, row_range, rows_of_shard, rows_shape
-from fsdpbench.impl.shared.layout import flat_layout
+from fsdpbench.impl.fsdp1.flat_param import flat_layout
+from fsdpbench.impl.fsdp1.state_dict.sharded_values import fill_shard, row_range, rows_of_shard, rows_shape
 
 
 def shapes_of(generator: random.Random) -> list[tuple[int, ...]]:

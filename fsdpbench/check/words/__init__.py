@@ -1,1 +1,0 @@
-"""A comparison in words."""

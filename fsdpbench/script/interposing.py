@@ -1,0 +1,144 @@
+"""Functions put around torch's calls in a script's process. It ends with the script: nothing is undone."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed.fsdp as fsdp
+import torch.utils.checkpoint as torch_checkpoint
+from torch.utils.data import DataLoader
+
+from fsdpbench.torch_internals import FULLY_SHARD_PLACES, patch
+
+Before = Callable[[Any, dict[str, Any]], None]
+"""Called with the module (dataset, parameters, ...) and the keyword arguments, which it may change."""
+
+
+def around(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of the function `name` of a module or class.
+
+    The replacement takes the original's name, docstring and `__wrapped__`, by which torch and Dynamo find it.
+    """
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def around_init(kind: Any, before: Before) -> None:
+    """Call `before(first, arguments)`, then the constructor; arguments by position are there by name."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        names = list(inspect.signature(original).parameters)[2:]
+
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            if not args:
+                args = (kwargs.pop(_first(original)),)
+            first, *more = args
+            kwargs |= dict(zip(names, more, strict=False))
+            before(first, kwargs)
+            original(made, first, **kwargs)
+
+        return init
+
+    around(kind, "__init__", make)
+
+
+@functools.cache
+def _first(function: Any) -> str:
+    return list(inspect.signature(function).parameters)[1]
+
+
+def around_fsdp1(before: Before) -> None:
+    """Call `before` for every `FullyShardedDataParallel`, also for those that a policy makes."""
+    around_init(fsdp.FullyShardedDataParallel, before)
+
+
+def around_loader(before: Before) -> None:
+    """Call `before` with the dataset of every `DataLoader`."""
+    around_init(DataLoader, before)
+
+
+def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of torch's `fully_shard`, wherever that is imported from."""
+    original = fsdp.fully_shard
+    made = functools.wraps(original)(make(original))  # with its attribute `state`
+    for name in FULLY_SHARD_PLACES:
+        module = sys.modules.get(name)
+        if module is not None and getattr(module, "fully_shard", None) is original:
+            module.fully_shard = made  # type: ignore[attr-defined]
+
+
+def around_fully_shard(before: Before, after: Callable[[Any], None] | None = None) -> None:
+    """Call `before(module, arguments)`, then torch's `fully_shard`, then `after(module)`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def fully_shard(module: Any, **kwargs: Any) -> Any:
+            before(module, kwargs)
+            made = original(module, **kwargs)
+            if after is not None:
+                after(module)
+            return made
+
+        return fully_shard
+
+    replace_fully_shard(make)
+
+
+_original = torch_checkpoint.checkpoint
+_torchs_own: list[Any] = [_original]
+"""torch's `checkpoint`, and functions that only look on while it runs."""
+
+
+def replace_checkpoint(made: Callable[..., Any]) -> None:
+    """Give `made` to scripts that take `checkpoint` from its module.
+
+    Dynamo knows `checkpoint` by its module's attribute. Wrappers took torch's own before, and a compiled
+    block inside of one would not be compiled: so torch's own stays the function that Dynamo looks for, and a
+    wrapper of it counts as torch's own where a compiled function calls it.
+    """
+    torch_checkpoint.checkpoint = made
+    if getattr(made, "__wrapped__", None) is _original:
+        _torchs_own.append(made)
+    patch("is_utils_checkpoint", lambda original: _is_torchs_own)
+
+
+def _is_torchs_own(found: Any) -> bool:
+    return any(found is each for each in _torchs_own)
+
+
+_OF_BATCH = re.compile(r"(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
+_NOT_OF_TRAINING = re.compile(r"(?:.*[-_])?(?:eval|val|valid|test)[-_].*")
+
+
+def after_parsing(
+    note: Callable[[argparse.ArgumentParser, argparse.Namespace, str], None],
+) -> None:
+    """Call `note(parser, arguments, name)` when a script's parser has read arguments of which `name` is the
+    batch's size."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            found, rest = original(parser, *args, **kwargs)
+            name = _batch_argument(found)
+            if name is not None:
+                note(parser, found, name)
+            return found, rest
+
+        return parse_known_args
+
+    around(argparse.ArgumentParser, "parse_known_args", make)
+
+
+def _batch_argument(found: argparse.Namespace) -> str | None:
+    """Return the name of the one argument that is the batch's size; None if there is none, or several."""
+    names = [
+        name
+        for name, value in vars(found).items()
+        if type(value) is int and _OF_BATCH.fullmatch(name) and not _NOT_OF_TRAINING.fullmatch(name)
+    ]
+    return names[0] if len(names) == 1 else None

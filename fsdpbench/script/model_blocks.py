@@ -1,0 +1,122 @@
+"""The repeated blocks and the FSDP units of a script's model."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed.fsdp as fsdp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+_WRAPPERS = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod")
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name that the script gave a module's class."""
+    inner = unwrapped(module)
+    name = type(inner).__name__
+    return name.removeprefix("FSDP") if isinstance(inner, fsdp.FSDPModule) else name
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The repeated blocks of a model: `modules` of one class, in `path` (`layers`, `model.layers`)."""
+
+    path: str
+    modules: tuple[nn.Module, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return path, class and count, as in `result.json`."""
+        return {"path": self.path, "class": class_name(self.modules[0]), "count": len(self.modules)}
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of wrappers of checkpointing, FSDP1 and the compiler."""
+    for name in _WRAPPERS:
+        inner = getattr(module, name, None)
+        if isinstance(inner, nn.Module):
+            return unwrapped(inner)
+    return module
+
+
+def blocks_of(model: nn.Module) -> Blocks | None:
+    """Return the largest group of at least two modules of one class in a list, a dictionary or a sequence,
+    which holds more than half of the parameters; None where there is none."""
+    best: tuple[int, Blocks] | None = None
+    total = _size(model)
+    for path, holder in model.named_modules():
+        if not isinstance(holder, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            continue
+        kinds = Counter(type(child) for child in holder.children())
+        kind, count = kinds.most_common(1)[0] if kinds else (None, 0)
+        # A sequence of linear layers is the inside of a block.
+        if (
+            count < 2
+            or kind is None
+            or not any(True for child in holder.children() for _ in child.children())
+        ):
+            continue
+        found = tuple(child for child in holder.children() if type(child) is kind)
+        size = sum(map(_size, found))
+        if 2 * size > total and (best is None or size > best[0]):
+            best = size, Blocks(path, found)
+    return None if best is None else best[1]
+
+
+def has_units(module: nn.Module) -> bool:
+    """Return whether a part of a module is wrapped already: then it is not a block, but holds the blocks."""
+    return any(is_unit(each) for each in module.modules() if each is not module)
+
+
+def is_unit(module: Any) -> bool:
+    """Return whether a module is wrapped by either of torch's FSDPs."""
+    return isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def unwrapped_root() -> nn.Module | None:
+    """Return the module around FSDP units that is not a unit itself and has trainable parameters outside of
+    them, or several units side by side; None where every unit is in one."""
+    units = [each for each in _modules() if is_unit(each)]
+    if not units:
+        return None
+    inside = {id(child) for unit in units for child in unit.modules()}
+    outer = [each for each in _modules() if id(each) not in inside and not is_unit(each)]
+    around = [each for each in outer if any(is_unit(child) for child in each.modules())]
+    below = {id(child) for each in around for child in each.modules() if child is not each}
+    for each in around:
+        if id(each) in below:
+            continue
+        covered = {id(p) for unit in each.modules() if is_unit(unit) for p in unit.parameters()}
+        bare = [p for p in each.parameters() if p.requires_grad and id(p) not in covered]
+        if any(not isinstance(parameter, DTensor) for parameter in bare):
+            return each
+    return None
+
+
+def bare_parameters(root: nn.Module) -> int:
+    """Return the number of trainable elements of `root` that no unit shards."""
+    covered = {id(p) for unit in root.modules() if is_unit(unit) for p in unit.parameters()}
+    return sum(p.numel() for p in root.parameters() if p.requires_grad and id(p) not in covered)
+
+
+def parameter_names() -> dict[int, str]:
+    """Return the names of all parameters by their identity, from the outermost module on."""
+    every = _modules()
+    below = {id(child) for each in every for child in each.children()}
+    return {
+        id(parameter): ".".join(part for part in name.split(".") if part not in (*_WRAPPERS, "module"))
+        for each in every
+        if id(each) not in below
+        for name, parameter in each.named_parameters()
+    }
+
+
+def _modules() -> list[nn.Module]:
+    return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]

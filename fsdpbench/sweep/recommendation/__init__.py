@@ -1,1 +1,0 @@
-"""What a sweep recommends: the best configurations, compiled too, as code to paste."""

@@ -1,0 +1,420 @@
+"""Activation offload: what a block saves for backward waits in host memory.
+
+::
+
+    compute    | forward 1 | forward 2 | forward 3 | backward 3 | backward 2 | backward 1 |
+    to host                [ 1 ........][ 2 .......]
+    from host                                      [ 2 ........][ 1 ........]
+
+After a block's forward its saved tensors are copied to pinned memory on a stream of their own; their memory
+is free when the next block's forward ends. When backward comes to a block, those of the block before it
+start their way back. The last block keeps its own: backward begins there.
+
+The idea is that of `torch.autograd.graph.save_on_cpu`, which copies on the compute stream, and of torchtune's
+and Megatron-LM's activation offloading, which copy beside it. Memory passes between streams by events alone
+(`record_stream` would keep it until the allocator looks again): computation waits for the copy out before it
+gets the memory, and the copy in goes into memory of computation.
+
+Parameters and buffers stay where they are, as do tensors that need no gradient and come as arguments (masks,
+tables: all blocks share them), small tensors, and tensors that wrap others.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .runtime.streams import Event, HostLink
+from .shared.pytree import map_tensors
+from .shared.torch_internals import current_graph_task_id
+
+# Host memory for what is offloaded: allocated only where no buffer of that size is free.
+
+
+class HostBuffers:
+    """Pinned buffers, where the device has a use for that, that are lent and given back.
+
+    What was not taken during a whole iteration is let go when the next one starts: shapes have changed.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._unused: dict[tuple[int, torch.dtype], int] = {}
+        self.nbytes = 0
+
+    def take(self, like: torch.Tensor) -> torch.Tensor:
+        """Return memory of the host for the contents of ``like``, 1-D."""
+        key = (like.numel(), like.dtype)
+        free = self._free.get(key)
+        if not free:
+            self.nbytes += like.numel() * like.element_size()
+            return torch.empty_like(like, device="cpu", pin_memory=like.device.type != "cpu")
+        self._unused[key] = min(self._unused.get(key, 0), len(free) - 1)
+        return free.pop()
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Let ``buffer`` be lent to others."""
+        self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+
+    def begin_iteration(self) -> None:
+        """Let go what the last iteration had no use for."""
+        for key, free in self._free.items():
+            unused = self._unused.get(key, len(free))
+            del free[:unused]
+            self.nbytes -= unused * key[0] * key[1].itemsize
+        self._free = {key: free for key, free in self._free.items() if free}
+        self._unused = {key: len(free) for key, free in self._free.items()}
+
+
+# What one call of a block has saved for backward: on the device, on the host, or on the way.
+#
+# ::
+#
+#     forward     on the device --store--> copied --let_go--> on the host
+#     backward    on the host --fetch--> on the way --arrive--> on the device, until its last use
+#
+# A *piece* is one storage; tensors that share it are saved as views of it, and it moves once.
+
+
+class Piece:
+    """One storage, 1-D. ``device`` and ``host`` are its copies, ``None`` where it has none."""
+
+    def __init__(self, saved: torch.Tensor, buffers: HostBuffers) -> None:
+        self.device: torch.Tensor | None = _flat(saved)
+        self.host: torch.Tensor | None = None
+        self.uses = 0
+        """Saved tensors that backward has yet to ask for."""
+        self._buffers = buffers
+        self._version: int | None = self.device._version
+        self._written = False
+
+    def __del__(self) -> None:
+        if self.host is not None:
+            self._buffers.give_back(self.host)
+
+    def store(self) -> None:
+        """Queue the copy to the host on the current stream."""
+        assert self.device is not None
+        self.host = self._buffers.take(self.device)
+        self.host.copy_(self.device, non_blocking=True)
+
+    def let_go(self) -> None:
+        """Give up the device's memory."""
+        self._look()
+        self.device = self._version = None
+
+    def fetch(self) -> None:
+        """Queue the copy to the device, into ``device``, on the current stream."""
+        assert self.device is not None
+        assert self.host is not None
+        self.device.copy_(self.host, non_blocking=True)
+
+    def use(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
+        """Return the saved tensor. After the last one only autograd holds the device's memory.
+
+        Raises RuntimeError if the program has written into it since.
+        """
+        self._look()
+        if self._written:
+            raise _modified(shape)
+        assert self.device is not None
+        with torch.no_grad():
+            tensor = self.device.as_strided(shape, stride, offset)
+        self.uses -= 1
+        if not self.uses and self.host is not None:
+            self.device = self._version = None
+        return tensor
+
+    def _look(self) -> None:
+        """Notice writes into what was saved, as autograd's own count of them does."""
+        if self._version is not None and self.device is not None and self.device._version != self._version:
+            self._written = True
+
+
+class Group:
+    """The pieces of one call of a block, which move together."""
+
+    def __init__(self, device: torch.device, buffers: HostBuffers) -> None:
+        self._device = device
+        self._buffers = buffers
+        self._pieces: dict[tuple[int, torch.dtype], Piece] = {}
+        self._stored: Event | None = None
+        self._fetched: Event | None = None
+        self._awaits_fetch = False
+        self.entered = False
+        """Whether backward has come here."""
+
+    def save(self, tensor: torch.Tensor) -> Piece:
+        """Return the piece that has the storage of ``tensor``, which is saved once more."""
+        key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = Piece(tensor, self._buffers)
+        piece.uses += 1
+        return piece
+
+    def store(self, link: HostLink) -> None:
+        """Copy everything to the host behind what was computed so far."""
+        link.to_host.follow(link.compute)
+        with link.to_host, torch.no_grad():
+            for piece in self._pieces.values():
+                piece.store()
+            self._stored = link.to_host.record()
+
+    def let_go(self, link: HostLink) -> None:
+        """Free the device's memory: computation from now on, which may get it, waits for the copies."""
+        link.compute.wait(self._stored)
+        for piece in self._pieces.values():
+            if piece.host is not None:
+                piece.let_go()
+
+    def fetch(self, link: HostLink) -> None:
+        """Queue the way back of what is on the host alone, into memory of computation, behind what was
+        computed so far (which may have used that memory)."""
+        missing = [piece for piece in self._pieces.values() if piece.device is None and piece.uses > 0]
+        if not missing:
+            return
+        with torch.no_grad():
+            for piece in missing:
+                assert piece.host is not None
+                piece.device = torch.empty_like(piece.host, device=self._device, pin_memory=False)
+            link.from_host.wait(self._stored)
+            link.from_host.follow(link.compute)
+            with link.from_host:
+                for piece in missing:
+                    piece.fetch()
+                self._fetched = link.from_host.record()
+        self._awaits_fetch = True
+
+    def arrive(self, link: HostLink) -> None:
+        """Let computation from now on wait until everything is on the device."""
+        if self._awaits_fetch:
+            link.compute.wait(self._fetched)
+            self._awaits_fetch = False
+
+
+class Saved:
+    """The object that autograd keeps instead of a saved tensor."""
+
+    __slots__ = ("group", "offset", "piece", "shape", "stride")
+
+    def __init__(self, group: Group, tensor: torch.Tensor) -> None:
+        self.group = group
+        self.piece = group.save(tensor)
+        self.shape = tensor.shape
+        self.stride = tensor.stride()
+        self.offset = int(tensor.storage_offset())
+
+
+class Kept:
+    """The object for a saved tensor that stays: with hooks autograd counts no writes itself."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.version = tensor._version
+
+    def use(self) -> torch.Tensor:
+        """Return the saved tensor. Raises RuntimeError if the program has written into it since."""
+        if self.tensor._version != self.version:
+            raise _modified(self.tensor.shape)
+        return self.tensor
+
+
+def _modified(shape: torch.Size) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"a saved tensor of shape {tuple(shape)}, in a block whose activations are offloaded"
+    )
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of the storage of ``tensor`` as one dimension; it holds no part of autograd's graph."""
+    with torch.no_grad():
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return tensor.detach().as_strided((elements,), (1,), 0)
+
+
+LEAST_BYTES = 2**16
+"""Smaller storages stay: starting a copy takes as long as the copy itself."""
+
+
+def offload_activations(modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES) -> ActivationOffload:
+    """Keep on the host what each of ``modules`` saves between its forward and its backward.
+
+    Call it before the modules are wrapped by an FSDP, ours or torch's, with all blocks of a model together.
+    Each module is to compute on one stream.
+
+    Args:
+        modules: the blocks; those of one call take turns.
+        least_bytes: smaller storages stay on the device.
+
+    Raises ValueError for a negative number of bytes.
+    """
+    if least_bytes < 0:
+        raise ValueError(f"least_bytes must be 0 or more, not {least_bytes}")
+    offload = ActivationOffload(least_bytes)
+    for module in modules:
+        module.register_forward_pre_hook(offload.enter, with_kwargs=True)
+        module.register_forward_hook(offload.leave, always_call=True)
+    return offload
+
+
+class ActivationOffload:
+    """The activations of all blocks that were given to one ``offload_activations``."""
+
+    def __init__(self, least_bytes: int) -> None:
+        self.least_bytes = least_bytes
+        self._buffers = HostBuffers()
+        self._link: HostLink | None = None
+        # Calls that have not returned; None: of which nothing is offloaded.
+        self._open: list[tuple[_Call, saved_tensors_hooks] | None] = []
+        # Groups that await their backward, in order; those whose graph was dropped are gone.
+        self._waiting: list[weakref.ref[Group]] = []
+        self._stored: Group | None = None
+        self._fetching: Group | None = None
+        self._calls = 0
+        self._turn: int | None = None
+
+    @property
+    def host_bytes(self) -> int:
+        """Return bytes of host memory that are in use or ready."""
+        return self._buffers.nbytes
+
+    # -- forward ---------------------------------------------------------------------------------------------
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hook before a block's forward."""
+        if not torch.is_grad_enabled() or current_graph_task_id() != -1:  # nothing is saved; recomputed
+            self._open.append(None)
+            return
+        waiting = (ref() for ref in self._waiting)
+        if not self._open and all(group is None or group.entered for group in waiting):
+            self._begin_iteration()
+        call = _Call(self, module, (args, kwargs))
+        hooks = saved_tensors_hooks(call.pack, self.unpack)
+        self._open.append((call, hooks))
+        hooks.__enter__()
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Hook after a block's forward."""
+        opened = self._open.pop() if self._open else None
+        if opened is None:
+            return
+        call, hooks = opened
+        hooks.__exit__(None, None, None)
+        before, self._stored = self._stored, None
+        self._calls += 1
+        if call.group is not None:
+            self._waiting.append(weakref.ref(call.group))
+            if self._calls != self._turn:
+                call.group.store(self.link)
+                self._stored = call.group
+        if before is not None:
+            before.let_go(self.link)
+
+    def _begin_iteration(self) -> None:
+        self._settle()
+        self._waiting.clear()
+        self._calls = 0
+        self._buffers.begin_iteration()
+
+    @property
+    def link(self) -> HostLink:
+        """Return the streams of the copies; there are none before something was saved."""
+        assert self._link is not None
+        return self._link
+
+    def new_group(self, device: torch.device) -> Group:
+        """Return a group of tensors on ``device``."""
+        if self._link is None:
+            self._link = HostLink(device)
+        return Group(device, self._buffers)
+
+    # -- backward --------------------------------------------------------------------------------------------
+
+    def unpack(self, saved: Saved | Kept) -> torch.Tensor:
+        """Return what autograd saved, on the device."""
+        if isinstance(saved, Kept):
+            return saved.use()
+        group, piece = saved.group, saved.piece
+        if not group.entered:
+            self._enter_backward(group)
+        elif piece.device is None:  # a second backward through a kept graph
+            piece.uses += 1
+            group.fetch(self.link)
+            group.arrive(self.link)
+        return piece.use(saved.shape, saved.stride, saved.offset)
+
+    def _enter_backward(self, group: Group) -> None:
+        """Have what a block saved, where backward comes to it, and start the way back for the block
+        before.
+        """
+        group.entered = True
+        if self._calls:
+            self._turn, self._calls = self._calls, 0
+        link = self.link
+        if self._fetching is not group:
+            self._settle()
+            group.fetch(link)
+        group.arrive(link)
+        self._fetching = None
+        while self._waiting:
+            before = self._waiting.pop()()
+            if before is None or before is group or before.entered:
+                continue
+            before.fetch(link)
+            self._fetching = before
+            self._waiting.append(weakref.ref(before))
+            break
+
+    def _settle(self) -> None:
+        """End what was started for a backward, or a forward, that did not come."""
+        if self._stored is not None:
+            self._stored.let_go(self.link)
+        if self._fetching is not None:
+            self._fetching.arrive(self.link)
+        self._stored = self._fetching = None
+
+
+class _Call:
+    """One call of a block: which of its saved tensors are offloaded."""
+
+    def __init__(self, offload: ActivationOffload, module: nn.Module, inputs: Any) -> None:
+        self.group: Group | None = None
+        self._offload = offload
+        stay = [*module.parameters(), *module.buffers()]
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.requires_grad:
+                stay.append(tensor)
+            return tensor
+
+        map_tensors(note, inputs)
+        self._stay = {tensor.untyped_storage().data_ptr() for tensor in stay if type(tensor) in _PLAIN}
+
+    def pack(self, tensor: torch.Tensor) -> Saved | Kept:
+        """Return what autograd is to save for ``tensor``."""
+        if not self._moves(tensor):
+            return Kept(tensor)
+        if self.group is None:
+            self.group = self._offload.new_group(tensor.device)
+        return Saved(self.group, tensor)
+
+    def _moves(self, tensor: torch.Tensor) -> bool:
+        if type(tensor) is not torch.Tensor or isinstance(tensor._base, nn.Parameter):
+            return False
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes < max(self._offload.least_bytes, 1) or nbytes % tensor.element_size():
+            return False
+        return storage.data_ptr() not in self._stay
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)

@@ -1,0 +1,297 @@
+"""Loss scaling for fp16 where each rank holds a part of the gradients.
+
+``torch.amp.GradScaler`` looks for overflows in the gradients that it sees. With sharded gradients each rank
+sees its own part only, so one rank would skip the optimizer's step and the others would not. Here the ranks
+agree first: one all-reduce of one number an optimizer and step, whatever devices the gradients are on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from ..collectives import comm
+from ..runtime.gradient_state import CommHook
+from ..runtime.hooks import stage_of
+
+
+class ShardedGradScaler(torch.amp.GradScaler):
+    """``torch.amp.GradScaler`` over all ranks of a process group.
+
+    Args:
+        device: type of the device that the scale is on, and that the group communicates from; gradients may
+            be elsewhere, as with CPU offload.
+        init_scale, backoff_factor, growth_factor, growth_interval, enabled: as in ``GradScaler``.
+        process_group: the ranks that take or skip a step together; ``None`` is all of them.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        backoff_factor: float = 0.5,
+        growth_factor: float = 2.0,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            device,
+            init_scale=init_scale,
+            backoff_factor=backoff_factor,
+            growth_factor=growth_factor,
+            growth_interval=growth_interval,
+            enabled=enabled,
+        )
+        self.process_group = process_group
+
+    def scale(self, outputs: Any) -> Any:
+        """Return ``outputs`` (a tensor, or tensors in an iterable) times the scale, each in its own dtype.
+
+        In mixed precision the loss is fp16; the scale, in fp32, must not widen it.
+        """
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, torch.Tensor):
+            return super().scale(outputs).to(outputs.dtype)
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)(map(self.scale, outputs))
+        if isinstance(outputs, Iterable):
+            return map(self.scale, outputs)
+        raise ValueError(f"scale() takes a tensor or an iterable of tensors, not {type(outputs).__name__}")
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool = True,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale this rank's gradients (fp16 ones too), then agree on whether any rank's overflowed.
+
+        The base class comes here from ``unscale_`` and from steps of optimizers that unscale by themselves.
+        """
+        values = (inv_scale, found_inf)
+        if _are_offloaded(optimizer):  # the base class would copy them to the host and read them too early
+            values = (inv_scale.cpu(), found_inf.cpu())
+        found = super()._unscale_grads_(optimizer, *values, True)
+        if not found:
+            found = {found_inf.device: found_inf}  # a rank may hold no gradients, and must still take part
+        agreed = torch.stack([each.to(found_inf.device) for each in found.values()]).amax()
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self.process_group)
+        for each in found.values():
+            each.copy_(agreed)
+        return found
+
+
+def _are_offloaded(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's gradients are on the host."""
+    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return all(grad.device.type == "cpu" for grad in grads if grad is not None)
+
+
+# The norm of all gradients where each rank holds a part of them, and clipping by it.
+#
+# ``fully_shard`` needs nothing of this: its gradients are ``DTensor``s and ``torch.nn.utils.clip_grad_norm_``
+# sums over the ranks by itself.
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Clip the gradients of a model under ``FullyShardedDataParallel``; returns their norm before.
+
+    Parameters of units count once for each shard group: ranks that hold replicas hold equal gradients.
+    Parameters that no unit holds are taken to be equal on all ranks. The norm is a collective over each shard
+    group in use.
+    """
+    sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
+    seen: set[int] = set()
+    device = next(model.parameters()).device
+    for module in model.modules():
+        stage = stage_of(module)
+        for unit in stage.units if stage is not None else ():
+            device = unit.device  # the gradients themselves are elsewhere if they are offloaded
+            grads = sharded.setdefault(unit.groups.shard, [])
+            for parameter in unit.presentation.trained():
+                seen.add(id(parameter))
+                if parameter.grad is not None:
+                    grads.append(parameter.grad)
+    rest = [p.grad for p in model.parameters() if id(p) not in seen and p.grad is not None]
+    if rest:
+        sharded.setdefault(None, []).extend(rest)
+    everything = [gradient for gradients in sharded.values() for gradient in gradients]
+    # The same on every rank, whichever gradients it has.
+    wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
+    dtype = torch.float64 if wide else torch.float32
+    norms = [_norm_over(group, gradients, norm_type, device, dtype) for group, gradients in sharded.items()]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for gradient in everything:
+        gradient.mul_(scale.to(gradient.device, gradient.dtype))
+    if not everything and any(group is not None for group in sharded):
+        warnings.warn(
+            f"Called FSDP.clip_grad_norm_() on rank {dist.get_rank()} with no gradients -- returning the "
+            f"total norm in the default dtype {torch.float32}",
+            stacklevel=4,
+        )
+    if not everything:
+        return total.float()
+    return total.to(functools.reduce(torch.promote_types, [gradient.dtype for gradient in everything]))
+
+
+def _norm_over(
+    group: ProcessGroup | None,
+    gradients: list[torch.Tensor],
+    norm_type: float,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return the norm of ``gradients`` and of those of the other ranks of ``group``."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
+        by_device.setdefault(gradient.device, []).append(norm)
+    local = torch.zeros((), device=device, dtype=dtype)
+    if by_device:
+        norms = [torch.linalg.vector_norm(torch.stack(n), norm_type).to(device) for n in by_device.values()]
+        local = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if group is None:
+        return local
+    if math.isinf(norm_type):
+        dist.all_reduce(local, op=dist.ReduceOp.MAX, group=group)
+        return local
+    powered = local**norm_type
+    dist.all_reduce(powered, group=group)
+    return powered ** (1 / norm_type)
+
+
+# Communication hooks: functions of the user that reduce a unit's gradient instead of the reducer.
+#
+# A hook is called once a unit and backward pass, with what the reducer would have reduced::
+#
+#     sharded    hook(state, gradient, output)    1-D: ranks x shard with padding; this rank's shard to fill
+#     replicas   hook(state, gradient)            1-D, reduced in place
+#
+# What is here covers the usual ones: the plain average, and the average of gradients that are cast to 16 bits
+# for the way (gradient compression), with the names that they have in
+# ``torch.distributed.algorithms._comm_hooks.default_hooks``. Those of torch work as well.
+
+
+HookFunction = Callable[..., None]
+
+
+class DefaultState:
+    """The state of the plain hooks: the ranks to average over, and how to divide.
+
+    Args:
+        process_group: the ranks whose gradients are averaged.
+
+    Raises:
+        ValueError: no process group.
+    """
+
+    def __init__(self, process_group: ProcessGroup) -> None:
+        if process_group is None:
+            raise ValueError(f"{type(self).__name__} needs a process group, for example dist.group.WORLD")
+        self.process_group = process_group
+        self.world_size = process_group.size()
+        self._average = comm.averaging(self.world_size, torch.float16, native_average=False)
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """Return what divides before the sum, against overflow."""
+        return self._average.before
+
+    @property
+    def gradient_postdivide_factor(self) -> float:
+        """Return what divides after the sum; both factors together are the number of ranks."""
+        return self._average.after
+
+
+class LowPrecisionState(DefaultState):
+    """The state of the compressing hooks.
+
+    Args:
+        parameter_type: the dtype that reduced gradients are cast to.
+    """
+
+    def __init__(self, process_group: ProcessGroup, parameter_type: torch.dtype = torch.float32) -> None:
+        super().__init__(process_group)
+        self.parameter_type = parameter_type
+
+
+def allreduce_hook(state: DefaultState, grad: torch.Tensor) -> None:
+    """Average ``grad`` over all ranks, in place."""
+    _divide(grad, state.gradient_predivide_factor)
+    comm.all_reduce(grad, state.process_group, dist.ReduceOp.SUM, async_op=False)
+    _divide(grad, state.gradient_postdivide_factor)
+
+
+def reduce_scatter_hook(state: DefaultState, grad: torch.Tensor, output: torch.Tensor) -> None:
+    """Leave this rank's shard of the average of ``grad`` in ``output``."""
+    _divide(grad, state.gradient_predivide_factor)
+    comm.reduce_scatter(output, grad, state.process_group, dist.ReduceOp.SUM, async_op=False)
+    _divide(output, state.gradient_postdivide_factor)
+
+
+def fp16_compress_hook(
+    state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
+) -> None:
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to fp16 for the
+    way.
+    """
+    _compressed(torch.float16, state, grad, output)
+
+
+def bf16_compress_hook(
+    state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
+) -> None:
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to bf16 for the
+    way.
+    """
+    _compressed(torch.bfloat16, state, grad, output)
+
+
+def _divide(tensor: torch.Tensor, factor: float) -> None:
+    if factor > 1:
+        tensor.div_(factor)
+
+
+def _compressed(
+    dtype: torch.dtype, state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None
+) -> None:
+    # The casts replace a tensor's data: who called holds on to the tensor itself.
+    grad.data = grad.data.to(dtype)
+    if output is None:
+        allreduce_hook(state, grad)
+        reduced = grad
+    else:
+        output.data = output.data.to(dtype)
+        reduce_scatter_hook(state, grad, output)
+        reduced = output
+    reduced.data = reduced.data.to(state.parameter_type)
+
+
+# -- registering ---------------------------------------------------------------------------------------------
+
+
+def comm_hook(function: HookFunction, state: Any) -> CommHook:
+    """Return the hook of a unit. Raises ``ValueError`` if ``function`` cannot be called."""
+    if not callable(function):
+        raise ValueError(f"The communication hook must be callable but got {function!r}")
+    return CommHook(function, state, function in _compressing_hooks())
+
+
+def _compressing_hooks() -> tuple[HookFunction, ...]:
+    from ..shared.torch_internals import default_hooks as torch_hooks
+
+    ours = (fp16_compress_hook, bf16_compress_hook)
+    return (*ours, torch_hooks.fp16_compress_hook, torch_hooks.bf16_compress_hook)

@@ -1,0 +1,140 @@
+"""Which ranks share a copy and which hold replicas, for the FSDP1 front end's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..collectives import comm
+from .settings import ShardingStrategy
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+_node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
+"""Groups made for hybrid sharding without explicit ones: all units of a process group share them."""
+
+
+def groups_of_strategy(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+    by_policy: bool = True,
+) -> comm.UnitGroups:
+    """Return the groups of one unit.
+
+    Args:
+        by_policy: whether one call wraps the whole model, so that hybrid strategies may make groups by node.
+
+    Raises:
+        ValueError: both or unfitting ways of naming the groups.
+        RuntimeError: no process group was initialised.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group() before wrapping")
+    if process_group is not None and mesh is not None:
+        raise ValueError("give process_group or device_mesh, not both")
+    if strategy in HYBRID:
+        if process_group is None and mesh is None and not by_policy:
+            raise ValueError(
+                f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
+                "are wrapped by hand must share their groups"
+            )
+        return _hybrid(strategy, process_group, mesh)
+    if process_group is not None and not isinstance(process_group, ProcessGroup):
+        raise ValueError(
+            f"{strategy.name} needs one process group, not {process_group!r}; a pair is for hybrid strategies"
+        )
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
+        group: Any = mesh.get_group(0)
+    else:
+        group = process_group if process_group is not None else dist.group.WORLD
+    if strategy is ShardingStrategy.NO_SHARD:
+        return comm.UnitGroups.of(None, group)
+    return comm.UnitGroups.of(group)
+
+
+def groups_inside(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> Any:
+    """Return the ``process_group`` for units inside; a hybrid strategy without groups hands on those by
+    node.
+    """
+    if strategy in HYBRID and process_group is None and mesh is None:
+        return _groups_by_node()
+    return process_group if mesh is None else None
+
+
+def group_of(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> ProcessGroup:
+    """Return the ranks that share one copy; those that hold the replicas where nothing is sharded."""
+    if strategy in HYBRID and process_group is None and mesh is None:
+        return _groups_by_node()[0]
+    if mesh is not None:
+        return mesh.get_group(mesh.ndim - 1)
+    group: Any = process_group[0] if isinstance(process_group, tuple) else process_group
+    return cast(ProcessGroup, dist.group.WORLD if group is None else group)
+
+
+def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
+    """Raise ``ValueError`` unless the groups can send the tensors of a module on ``device``."""
+    for group in (groups.shard, groups.replicate):
+        types = [each.type for each in group._device_types] if group is not None else [device.type]
+        if device.type not in types:
+            raise ValueError(
+                f"sync_module_states=True broadcasts the module's tensors, which are on {device}, but the "
+                f"process group communicates from {', '.join(types)}: pass device_id"
+            )
+
+
+def _hybrid(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> comm.UnitGroups:
+    if mesh is not None:
+        if mesh.ndim != 2:
+            raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
+        return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
+    if process_group is None:
+        return comm.UnitGroups.of(*_groups_by_node())
+    pair: Any = process_group
+    fits = isinstance(pair, tuple) and len(pair) == 2
+    if not fits or not all(isinstance(group, ProcessGroup) for group in pair):
+        raise ValueError(
+            f"Expected process_group to be passed in as a pair (shard, replicate) for {strategy.name}, or a "
+            f"2-D device_mesh, but got {pair!r}"
+        )
+    return comm.UnitGroups.of(*pair)
+
+
+def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
+    """Return groups that shard inside a node and replicate across, as torch's by default."""
+    world: Any = dist.group.WORLD
+    per_node = max(1, torch.accelerator.device_count())
+    size = world.size()
+    if size % per_node:
+        raise ValueError(
+            f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices "
+            f"({per_node}); pass a 2-D device_mesh"
+        )
+    made = _node_groups.setdefault(world, {})
+    if per_node not in made:
+        shard, _ = dist.new_subgroups(per_node)
+        replicate, _ = dist.new_subgroups_by_enumeration(
+            [list(range(start, size, per_node)) for start in range(per_node)]
+        )
+        made[per_node] = (shard, replicate)
+    return made[per_node]

@@ -1,0 +1,247 @@
+"""The settings of ``FullyShardedDataParallel``: enums, and frozen dataclasses that refuse wrong values.
+
+Names and fields that torch has too mean what torch means by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..shared.settings import check_floating
+from ..shared.torch_internals import BatchNorm
+
+
+class ShardingStrategy(Enum):
+    """The choices of what the FSDP1 front end shards, and when it gathers again."""
+
+    FULL_SHARD = auto()
+    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for
+    backward.
+    """
+    SHARD_GRAD_OP = auto()
+    """The same, but parameters stay gathered from forward to backward."""
+    NO_SHARD = auto()
+    """Nothing: replicas with an all-reduce of gradients."""
+    HYBRID_SHARD = auto()
+    """FULL_SHARD inside a group, replicas across groups."""
+    _HYBRID_SHARD_ZERO2 = auto()
+    """SHARD_GRAD_OP inside a group, replicas across groups."""
+
+
+class TrainingState(Enum):
+    """The states of a ``FullyShardedDataParallel`` (its attribute ``training_state``)."""
+
+    IDLE = auto()
+    FORWARD_BACKWARD = auto()
+    SUMMON_FULL_PARAMS = auto()
+
+
+class BackwardPrefetch(Enum):
+    """When backward issues the all-gather of the next unit."""
+
+    BACKWARD_PRE = auto()
+    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
+    BACKWARD_POST = auto()
+    """After the current unit's gradients were computed, before they are reduced."""
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Dtypes of the ``FullyShardedDataParallel`` front end.
+
+    Attributes:
+        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
+        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
+        buffer_dtype: floating point buffers are held in it; ``None`` leaves them.
+        keep_low_precision_grads: leave reduced gradients in ``param_dtype`` (replicas: in
+            ``reduce_dtype``), for optimizers that take them so.
+        cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
+        cast_root_forward_inputs: the outermost one does.
+        _module_classes_to_ignore: with an ``auto_wrap_policy``, modules that stay in full precision: each is
+            wrapped by itself without mixed precision.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    keep_low_precision_grads: bool = False
+    cast_forward_inputs: bool = False
+    cast_root_forward_inputs: bool = True
+    _module_classes_to_ignore: Sequence[type[nn.Module]] = (BatchNorm,)
+
+    def __post_init__(self) -> None:
+        for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+            check_floating("MixedPrecision", field, getattr(self, field))
+
+
+@dataclass(frozen=True)
+class CPUOffload:
+    """Whether the FSDP1 front end keeps shards, gradients and the optimizer step on the CPU."""
+
+    offload_params: bool = False
+
+
+# -- Which kind of state dict a ``FullyShardedDataParallel`` saves and loads, and how.
+
+
+class StateDictType(Enum):
+    """The kinds of values in a state dict."""
+
+    FULL_STATE_DICT = auto()
+    """Whole tensors, as of the plain model."""
+    LOCAL_STATE_DICT = auto()
+    """One flat tensor a unit, of which each rank has its shard; for the same wrapping and ranks only."""
+    SHARDED_STATE_DICT = auto()
+    """Tensors in their own shape of which each rank has some rows, for any number of ranks."""
+
+
+@dataclass(frozen=True)
+class StateDictConfig:
+    """The settings of any kind of a model's state dict.
+
+    Attributes:
+        offload_to_cpu: move the values to the CPU.
+    """
+
+    offload_to_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class FullStateDictConfig(StateDictConfig):
+    """The settings of ``FULL_STATE_DICT``.
+
+    Attributes:
+        rank0_only: only rank 0 of the wrapper's ``process_group`` (hybrid: of each shard group) gets the
+            values; the others' dict has none of them.
+    """
+
+    rank0_only: bool = False
+
+
+@dataclass(frozen=True)
+class LocalStateDictConfig(StateDictConfig):
+    """The settings of ``LOCAL_STATE_DICT``."""
+
+
+@dataclass(frozen=True)
+class ShardedStateDictConfig(StateDictConfig):
+    """The settings of ``SHARDED_STATE_DICT``.
+
+    Attributes:
+        _use_dtensor: values are ``DTensor`` instead of ``ShardedTensor``; follows from wrapping with a
+            ``device_mesh`` and need not be given.
+    """
+
+    _use_dtensor: bool = False
+
+
+@dataclass(frozen=True)
+class OptimStateDictConfig:
+    """The settings of any kind of an optimizer's state dict.
+
+    Attributes:
+        offload_to_cpu: move the values to the CPU.
+    """
+
+    offload_to_cpu: bool = True
+
+
+@dataclass(frozen=True)
+class FullOptimStateDictConfig(OptimStateDictConfig):
+    """The settings of ``FULL_STATE_DICT``.
+
+    Attributes:
+        rank0_only: saving, only rank 0 gets a dict; loading, only rank 0 has one.
+    """
+
+    rank0_only: bool = False
+
+
+@dataclass(frozen=True)
+class LocalOptimStateDictConfig(OptimStateDictConfig):
+    """The settings of ``LOCAL_STATE_DICT``; as in torch the optimizer's values are then sharded ones."""
+
+    offload_to_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class ShardedOptimStateDictConfig(OptimStateDictConfig):
+    """The settings of ``SHARDED_STATE_DICT``; ``_use_dtensor`` as in ``ShardedStateDictConfig``."""
+
+    _use_dtensor: bool = False
+
+
+_CONFIGS: dict[StateDictType, tuple[type[StateDictConfig], type[OptimStateDictConfig]]] = {
+    StateDictType.FULL_STATE_DICT: (FullStateDictConfig, FullOptimStateDictConfig),
+    StateDictType.LOCAL_STATE_DICT: (LocalStateDictConfig, LocalOptimStateDictConfig),
+    StateDictType.SHARDED_STATE_DICT: (ShardedStateDictConfig, ShardedOptimStateDictConfig),
+}
+
+
+@dataclass(frozen=True)
+class StateDictSettings:
+    """A kind with its two configs."""
+
+    state_dict_type: StateDictType
+    state_dict_config: StateDictConfig
+    optim_state_dict_config: OptimStateDictConfig
+
+    @classmethod
+    def decide(cls, kind: Any, config: Any = None, optim_config: Any = None) -> StateDictSettings:
+        """Return the settings of a kind; a config that is ``None`` gets the defaults of the kind.
+
+        Raises:
+            RuntimeError: a config of another kind.
+            ValueError: no kind at all.
+        """
+        name = str(getattr(kind, "name", None))
+        if name not in StateDictType.__members__:
+            known = ", ".join(StateDictType.__members__)
+            raise ValueError(f"{kind!r} is not a StateDictType; one of {known} is")
+        own = StateDictType[name]
+        model_kind, optim_kind = _CONFIGS[own]
+        return cls(
+            own,
+            _own_config(model_kind, config, "state_dict_config", own),
+            _own_config(optim_kind, optim_config, "optim_state_dict_config", own),
+        )
+
+    def with_mesh(self, has_mesh: bool) -> StateDictSettings:
+        """Return the settings as they hold for a wrapper with or without a ``device_mesh``.
+
+        Raises:
+            RuntimeError: ``DTensor`` values without a mesh, or local shards with one.
+        """
+        if has_mesh and self.state_dict_type is StateDictType.LOCAL_STATE_DICT:
+            raise RuntimeError(
+                "LOCAL_STATE_DICT does not go with a device_mesh, whose values are DTensors: "
+                "use SHARDED_STATE_DICT"
+            )
+        config, optim_config = self.state_dict_config, self.optim_state_dict_config
+        for given in (config, optim_config):
+            if getattr(given, "_use_dtensor", False) and not has_mesh:
+                raise RuntimeError(
+                    f"{type(given).__name__}(_use_dtensor=True) needs a mesh for its DTensors: "
+                    "wrap with device_mesh, or leave _use_dtensor alone"
+                )
+        if has_mesh and isinstance(config, ShardedStateDictConfig):
+            config = replace(config, _use_dtensor=True)
+        if has_mesh and isinstance(optim_config, ShardedOptimStateDictConfig):
+            optim_config = replace(optim_config, _use_dtensor=True)
+        return StateDictSettings(self.state_dict_type, config, optim_config)
+
+
+def _own_config(expected: Any, given: Any, argument: str, kind: StateDictType) -> Any:
+    if given is None:
+        return expected()
+    if type(given).__name__ != expected.__name__:
+        raise RuntimeError(
+            f"{argument} of {kind.name} must be a {expected.__name__}, not a {type(given).__name__}"
+        )
+    return expected(**{field.name: getattr(given, field.name) for field in fields(expected)})

@@ -1,0 +1,261 @@
+"""Which modules become units: the wrap policies, and the walk that asks them.
+
+A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, asked twice for each
+module (shall I look inside? shall I wrap what is left?), or an object with ``select(root, ignored)`` that
+answers for the whole tree at the same time. The walk only *selects*; each front end wraps in its own way.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+Selection = dict[nn.Module, dict[str, Any]]
+"""Modules to wrap, inner ones before outer ones, with keyword arguments of their own for the wrapper."""
+
+PolicyFunction = Callable[..., bool]
+
+
+class ModulePolicy(ABC):
+    """A policy that answers for a whole tree."""
+
+    @abstractmethod
+    def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
+        """Return the modules below ``root`` (perhaps with itself) that shall be units."""
+
+
+class ModuleWrapPolicy(ModulePolicy):
+    """Every module of the given classes.
+
+    Raises:
+        ValueError: no classes, or something that is not a class.
+    """
+
+    def __init__(self, module_classes: Iterable[type[nn.Module]]) -> None:
+        self.module_classes = _classes(module_classes, "ModuleWrapPolicy")
+
+    def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
+        return {m: {} for m in _post_order(root, ignored) if isinstance(m, self.module_classes)}
+
+    def __call__(self, module: nn.Module, recurse: bool, *args: Any, **kwargs: Any) -> bool:
+        """Return the same as a function, so that it can be combined with others."""
+        return recurse or isinstance(module, self.module_classes)
+
+
+class CustomPolicy(ModulePolicy):
+    """Whatever ``lambda_fn(module)`` says: ``True``, ``False``, or keyword arguments for this module's
+    wrapper.
+    """
+
+    def __init__(self, lambda_fn: Callable[[nn.Module], bool | dict[str, Any]]) -> None:
+        self._lambda_fn = lambda_fn
+
+    def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
+        selection: Selection = {}
+        for module in _post_order(root, ignored):
+            answer = self._lambda_fn(module)
+            if not isinstance(answer, (bool, dict)):
+                raise ValueError(
+                    "the function of a CustomPolicy must return True, False or a dict of keyword "
+                    f"arguments, not {answer!r} (for a {type(module).__name__})"
+                )
+            if isinstance(answer, dict):
+                selection[module] = answer
+            elif answer:
+                selection[module] = {}
+        return selection
+
+
+class EveryKthPolicy(ModulePolicy):
+    """The first of each ``k`` modules of the given classes, in the order of the tree; the others stay
+    outside.
+    """
+
+    def __init__(self, module_classes: Iterable[type[nn.Module]], k: int) -> None:
+        self.module_classes = _classes(module_classes, "EveryKthPolicy")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"EveryKthPolicy needs k of 1 or more, not {k!r}")
+        self.k = k
+
+    def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
+        matching = [m for m in _post_order(root, ignored) if isinstance(m, self.module_classes)]
+        return {m: {} for m in matching[:: self.k]}
+
+
+# -- policies as functions -----------------------------------------------------------------------------------
+
+
+def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
+    """Return true: every module is a unit."""
+    return True
+
+
+def lambda_auto_wrap_policy(
+    module: nn.Module, recurse: bool, nonwrapped_numel: int, lambda_fn: Callable[[nn.Module], bool]
+) -> bool:
+    """Return whether to look inside, or whether ``lambda_fn`` is true for ``module``."""
+    return recurse or lambda_fn(module)
+
+
+def transformer_auto_wrap_policy(
+    module: nn.Module, recurse: bool, nonwrapped_numel: int, transformer_layer_cls: set[type[nn.Module]]
+) -> bool:
+    """Return the modules of the given classes."""
+    return recurse or isinstance(module, tuple(transformer_layer_cls))
+
+
+SIZE_FORCED_LEAVES: frozenset[type[nn.Module]] = frozenset({nn.MultiheadAttention})
+"""Modules that use their children's parameters without calling them, and so must not be taken apart."""
+
+SIZE_EXCLUDED: frozenset[type[nn.Module]] = frozenset({nn.ModuleList, nn.ModuleDict})
+"""Containers without a forward."""
+
+
+def size_based_auto_wrap_policy(
+    module: nn.Module,
+    recurse: bool,
+    nonwrapped_numel: int,
+    min_num_params: int = int(1e8),
+    force_leaf_modules: set[type[nn.Module]] | None = None,
+    exclude_wrap_modules: set[type[nn.Module]] | None = None,
+) -> bool:
+    """Return modules with at least ``min_num_params`` parameters that no unit inside took."""
+    leaves = SIZE_FORCED_LEAVES if force_leaf_modules is None else force_leaf_modules
+    excluded = SIZE_EXCLUDED if exclude_wrap_modules is None else exclude_wrap_modules
+    large = nonwrapped_numel >= min_num_params
+    if recurse:
+        return large and not isinstance(module, tuple(leaves))
+    return large and not isinstance(module, tuple(excluded))
+
+
+def size_policy(min_num_params: int) -> PolicyFunction:
+    """Return ``size_based_auto_wrap_policy`` with its size filled in."""
+    return functools.partial(size_based_auto_wrap_policy, min_num_params=min_num_params)
+
+
+# -- the walk ------------------------------------------------------------------------------------------------
+
+
+def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Return where each selected module stands below ``root``: its parents, and its name in each."""
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in root.modules():
+        for name, child in parent._modules.items():
+            if child is not None and child in selection:
+                places.setdefault(child, []).append((parent, name))
+    return places
+
+
+def select_modules(
+    root: nn.Module, policy: ModulePolicy | PolicyFunction, ignored: set[nn.Module] | None = None
+) -> Selection:
+    """Return the modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
+
+    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the
+    root.
+    """
+    ignored = ignored or set()
+    if isinstance(policy, ModulePolicy):
+        selection = policy.select(root, ignored)
+        selection.pop(root, None)
+        return selection
+    if not callable(policy):
+        raise TypeError(f"a wrap policy is a function or a ModulePolicy, not {policy!r}")
+    selection = {}
+    _ask(root, policy, ignored, selection, is_root=True, seen=set())
+    return selection
+
+
+def add_classes(
+    selection: Selection,
+    root: nn.Module,
+    classes: Iterable[type[nn.Module]],
+    ignored: set[nn.Module],
+    arguments: dict[str, Any],
+) -> Selection:
+    """Return ``selection`` with all modules of ``classes`` inside ``root``; their wrappers get
+    ``arguments``.
+    """
+    kinds = tuple(classes)
+    merged: Selection = {}
+    for module in _post_order(root, ignored):
+        if isinstance(module, kinds) and module is not root:
+            merged[module] = {**selection.get(module, {}), **arguments}
+        elif module in selection:
+            merged[module] = selection[module]
+    return merged
+
+
+def _ask(
+    module: nn.Module,
+    policy: PolicyFunction,
+    ignored: set[nn.Module],
+    selection: Selection,
+    *,
+    is_root: bool,
+    seen: set[nn.Module],
+) -> int:
+    """Ask about ``module`` and what is inside; returns how many parameters inside it belong to units now."""
+    seen.add(module)
+    numel = sum(parameter.numel() for parameter in module.parameters())
+    if not policy(module=module, recurse=True, nonwrapped_numel=numel):
+        return 0
+    taken = 0
+    for child in module.children():
+        if child not in ignored and child not in seen:
+            taken += _ask(child, policy, ignored, selection, is_root=False, seen=seen)
+    if not is_root and policy(module=module, recurse=False, nonwrapped_numel=numel - taken):
+        selection[module] = {}
+        return numel
+    return taken
+
+
+def _post_order(root: nn.Module, ignored: set[nn.Module]) -> Iterator[nn.Module]:
+    seen: set[nn.Module] = set()
+
+    def visit(module: nn.Module) -> Iterator[nn.Module]:
+        seen.add(module)
+        for child in module.children():
+            if child not in seen and child not in ignored:
+                yield from visit(child)
+        yield module
+
+    yield from visit(root)
+
+
+def _classes(given: Iterable[type[nn.Module]], owner: str) -> tuple[type[nn.Module], ...]:
+    classes = tuple(given)
+    if not classes or not all(isinstance(kind, type) for kind in classes):
+        raise ValueError(f"{owner} needs at least one module class, not {classes!r}")
+    return classes
+
+
+# -- wrapping by hand ----------------------------------------------------------------------------------------
+
+_wrapping: list[tuple[type[nn.Module], dict[str, Any]]] = []
+
+
+@contextmanager
+def enable_wrap(*, wrapper_cls: type[nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
+    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it returns the
+    module.
+    """
+    _wrapping.append((wrapper_cls, copy.copy(wrapper_kwargs)))
+    try:
+        yield
+    finally:
+        _wrapping.pop()
+
+
+def wrap(module: nn.Module, **wrap_overrides: Any) -> nn.Module:
+    """Wrap ``module`` as the innermost ``enable_wrap`` says."""
+    if not _wrapping:
+        return module
+    wrapper_cls, kwargs = _wrapping[-1]
+    return wrapper_cls(module, **{**kwargs, **wrap_overrides})

@@ -1,0 +1,146 @@
+"""The modules, parameters with their places, and buffers of one wrapped module and of none inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..shared.torch_internals import REGISTRY_KEY, RegistryItem, is_traceable_wrapper_subclass
+from .hooks import stage_of
+from .presentation import FLAT_NAME, ModulePlace, UnitParameter
+
+# torch's record of the composable APIs that were applied to a module: ours and torch's see each other there.
+#
+# ``replicate`` leaves alone what ``fully_shard`` manages, and the other way round::
+#
+#     fully_shard(model.experts)   # sharded
+#     replicate(model)             # the rest, by DDP
+
+
+_NAME, _REPLICATE = "fully_shard", "replicate"
+
+
+def check_not_applied(module: nn.Module) -> None:
+    """Raise AssertionError if ``fully_shard``, ours or torch's, was applied to this very module before."""
+    if _NAME in module.__dict__.get(REGISTRY_KEY, ()):
+        raise AssertionError(
+            f"this {type(module).__name__} was already given to fully_shard, which is applied to a module "
+            "once; wrap it with its final settings"
+        )
+
+
+def mark_applied(module: nn.Module) -> None:
+    """Note that ``fully_shard`` was applied to ``module``."""
+    registry: dict[str, Any] = module.__dict__.setdefault(REGISTRY_KEY, {})
+    registry[_NAME] = RegistryItem()
+
+
+def is_replicated(module: nn.Module) -> bool:
+    """Return whether DDP manages ``module``, by torch's ``replicate``."""
+    return _REPLICATE in module.__dict__.get(REGISTRY_KEY, ())
+
+
+_OWNER = "_fsdp_unit_of"
+"""Attribute left on an original parameter: the unit that took it. A second unit that meets it holds a tied
+weight.
+"""
+
+
+class Ignored:
+    """Modules and parameters to leave alone."""
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module] | None = None,
+        states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+    ) -> None:
+        modules = None if modules is None else list(modules)
+        given: list[Any] = list(states or ())
+        roots = (modules or []) + [s for s in given if isinstance(s, nn.Module)]
+        self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
+        self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}
+        self.parameters |= {p for root in roots for p in root.parameters()}
+
+
+class Owned:
+    """The modules below ``roots`` that no stage inside took, and the parameters and buffers registered in
+    them.
+
+    ``modules`` maps each to its name; ``find_parameters`` fills ``places`` and ``fqns``.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module], ignored: Ignored) -> None:
+        self.title = " + ".join(type(root).__name__ for root in roots)
+        self._ignored = ignored
+        self.modules: dict[nn.Module, str] = {}
+        self.places: dict[nn.Parameter, list[ModulePlace]] = {}
+        self.fqns: dict[nn.Parameter, str] = {}
+        for root in roots:
+            self._visit(root, "")
+
+    def _visit(self, module: nn.Module, name: str) -> None:
+        if module in self.modules or module in self._ignored.modules:
+            return
+        if stage_of(module) is not None or is_replicated(module):
+            return
+        self.modules[module] = name
+        for child_name, child in module.named_children():
+            self._visit(child, f"{name}.{child_name}" if name else child_name)
+
+    def find_parameters(self) -> None:
+        """Record every parameter with its name and places, a tied one once.
+
+        Raises:
+            ValueError: a parameter that an earlier unit took (a weight tied across units).
+        """
+        for module, module_name in self.modules.items():
+            for name, parameter in module._parameters.items():
+                if parameter is None or parameter in self._ignored.parameters or name == FLAT_NAME:
+                    continue  # a flat parameter stays with its wrapper, where this module stands twice
+                fqn = f"{module_name}.{name}" if module_name else name
+                if hasattr(parameter, _OWNER):
+                    raise ValueError(
+                        f"parameter '{fqn}' of {self.title} is tied to a parameter of a unit that was "
+                        f"wrapped before ({getattr(parameter, _OWNER)}): tied weights must be in one unit. "
+                        "Wrap their common parent instead of that module (one call of fully_shard can also "
+                        "take both: fully_shard([a, b]))"
+                    )
+                self.places.setdefault(parameter, []).append(ModulePlace(module, name))
+                self.fqns.setdefault(parameter, fqn)
+
+    def describe(self, parameter: nn.Parameter) -> UnitParameter:
+        """Return what a unit knows about ``parameter``."""
+        return UnitParameter(self.fqns[parameter], tuple(self.places[parameter]), parameter.requires_grad)
+
+    def take(self) -> None:
+        """Mark the parameters as taken by this unit."""
+        for parameter in self.places:
+            setattr(parameter, _OWNER, self.title)
+
+    def move(self, device: torch.device, *, parameters: bool = True) -> None:
+        """Put parameters and buffers on ``device``; what is on the meta device stays there.
+
+        Args:
+            parameters: whether to move these too; those that are offloaded are cut where they are.
+        """
+        for parameter, fqn in self.fqns.items() if parameters else ():
+            if parameter.device != device and parameter.device.type != "meta":
+                if isinstance(parameter, DTensor):
+                    raise ValueError(
+                        f"parameter '{fqn}' is a DTensor on {parameter.device}; its mesh must be of the type "
+                        f"of FSDP's, which is {device.type}"
+                    )
+                if is_traceable_wrapper_subclass(parameter):
+                    with torch.no_grad():
+                        moved = nn.Parameter(parameter.to(device), requires_grad=parameter.requires_grad)
+                    torch.utils.swap_tensors(parameter, moved)
+                    continue
+                parameter.data = parameter.data.to(device)
+        for module in self.modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device != device and buffer.device.type != "meta":
+                    module._buffers[name] = buffer.to(device)

@@ -1,0 +1,471 @@
+"""The ways in which a unit's gradients are reduced: one class each, of which ``choose_reduction`` picks.
+
+=============  ======================================  =====================================================
+way            for                                     what the collective reads
+=============  ======================================  =====================================================
+``Packed``     every unit                              one input that all gradients are copied into
+``Grouped``    large parameters, where they are        gradients where autograd left them; small ones packed
+``Pieces``     a unit of gigabytes whose dtype is      one piece of the gradients after the other, cast into
+               cast                                    one buffer
+``Exchanged``  gloo                                    what other ranks own (``Exchange``)
+=============  ======================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from ..collectives import comm
+from ..shared.layout import Segment, UnitLayout, copy_in
+from ..shared.settings import UnitPrecision
+from ..shared.torch_internals import chunk_cat, foreach_add_
+from .streams import Streams
+from .unit import Unit
+
+# A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it is.
+#
+# gloo's own reduce-scatter on one tensor all-reduces all of it and keeps a part. An exchange and a local sum
+# send half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::
+#
+#     gradients     a0 a1 a2   b0 b1 b2          a1: what rank 1 owns of a
+#     sent          a0 b0 | a2 b2                to rank 0 | to rank 2
+#     received      a1 b1 | a1 b1                of rank 0 | of rank 2
+#     result        their sum, and a1 b1 of this rank's own gradients added in place
+#
+# The order of a sum is that of the ranks, the owner last, so it is equal on every run.
+
+
+class Exchange:
+    """One reduction. The gradients are held until ``finish``, which reads this rank's part of them.
+
+    Args:
+        gradients: of the parameters, one rank's part after the other where the layout is chunked; of all of
+            them where it is flat.
+        offsets: start of each one's part in the result, where the layout is chunked.
+        numel: elements of the result.
+        before: divide by this before the sum.
+    """
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        gradients: Sequence[torch.Tensor],
+        offsets: Sequence[int],
+        numel: int,
+        dtype: torch.dtype,
+        before: float,
+    ) -> None:
+        self._layout = layout
+        self._numel = numel
+        gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
+        self.sent = torch.empty((layout.world_size - 1) * numel, dtype=dtype, device=gradients[0].device)
+        self._own: list[tuple[int, torch.Tensor]] = []
+        self._received = self.sent
+        if layout.rank_major:
+            self._cut_rows(gradients, offsets)
+        else:
+            self._cut_flat(gradients)
+        self._own = [(offset, part.to(dtype)) for offset, part in self._own]
+        if before != 1:
+            self.sent.div_(before)
+            self._own = [(offset, part / before) for offset, part in self._own]
+
+    def start(self, group: ProcessGroup) -> dist.Work | None:
+        """Send and receive, on the backend's own threads."""
+        self._received = torch.empty_like(self.sent)
+        return comm.exchange_shards(self._received, self.sent, group)
+
+    def finish(self) -> torch.Tensor:
+        """Return what all ranks' gradients of this rank's part sum up to, 1-D, once the exchange is done."""
+        others = self._received.view(self._layout.world_size - 1, self._numel)
+        result = others[0] if len(others) == 1 else others.sum(0)
+        parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
+        if parts:  # a rank past the last chunk owns nothing
+            foreach_add_(parts, [part for _, part in self._own])
+        return result
+
+    def _cut_rows(self, gradients: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
+        ranks, rank = self._layout.world_size, self._layout.rank
+        before: list[torch.Tensor] = []
+        after: list[torch.Tensor] = []
+        for gradient, offset in zip(gradients, offsets, strict=True):
+            rows = -(-gradient.size(0) // ranks)
+            begin = min(rank * rows, gradient.size(0))
+            own = gradient[begin : begin + rows]
+            if own.numel():
+                self._own.append((offset, own))
+            if gradient.size(0) < rows * ranks:  # each rank's part is padded to the largest
+                pad = gradient.new_zeros(rows * ranks - gradient.size(0), *gradient.shape[1:])
+                gradient = torch.cat((gradient, pad))
+            before.append(gradient[: rank * rows])
+            after.append(gradient[(rank + 1) * rows :])
+        split = rank * self._numel
+        for parts, sent in ((before, self.sent[:split]), (after, self.sent[split:])):
+            if sent.numel():
+                parts = [part for part in parts if part.numel()] if self._layout.has_empty else parts
+                copy_in(parts, sent.view(-1, self._numel))
+
+    def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> None:
+        before: list[torch.Tensor] = []
+        after: list[torch.Tensor] = []
+        for segment, gradient in zip(self._layout.segments, gradients, strict=True):
+            start, end = segment.shard_range
+            flat = gradient.reshape(-1)
+            before.append(flat[:start])
+            after.append(flat[end:])
+            if end > start:
+                self._own.append((segment.shard_offset, flat[start:end]))
+        parts = before + after
+        used = sum(part.numel() for part in parts)
+        torch.cat(parts, out=self.sent[:used])
+        self.sent[used:].zero_()
+
+
+def plain(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of a subclass as a plain tensor.
+
+    A subclass may run an operation in place on a plain tensor and itself once for each tensor that it holds;
+    a copy is the same however often it is made.
+    """
+    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+
+
+PIECE_BYTES = 1 << 30
+"""What a piece has at least: it takes 5 ms or more between nodes, starting a collective up to 3."""
+
+
+# -- what is known before ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The reduction of gradients of one set of a unit's parameters.
+
+    Attributes:
+        offsets: where each one's part starts in the reduced shard.
+        numel: elements of the input, of which ``used`` are gradients.
+        pieces: the pieces in which they may be reduced, as positions; none: as a whole.
+        prepares: whether gradients have to be prepared (``prepare``).
+    """
+
+    offsets: list[int]
+    numel: int
+    used: int
+    pieces: Sequence[range]
+    prepares: bool
+
+
+def plan_of(unit: Unit, which: Sequence[int]) -> Plan:
+    """Return the plan for gradients of the parameters ``which``."""
+    layout = unit.layout
+    segments = [layout.segments[i] for i in which]
+    missing = layout.whole and len(which) < len(layout.segments)
+    prepares = missing or layout.interleaved or layout.has_scalars
+    if layout.whole:
+        offsets = [segment.shard_offset for segment in segments]
+        return Plan(offsets, layout.gathered_numel, layout.parameter_numel, (), prepares)
+    sizes = [segment.shard_padded_numel for segment in segments]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    numel = sum(sizes) * layout.world_size
+    pieces = _pieces_of(layout, unit.precision, which) if unit.gathers else ()
+    return Plan(offsets, numel, numel, pieces, prepares)
+
+
+def _pieces_of(layout: UnitLayout, precision: UnitPrecision, which: Sequence[int]) -> Sequence[range]:
+    """Return how the gradients of the parameters ``which`` are divided, in their order; nothing where one
+    piece is all, or where nothing is gained (no cast) or a copy of its own is needed (not cut on dim 0, or
+    without elements, which ``chunk_cat`` refuses).
+    """
+    casts = precision.reduce != precision.compute
+    if not layout.rank_major or layout.interleaved or layout.has_empty or not casts:
+        return ()
+    pieces, start, nbytes = [], 0, 0
+    for position, index in enumerate(which):
+        numel = layout.segments[index].shard_padded_numel * layout.world_size
+        nbytes += numel * precision.reduce.itemsize
+        if nbytes >= PIECE_BYTES:
+            pieces.append(range(start, position + 1))
+            start, nbytes = position + 1, 0
+    if pieces:
+        pieces[-1] = range(pieces[-1].start, len(which))  # what is left is small
+    return pieces if len(pieces) > 1 else ()
+
+
+def fill_missing(
+    layout: UnitLayout, which: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return gradients of all the unit's parameters, zeros where there is none."""
+    given = dict(zip(which, gradients, strict=True))
+    like = gradients[0]
+    return [
+        given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
+        for i, segment in enumerate(layout.segments)
+    ]
+
+
+def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients with zeros for those that are missing, one rank's part after the other where a
+    parameter is cut on another dim than the first, and none without dimensions.
+    """
+    if layout.whole and len(which) < len(layout.segments):
+        gradients = fill_missing(layout, which, gradients)
+    if layout.interleaved and layout.rank_major:
+        dims = [layout.segments[index].dim for index in which]
+        gradients = [
+            torch.cat(gradient.chunk(layout.world_size, dim)) if dim else gradient
+            for gradient, dim in zip(gradients, dims, strict=True)
+        ]
+    if layout.has_scalars:
+        gradients = [gradient.view(-1) for gradient in gradients]
+    return gradients
+
+
+# -- the ways ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Given:
+    """The ``gradients`` of a unit's parameters ``which`` that one backward left, and how to reduce them."""
+
+    unit: Unit
+    which: Sequence[int]
+    gradients: list[torch.Tensor]
+    average: comm.Averaging
+    plan: Plan
+
+
+class Reduction:
+    """One unit's reduction: what is in flight and what is left to do. This base class has no collective.
+
+    Args:
+        which: indices of the parameters.
+        offsets: where each one's part starts in ``output``.
+        output: 1-D, in the dtype of reduction; this rank's shard once the collective is done.
+    """
+
+    reads_gradients = False
+    """Whether the collectives themselves read the gradients, which otherwise are only copied."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        which: Sequence[int],
+        offsets: Sequence[int],
+        output: torch.Tensor,
+        average: comm.Averaging,
+    ) -> None:
+        self.unit = unit
+        self.which = which
+        self.offsets = offsets
+        self.output = output
+        self.average = average
+        self.divisor = average.after
+        """What is left to divide by."""
+        self.work: Any = None
+
+    def start(self, streams: Streams) -> None:
+        """Issue the collectives on the current stream; on the CPU ``work`` is what to wait for."""
+
+    def finish(self) -> None:
+        """Take the result, once the collectives are done, and give up what they read."""
+
+
+class Packed(Reduction):
+    """One collective over all gradients, which are laid into ``source`` by one fused copy that casts.
+
+    Args:
+        source: memory for the collective's input; allocated here if it is ``None``.
+    """
+
+    def __init__(self, given: Given, source: torch.Tensor | None) -> None:
+        unit, gradients, plan, before = given.unit, given.gradients, given.plan, given.average.before
+        layout, state = unit.layout, unit.gradients
+        if source is None:
+            compresses = state.comm_hook is not None and state.comm_hook.compresses
+            dtype = unit.precision.compute if compresses else unit.precision.reduce
+            source = comm.allocate(plan.numel, dtype, unit.device, state.reduce_scatter)
+        if plan.used < plan.numel:
+            source[plan.used :].zero_()
+        if layout.has_empty:  # copy_in refuses them
+            gradients = [gradient for gradient in gradients if gradient.numel()]
+        if gradients:
+            copy_in(gradients, source[: plan.used].view(layout.world_size if layout.rank_major else 1, -1))
+        if before != 1:
+            source.div_(before)
+        super().__init__(unit, given.which, plan.offsets, source, given.average)
+        self.source = source
+
+    def start(self, streams: Streams) -> None:
+        unit, source, operation = self.unit, self.source, self.average.operation
+        groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            sharded = groups.shard is not None
+            if sharded:
+                self.output = torch.empty(unit.layout.shard_numel, dtype=source.dtype, device=source.device)
+            state.comm_hook.reduce(source, self.output if sharded else None, unit.name)
+        elif groups.reduce is not None:
+            custom, numel = state.reduce_scatter, source.numel() // groups.shard_size
+            self.output = comm.allocate(numel, source.dtype, source.device, custom)
+            async_op = not streams.has_streams and custom is None
+            self.work = comm.reduce_scatter(self.output, source, groups.reduce, operation, async_op, custom)
+        elif groups.replicate is not None:
+            self.work = comm.all_reduce(source, groups.replicate, operation, not streams.has_streams)
+
+
+class Grouped(Reduction):
+    """Reduce-scatters that read gradients where autograd left them, issued as one call.
+
+    A large parameter's gradient is contiguous, and its rows are the parts of all ranks one after the other:
+    what a reduce-scatter of it alone takes. The rest of the unit shares a packed one. The results are in one
+    buffer, which becomes the sharded gradients::
+
+        gradients   a        b        c  d  --copy--> c0 d0 | c1 d1
+                    |        |                         |
+        result      a1       b1                       c1 d1       on rank 1
+    """
+
+    reads_gradients = True
+
+    def __init__(self, given: Given) -> None:
+        unit, which, gradients = given.unit, given.which, given.gradients
+        layout, dtype = unit.layout, unit.precision.reduce
+        sizes = [layout.segments[index].shard_padded_numel for index in which]
+        large = [
+            position
+            for position, (index, gradient) in enumerate(zip(which, gradients, strict=True))
+            if index < layout.grouped and _in_place(layout.segments[index], gradient, unit)
+        ]
+        packed = [position for position in range(len(which)) if position not in large]
+        output = torch.empty(sum(sizes), dtype=dtype, device=unit.device)
+        offsets = [0] * len(which)
+        self._inputs: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
+        start = 0
+        for position in (*large, *packed):
+            offsets[position] = start
+            if position in large:
+                self._inputs.append(gradients[position].view(-1))
+                self._outputs.append(output[start : start + sizes[position]])
+            start += sizes[position]
+        if packed:
+            numel = sum(sizes[position] for position in packed)
+            source = torch.empty(layout.world_size, numel, dtype=dtype, device=unit.device)
+            pieces = [gradients[position] for position in packed if gradients[position].numel()]
+            if pieces:  # chunk_cat refuses what is empty
+                chunk_cat(pieces, 0, layout.world_size, out=source)
+            self._inputs.append(source.view(-1))
+            self._outputs.append(output[start - numel :])
+        super().__init__(unit, which, offsets, output, given.average)
+
+    def start(self, streams: Streams) -> None:
+        group = self.unit.groups.reduce
+        assert group is not None
+        self.work = comm.reduce_scatter_grouped(
+            self._outputs, self._inputs, group, self.average.operation, not streams.has_streams
+        )
+
+    def finish(self) -> None:
+        self._inputs = []
+
+
+def _in_place(segment: Segment, gradient: torch.Tensor, unit: Unit) -> bool:
+    """Return whether a gradient can be reduced where it is."""
+    fills = segment.numel == segment.shard_padded_numel * unit.layout.world_size
+    plain = type(gradient) is torch.Tensor and gradient.dtype == unit.precision.reduce
+    return fills and plain and gradient.is_contiguous()
+
+
+class Pieces(Reduction):
+    """Reduce-scatters of a large unit, one piece after the other through one buffer of the reduce stream.
+
+    A reduction in another dtype than the gradients' needs them cast, all of a unit at a time twice their
+    memory where bf16 becomes fp32. The cast of a piece and the collective before it are in one stream, so
+    nothing waits for the memory::
+
+        reduce   [cast a][reduce-scatter a][cast b][reduce-scatter b] ...      one buffer
+        result    a1 | b1 | c1 d1                                              on rank 1
+    """
+
+    reads_gradients = True
+
+    def __init__(self, given: Given) -> None:
+        unit, plan = given.unit, given.plan
+        self._gradients: Sequence[torch.Tensor] = given.gradients
+        self._pieces = plan.pieces
+        self._sizes = [unit.layout.segments[index].shard_padded_numel for index in given.which]
+        output = torch.empty(sum(self._sizes), dtype=unit.precision.reduce, device=unit.device)
+        super().__init__(unit, given.which, plan.offsets, output, given.average)
+
+    def start(self, streams: Streams) -> None:
+        group, ranks = self.unit.groups.reduce, self.unit.layout.world_size
+        assert group is not None
+        sizes = [sum(self._sizes[position] for position in piece) for piece in self._pieces]
+        buffer = self.output.new_empty(max(sizes) * ranks)
+        for piece, size, output in zip(self._pieces, sizes, self.output.split(sizes), strict=True):
+            source = buffer[: size * ranks]
+            gradients = list(self._gradients[piece.start : piece.stop])
+            chunk_cat(gradients, 0, ranks, out=source.view(ranks, -1))
+            comm.reduce_scatter(output, source, group, self.average.operation, async_op=False)
+
+    def finish(self) -> None:
+        self._gradients = ()
+
+
+class Exchanged(Reduction):
+    """An exchange of what each rank owns, and a local sum, where gloo reduces."""
+
+    def __init__(self, given: Given) -> None:
+        unit, plan, before = given.unit, given.plan, given.average.before
+        numel, dtype = plan.numel // unit.layout.world_size, unit.precision.reduce
+        self._exchange = Exchange(unit.layout, given.gradients, plan.offsets, numel, dtype, before)
+        super().__init__(unit, given.which, plan.offsets, self._exchange.sent, given.average)
+
+    def start(self, streams: Streams) -> None:
+        assert self.unit.groups.reduce is not None
+        self.work = self._exchange.start(self.unit.groups.reduce)
+
+    def finish(self) -> None:
+        self.output = self._exchange.finish()
+        del self._exchange
+
+
+# -- which way -----------------------------------------------------------------------------------------------
+
+
+def groups_gradients(unit: Unit, average: comm.Averaging) -> bool:
+    """Return whether gradients are reduced where they are: nothing else reduces them or works on them
+    before.
+    """
+    same = unit.precision.reduce == unit.precision.compute
+    own = bool(unit.layout.grouped) and not unit.gradients.replaced and unit.gathers
+    return own and same and average.before == 1
+
+
+def in_pieces(unit: Unit, average: comm.Averaging, plan: Plan, streams: Streams) -> bool:
+    """Return whether a large unit is reduced piece by piece."""
+    usual = streams.has_streams and average.before == 1 and not unit.gradients.replaced
+    return usual and bool(plan.pieces)
+
+
+def choose_reduction(given: Given, source: torch.Tensor | None, streams: Streams) -> Reduction:
+    """Return the reduction, with the gradients copied in on the current stream; nothing is issued yet.
+
+    Args:
+        source: memory of computation for the input, where the collective may read that.
+    """
+    unit, average, group = given.unit, given.average, given.unit.groups.reduce
+    if groups_gradients(unit, average):
+        return Grouped(given)
+    if in_pieces(unit, average, given.plan, streams):
+        return Pieces(given)
+    if given.plan.prepares:
+        given = replace(given, gradients=prepare(unit.layout, given.which, given.gradients))
+    if group is None or streams.has_streams or unit.gradients.replaced:
+        return Packed(given, source)
+    return Exchanged(given) if comm.served_by_gloo(group, unit.device) else Packed(given, source)

@@ -1,0 +1,333 @@
+"""From the gradients of one unit's backward to sharded gradients.
+
+::
+
+    compute      [backward of unit 2]       [backward of unit 1]
+    reduce                           [copy in][reduce-scatter] ............ (cast, deliver)
+    all_reduce                                                [all-reduce] (cast, deliver)
+
+The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
+layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce stream, beside the next
+unit's backward; the gradients are kept until it is done. The result of the collective *is* the memory of the
+sharded gradients, unless they are delivered in another dtype.
+
+On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when
+a later unit is reduced or backward ends, in the order of issue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from ..collectives import comm
+from ..shared.settings import MemoryHandover
+from .context import span
+from .gradient_state import PartialSum
+from .lent import GradientReturns, LentMemory
+from .reduce_ways import Given, Plan, Reduction, choose_reduction, groups_gradients, in_pieces, plain, plan_of
+from .streams import Event, Stream, Streams
+from .unit import Unit
+
+_MOST_IN_FLIGHT = 2
+"""On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""
+
+
+class Reducer:
+    """Reduces the gradients of a tree of units."""
+
+    def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
+        self._streams = streams
+        self.in_flight: deque[Reduction] = deque()
+        """Without streams: what ``finish`` waits for."""
+        self._returns = GradientReturns(streams, mode)
+        self.lent = LentMemory(streams, mode)
+        self._last: dict[Stream, Event | None] = {}
+        self._plans: dict[tuple[Unit, tuple[int, ...]], Plan] = {}
+
+    # -- entry points ----------------------------------------------------------------------------------------
+
+    def begin_stage(self, units: Sequence[Unit]) -> None:
+        """Take back what earlier stages lent, before ``units`` of one stage are reduced."""
+        if self._streams.has_streams:
+            self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
+
+    def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+        """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
+
+        The list is emptied: nothing else may keep gradients that are kept only until they are copied.
+        """
+        state = unit.gradients
+        local = unit.groups.ranks == 1 and unit.offload is None
+        if local and state.comm_hook is None and state.all_reduce_hook is None:
+            _deliver_local(unit, which, gradients)
+            return
+        stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
+        with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
+            average = self._averaging(unit)
+            source = self._input(unit, which, average)
+            stream.follow(self._streams.compute)
+            with stream:
+                given = Given(unit, which, gradients, average, self._plan(unit, which))
+                reduction = choose_reduction(given, source, self._streams)
+                if not reduction.reads_gradients:
+                    self.lent.lend_gradients(gradients, stream, copied=True)
+                reduction.start(self._streams)
+                self.lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
+                self.lent.lend_input(source, stream)
+        if self._streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
+            # With replicas a second collective follows: all ranks must issue the two in one order.
+            self._complete(reduction)
+        else:
+            self.in_flight.append(reduction)
+            while len(self.in_flight) > _MOST_IN_FLIGHT:
+                self._complete(self.in_flight.popleft())
+
+    def reduce_partial(self, unit: Unit) -> None:
+        """Sum over replicas what earlier passes left, after one without gradients (hybrid sharding)."""
+        partial, unit.gradients.partial = unit.gradients.partial, None
+        assert partial is not None
+        average = self._averaging(unit)
+        self._complete(Reduction(unit, partial.which, partial.offsets, partial.parts, average))
+
+    def finish(self) -> None:
+        """Deliver everything and make computation wait for it: the end of backward."""
+        while self.in_flight:
+            self._complete(self.in_flight.popleft())
+        for event in self._last.values():
+            self._streams.compute.wait(event)
+        self._last.clear()
+        self._returns.finish()
+        self.lent.finish()
+
+    def discard(self) -> None:
+        """Wait for what is in flight and deliver nothing: the iteration failed."""
+        for reduction in self.in_flight:
+            if reduction.work is not None:
+                reduction.work.wait()
+        self.in_flight.clear()
+        self._returns.discard()
+        self.finish()
+
+    # -- the steps of one reduction --------------------------------------------------------------------------
+
+    def _input(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> torch.Tensor | None:
+        """Return memory of computation that a collective will read: activations that backward freed, mostly.
+
+        ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
+        """
+        if not self.lent.lends_inputs or not unit.gathers or unit.gradients.replaced:
+            return None  # without shards it becomes the gradient
+        plan = self._plan(unit, which)
+        if groups_gradients(unit, average) or in_pieces(unit, average, plan, self._streams):
+            return None
+        return torch.empty(plan.numel, dtype=unit.precision.reduce, device=unit.device)
+
+    def _averaging(self, unit: Unit) -> comm.Averaging:
+        groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            return comm.Averaging(None, 1.0, 1.0)
+        return comm.averaging(
+            groups.ranks,
+            unit.precision.reduce,
+            native_average=self._streams.has_streams,
+            factor=state.divide_factor,
+            force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
+        )
+
+    def _plan(self, unit: Unit, which: tuple[int, ...]) -> Plan:
+        key = (unit, which)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = plan_of(unit, which)
+        return plan
+
+    def _complete(self, reduction: Reduction) -> None:
+        unit, streams = reduction.unit, self._streams
+        owner = stream = streams.reduce_scatter if unit.groups.shard is not None else streams.all_reduce
+        if reduction.work is not None:
+            with stream:
+                reduction.work.wait()
+            reduction.work = None
+        reduction.finish()
+        if unit.groups.shard is not None and unit.groups.replicate is not None:
+            with stream:
+                if not self._add_partial(reduction):
+                    self._last[stream] = stream.record()
+                    return
+            stream = self._all_reduce_shard(reduction)
+        if unit.gradients.all_reduce_hook is not None:
+            stream = self._call_all_reduce_hook(reduction, stream)
+        drops = stream is not owner and _drops_output(unit)
+        with stream:
+            self._deliver(reduction, stream)
+            event = self._last[stream] = stream.record()
+        if drops:
+            self.lent.lend_output(reduction.output, owner, stream, event)
+
+    def _add_partial(self, reduction: Reduction) -> bool:
+        """Add what earlier passes left (hybrid sharding); false if this pass is kept for a later one as
+        well.
+        """
+        state = reduction.unit.gradients
+        if state.partial is not None:
+            self._add(reduction, state.partial)
+            state.partial = None
+        if not state.all_reduce:
+            state.partial = PartialSum(reduction.which, reduction.offsets, reduction.output)
+            return False
+        return True
+
+    def _add(self, reduction: Reduction, earlier: PartialSum) -> None:
+        """Add what an earlier pass left, perhaps of other parameters than this one's."""
+        if (tuple(earlier.which), *earlier.offsets) == (tuple(reduction.which), *reduction.offsets):
+            reduction.output.add_(earlier.parts)
+            return
+        unit, layout = reduction.unit, reduction.unit.layout
+        both = tuple(sorted({*earlier.which, *reduction.which}))
+        plan = self._plan(unit, both)
+        places = dict(zip(both, plan.offsets, strict=True))
+        total = torch.zeros(
+            plan.numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
+        )
+        for which, starts, parts in (
+            (earlier.which, earlier.offsets, earlier.parts),
+            (reduction.which, reduction.offsets, reduction.output),
+        ):
+            for index, start in zip(which, starts, strict=True):
+                size = layout.segments[index].shard_padded_numel
+                total[places[index] : places[index] + size].add_(parts[start : start + size])
+        reduction.which, reduction.offsets, reduction.output = both, plan.offsets, total
+
+    def _all_reduce_shard(self, reduction: Reduction) -> Stream:
+        unit, streams = reduction.unit, self._streams
+        group = unit.groups.replicate
+        assert group is not None
+        streams.all_reduce.follow(streams.reduce_scatter)
+        with span(unit.labels.all_reduce), streams.all_reduce:
+            comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
+        return streams.all_reduce
+
+    def _call_all_reduce_hook(self, reduction: Reduction, stream: Stream) -> Stream:
+        """Give the user's hook what was reduced: the average, unless it is divided outside of collectives."""
+        state = reduction.unit.gradients
+        assert state.all_reduce_hook is not None
+        hook_stream = state.hook_stream if state.hook_stream is not None else self._streams.all_reduce
+        hook_stream.follow(stream)
+        with hook_stream:
+            if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
+                _divide(reduction)
+            state.all_reduce_hook(reduction.output)
+        return hook_stream
+
+    def _deliver(self, reduction: Reduction, stream: Stream) -> None:
+        unit, output = reduction.unit, reduction.output
+        _divide(reduction)
+        delivered = unit.precision.delivered
+        gradient = output if output.dtype == delivered else output.to(delivered)
+        if unit.offload is None:
+            unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
+        else:
+            self._returns.start(unit, gradient, reduction.which, reduction.offsets, stream)
+
+
+def _divide(reduction: Reduction) -> None:
+    """Divide by what is left of the divisor, once."""
+    if reduction.divisor != 1:
+        reduction.output.div_(reduction.divisor)
+        reduction.divisor = 1.0
+
+
+def _drops_output(unit: Unit) -> bool:
+    """Return whether the reduced gradient's memory is given up at delivery, where usually it becomes
+    ``grad``: it is cast, added to an earlier gradient, or used up by a hook.
+    """
+    if unit.precision.delivered != unit.precision.reduce:
+        return True
+    for parameter in unit.presentation.trained():
+        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
+            return True
+        if "_in_backward_optimizers" in parameter.__dict__:
+            return True
+    return False
+
+
+def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+    """Deliver the gradients of one rank themselves, cast and scaled only if that was asked for."""
+    precision, factor = unit.precision, unit.gradients.divide_factor
+    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
+    if precision.reduce != precision.compute:
+        gradients = [g.to(precision.reduce) for g in gradients]
+    if factor is not None and factor != 1:
+        gradients = [g / factor for g in gradients]
+    if precision.delivered != precision.reduce:
+        gradients = [g.to(precision.delivered) for g in gradients]
+    unit.presentation.deliver_local(gradients, which)
+
+
+# -- what backward left at the unsharded parameters: taken to be reduced, or kept for a later pass -----------
+
+
+def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
+    gradients.
+    """
+    keeps, unused_as_zero = unit.gradients.accumulated, unit.gradients.unused_as_zero
+    accumulating = bool(keeps)
+    which: list[int] = []
+    gradients: list[torch.Tensor] = []
+    for index, parameter in enumerate(unit.unsharded):
+        gradient = parameter.grad
+        if gradient is not None:
+            parameter.grad = None
+            if not accumulating:
+                which.append(index)
+                gradients.append(gradient)
+                continue
+        if accumulating:
+            kept = keeps.pop(index, None)
+            if kept is not None:
+                gradient = kept if gradient is None else kept.add_(gradient)
+            elif gradient is not None:
+                gradient = gradient.to(unit.precision.reduce)
+        if gradient is None and unused_as_zero and parameter.requires_grad:
+            dtype = unit.precision.reduce if accumulating else unit.precision.compute
+            gradient = torch.zeros_like(parameter, dtype=dtype)
+        if gradient is not None:
+            which.append(index)
+            gradients.append(gradient)
+    if not unit.plain:
+        gradients = _local_gradients(unit, which, gradients)
+    return tuple(which), gradients
+
+
+def keep_gradients(unit: Unit) -> None:
+    """Accumulate without reducing: in the reduce dtype where that is another than autograd's.
+
+    What is shown meanwhile stays as autograd left it.
+    """
+    if unit.precision.reduce == unit.precision.compute or unit.presentation.unreduced is not None:
+        return
+    accumulated = unit.gradients.accumulated
+    for index, parameter in enumerate(unit.unsharded):
+        if parameter.grad is None:
+            continue
+        if index in accumulated:
+            accumulated[index].add_(parameter.grad)
+        else:
+            accumulated[index] = parameter.grad.to(unit.precision.reduce)
+        parameter.grad = None
+
+
+def _local_gradients(unit: Unit, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what is reduced for the gradients of the parameters ``which``, where not all are plain."""
+    wholes = [unit.parameters[index].whole for index in which]
+    gradients = [
+        gradient if whole is None else whole.local_gradient(gradient)
+        for whole, gradient in zip(wholes, gradients, strict=True)
+    ]
+    if unit.gather.makes_views or (unit.groups.ranks > 1 and len({each.dtype for each in gradients}) < 2):
+        return gradients  # cast while they are laid out
+    return [gradient.to(unit.precision.reduce) for gradient in gradients]

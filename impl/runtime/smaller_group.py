@@ -1,0 +1,199 @@
+"""``reshard_after_forward`` as a group size: after forward keep a larger shard, gather it among fewer ranks
+in backward.
+
+With 8 ranks and a group size of 2, forward gathers among all 8, then each rank keeps one half of every
+parameter instead of an eighth. Backward gathers among pairs, for instance inside a node, at the price of
+memory::
+
+    shard of 8 --all-gather 8--> full --keep--> shard of 2 --all-gather 2--> full --> backward
+
+The kept shard is in the dtype of computation and lives from forward to backward only. Meanwhile the modules
+show its parameters: ``DTensor``s on a mesh of (groups, ranks of a group), for reading; ``reshard`` shows
+those that an optimizer changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from ..collectives import comm
+from ..shared.layout import CopyOut, chunked_layout
+from ..shared.placement import contiguous_strides, new_dtensor
+from ..shared.torch_internals import DTensorSpec, TensorMeta, foreach_copy_
+from .buffer import FlatBuffer, make_buffer
+from .context import Context
+from .gather import Gather, Sharded, choose_gather
+from .presentation import UnitParameter
+
+
+class InSmallerGroup(Gather):
+    """Gathers as usual in forward, and in backward among fewer ranks into the same full buffer.
+
+    Args:
+        sharded: its layout is one whose parameters are copied out.
+        parameters: those of the unit, in the order of the layout.
+        mesh: (groups, ranks that gather in backward); the latter's number divides the unit's.
+    """
+
+    fetches = owns_memory = keeps = True
+
+    def __init__(self, sharded: Sharded, parameters: Sequence[UnitParameter], mesh: DeviceMesh) -> None:
+        super().__init__(sharded)
+        self._usual = choose_gather(sharded)
+        self._parameters = parameters
+        self._mesh = mesh
+        self.group = group = mesh.get_group(1)
+        layout, itemsize = sharded.layout, sharded.precision.compute.itemsize
+        shapes = [segment.shape for segment in layout.segments]
+        self._kept_layout = chunked_layout(shapes, group.size(), group.rank(), itemsize)
+        self._starts = [segment.full_offset for segment in layout.segments]
+        self._kept: FlatBuffer | None = None
+        self._gathered: FlatBuffer | None = None
+        self._parts: list[torch.Tensor] = []
+        self._copy_out: CopyOut | None = None
+        self._kept_at: Any = None
+        self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._shown: dict[int, nn.Parameter] = {}
+        self.holds = False
+
+    # -- as the usual one, unless a larger shard is there ----------------------------------------------------
+
+    def start(self, context: Context) -> None:
+        if not self.holds:
+            self._usual.start(context)
+            return
+        assert self._kept is not None
+        streams, owner = context.streams, context.streams.all_gather
+        owner.wait(self._kept_at)
+        custom, shard = self.sharded.custom, self._kept.tensor
+        with owner:
+            if self._gathered is None:
+                numel = self._kept_layout.gathered_numel
+                self._gathered = make_buffer(numel, shard.dtype, shard.device, owner, custom)
+            else:
+                self._gathered.take()
+            gathered = self._gathered.tensor
+            self.work = comm.all_gather(gathered, shard, self.group, not streams.has_streams, custom)
+            self.event = owner.record()
+
+    def finish(self, context: Context) -> None:
+        if self.holds:
+            super().finish(context)
+        else:
+            self._usual.finish(context)
+            self.work, self.event = self._usual.work, self._usual.event
+
+    def fill(self, context: Context, hold: int) -> None:
+        if not self.holds:
+            self._usual.fill(context, hold)
+            return
+        self._usual.take_full(context)
+        assert self._gathered is not None
+        assert self._copy_out is not None
+        self._copy_out(self._gathered.tensor)
+        self._release(context)
+
+    def memory(self) -> torch.Tensor:
+        return self._usual.memory()
+
+    def free(self, context: Context, hold: int) -> None:
+        self._usual.free(context, hold)
+
+    def abandon(self, context: Context) -> None:
+        if self.holds:
+            self.finish(context)
+            self._release(context)
+        else:
+            self._usual.abandon(context)
+
+    def take_over(self, before: Gather) -> bool:
+        return isinstance(before, InSmallerGroup) and self._usual.take_over(before._usual)
+
+    def _release(self, context: Context) -> None:
+        """Give back the gather's buffer and the larger shard."""
+        assert self._gathered is not None
+        context.handover.release(self._gathered, context.streams.compute)
+        self.drop()
+
+    def drop(self) -> None:
+        """Free the larger shard."""
+        if self._kept is not None:
+            self._kept.free()
+        self.holds = False
+
+    # -- the larger shard ------------------------------------------------------------------------------------
+
+    def keep(self, context: Context) -> None:
+        """Copy this rank's part out of the full buffer, before that is freed."""
+        full, layout, compute = self._usual.memory(), self._kept_layout, context.streams.compute
+        if self._kept is None:
+            self._kept = FlatBuffer(layout.shard_numel, full.dtype, full.device, compute)
+            for segment, start in zip(layout.segments, self._starts, strict=True):
+                begin, end = segment.shard_range
+                self._parts += [segment.in_shard(self._kept.tensor), full[start + begin : start + end]]
+            self._copy_out = CopyOut(layout, full, self._starts)
+        else:
+            self._kept.take()
+        foreach_copy_(self._parts[::2], self._parts[1::2])
+        self._kept_at = compute.record()
+        self.holds = True
+
+    def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
+        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
+        if not self._show:
+            self._make_kept()
+        for index, shown in self._shown.items():
+            if shown.requires_grad != trained[index].requires_grad:
+                shown.requires_grad_(trained[index].requires_grad)
+        for registry, name, parameter in self._show:
+            registry[name] = parameter
+
+    @torch.inference_mode(False)
+    def _make_kept(self) -> None:
+        assert self._kept is not None
+        segments = zip(self._kept_layout.segments, self._parameters, strict=True)
+        for index, (segment, parameter) in enumerate(segments):
+            if parameter.whole is not None:
+                continue
+            local = segment.in_shard(self._kept.tensor).view(segment.shard_shape).data
+            shape = torch.Size(segment.shape)
+            meta = TensorMeta(shape, contiguous_strides(shape), local.dtype)
+            spec = DTensorSpec(self._mesh, (Replicate(), Shard(0)), tensor_meta=meta)
+            shown = nn.Parameter(
+                new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
+            )
+            self._shown[index] = shown
+            self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
+
+
+_meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] = WeakKeyDictionary()
+"""Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that
+shards: another mesh may compare equal, of groups that were made after these were destroyed.
+"""
+
+
+def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
+    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is
+    collective.
+    """
+    key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
+    if key not in made:
+        rows = mesh.mesh.view(-1, size)
+        row, column = (int(index) for index in (rows == dist.get_rank()).nonzero()[0])
+        groups = [
+            dist.new_group(ranks.tolist(), use_local_synchronization=True)
+            for ranks in (rows[:, column], rows[row])
+        ]
+        made[key] = DeviceMesh.from_group(
+            groups, mesh.device_type, mesh=rows, mesh_dim_names=("group", "shard")
+        )
+    return made[key]

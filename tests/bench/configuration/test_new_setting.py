@@ -1,0 +1,120 @@
+"""A new setting is one row of the table: the recipe of CONTRIBUTING.md, carried out on a copy of its text.
+
+The row is put into the source of `settings/table.py` before anything imports it, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROW = """
+    pace: int = row(
+        3,
+        words_or({"off": 0}, whole(0)),
+        "Strides that the planted setting takes.",
+        "Three keep step.",
+        takes="off, or strides (at least 1)",
+        example=("3", "5"),
+        sweep={"memory": (3, 5)},
+        trades=(
+            Trade(1, "shorter strides", of=(3,), memory=Effect.LESS, time=Effect.MORE, fsdp2="pace(1)",
+                  variation="paced", against=("alloc_retries",)),
+        ),
+        code={"impl-fsdp2": code.argument("pace")},
+    )
+"""
+PLANTED = """
+import importlib.machinery, importlib.util, sys
+
+class Planted(importlib.machinery.SourceFileLoader):
+    def get_code(self, fullname):
+        source = open(self.path).read().replace(" Setting, Trade,", " Effect, Setting, Trade,", 1)
+        before, found, after = source.partition("    seed: int = row(")
+        assert found
+        return compile(before + ROW + "\\n" + found + after, self.path, "exec")
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fsdpbench.settings.table":
+            place = f"{path[0]}/table.py"
+            return importlib.util.spec_from_file_location(name, place, loader=Planted(name, place))
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def planted(program: str, *arguments: str, folder: Path) -> str:
+    """What a program prints that runs with the row in the table."""
+    text = f"ROW = {ROW!r}\n{PLANTED}\n{program}"
+    command = [sys.executable, "-c", text, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COMMAND = """
+from fsdpbench.cli import main
+main()
+"""
+
+
+def test_it_is_listed_and_has_a_flag(tmp_path: Path) -> None:
+    (row,) = (
+        r
+        for r in json.loads(planted(COMMAND, "list", "settings", "--json", folder=tmp_path))
+        if r["name"] == "pace"
+    )
+    assert (row["default"], row["reason"]) == (3, "Three keep step.")
+    for command in ("sweep", "plan", "tune"):
+        told = " ".join(planted(COMMAND, command, "--help", folder=tmp_path).split())
+        assert "Strides that the planted setting takes, e.g. 3 or 3,5. Default: 3." in told
+    told = " ".join(planted(COMMAND, "run", "--help", folder=tmp_path).split())
+    assert "Strides that the planted setting takes, e.g. 3. Default: 3." in told
+
+
+def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:
+    (tmp_path / "space.toml").write_text(
+        'model = "gpt-tiny"\nsystem = "impl-fsdp2"\n[settings]\npace = [1, "off"]\n'
+    )
+    found = json.loads(planted(COMMAND, "plan", "space.toml", "--no-predict", "--json", folder=tmp_path))
+    assert [point["config"]["settings"]["pace"] for point in found["points"]] == [1, 0]
+    words = ("plan", "--model", "gpt-tiny", "--preset", "memory", "--no-predict", "--json")
+    found = json.loads(planted(COMMAND, *words, folder=tmp_path))
+    assert {point["config"]["settings"]["pace"] for point in found["points"]} == {3, 5}
+
+
+REST = """
+import json
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.explain.changes import changes_for
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Verdict, in_torch, remedies
+from fsdpbench.settings import Settings
+from fsdpbench.sweep.snippets import snippets
+
+config = Config(
+    model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=2,
+    gpus_per_node=2, settings=Settings.of(), measurement=Measurement.default_for("sim"),
+)
+older = Settings().to_dict()
+del older["pace"]
+found = remedies("alloc_retries")
+print(json.dumps({
+    "older": Settings.from_record(older).pace,
+    "changes": [change.write for change in changes_for(config)],
+    "code": snippets([config])["best_impl_fsdp2.py"],
+    "remedies": [each.to_dict() for each in found],
+    "torch": list(in_torch(Verdict(Outcome.FOUND, "", (Finding("", 1.0, None, "", found),)))),
+}))
+"""
+
+
+def test_it_is_tried_suggested_and_written_as_code(tmp_path: Path) -> None:
+    found = json.loads(planted(REST, folder=tmp_path))
+    assert found["older"] == 3, "records from before the row ran its default"
+    assert "--pace 1" in found["changes"]
+    assert "        pace=3,\n" in found["code"]
+    assert {"setting": "pace", "value": "1"} in found["remedies"]
+    assert "pace(1)" in found["torch"]
