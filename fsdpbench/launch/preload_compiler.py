@@ -19,8 +19,6 @@ from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_t
 _NEEDED = (
     "fsdpbench.sim.torch_device.compile.front_end",
     "fsdpbench.sim.torch_device.compile.lowering",
-    "fsdpbench.sim.torch_device.compile.random_numbers",
-    "fsdpbench.sim.torch_device.compile.running",
 )
 
 

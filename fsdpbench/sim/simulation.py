@@ -58,7 +58,9 @@ def preload() -> None:
     # What torch imports late: here once, and not again in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
-    setup_privateuseone(DEVICE_TYPE, DeviceModule(MemoryModule()), device_guard=SimulatedDeviceGuard())
+    setup_privateuseone(
+        DEVICE_TYPE, DeviceModule(MemoryModule(ACCELERATOR)), device_guard=SimulatedDeviceGuard()
+    )
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
@@ -112,7 +114,7 @@ class Simulation:
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
-        apply_patches()
+        apply_patches(ACCELERATOR)
         software = software or load_software(CURRENT)
         simulation = cls(profile, world_size, gpus_per_node, rank)
         accelerator = simulation.accelerator
@@ -130,7 +132,7 @@ class Simulation:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         simulation._begin_plans(None if sanitize else software)
-        accelerator.undo_software = install(software).close
+        accelerator.undo_software = install(software, accelerator).close
         accelerator.started = True
         if sanitizer is not None:
             sanitizer.begin(accelerator)

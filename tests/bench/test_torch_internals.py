@@ -304,10 +304,11 @@ import importlib, torch
 from fsdpbench.errors import BenchError
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.simulation import preload
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 preload()
 delattr(importlib.import_module({owner!r}), {name!r})
 try:
-    apply_patches()
+    apply_patches(ACCELERATOR)
 except BenchError as error:
     print(error)
 """

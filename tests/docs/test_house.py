@@ -28,12 +28,10 @@ CLASSES_OF_OTHERS = {"impl/fsdp2/fsdp_module.py FSDPModule": "the methods of tor
 
 # Registered functions, patches and compiled graphs, which torch calls without our arguments, and the start.
 KNOW_THE_ACCELERATOR = {
-    "followers/memory_history.py",
     "simulation.py",
     "torch_device/accelerator.py",
     "torch_device/compile/cuda_graphs.py",
     "torch_device/compile/plan.py",
-    "torch_device/compile/running.py",
     "torch_device/device_module.py",
     "torch_device/distributed/process_group.py",
     "torch_device/operators/autocast.py",
@@ -41,12 +39,8 @@ KNOW_THE_ACCELERATOR = {
     "torch_device/operators/choices.py",
     "torch_device/operators/kernels.py",
     "torch_device/operators/known_values.py",
-    "torch_device/operators/plans.py",
     "torch_device/operators/special_operators.py",
     "torch_device/patches/annotations.py",
-    "torch_device/patches/host_access.py",
-    "torch_device/patches/torch_patches.py",
-    "torch_device/software.py",
     "torch_device/tensors.py",
 }
 

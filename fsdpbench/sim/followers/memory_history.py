@@ -18,7 +18,7 @@ from typing import Any
 
 from fsdpbench.sim.model.allocator.snapshot import take_snapshot
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _WITH_STACK = (AllocatorAction.ALLOC, AllocatorAction.FREE)
 _DEEPEST = 64
@@ -55,8 +55,9 @@ def _frames() -> list[_Frame]:
 class MemoryModule(types.ModuleType):
     """The module object under ``torch.sim.memory``; names and arguments are those of `torch.cuda.memory`."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         super().__init__("torch.sim.memory", "History and snapshots of the simulated allocator.")
+        self._accelerator = accelerator
         self._history: MemoryHistory | None = None
 
     def _record_memory_history(
@@ -72,20 +73,20 @@ class MemoryModule(types.ModuleType):
 
         ``context=None`` and ``context="state"`` leave the stacks of past events out, as torch does.
         """
-        ACCELERATOR.require_started()
+        self._accelerator.require_started()
         if self._history is not None:
-            ACCELERATOR.stop_listening(self._history.add)
+            self._accelerator.stop_listening(self._history.add)
             self._history = None
         if enabled:
             self._history = MemoryHistory(max_entries, stacks=context in ("all", "alloc"))
-            ACCELERATOR.listen(self._history.add)
+            self._accelerator.listen(self._history.add)
 
     def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Segments and blocks now, and the history if one is recorded."""
-        ACCELERATOR.require_started()
+        self._accelerator.require_started()
         entries = [] if self._history is None else list(self._history.entries)
         entries = [entry for entry in entries if entry[0].action is not AllocatorAction.RETRY]
-        snapshot = take_snapshot(ACCELERATOR.allocator, [event for event, _ in entries])
+        snapshot = take_snapshot(self._accelerator.allocator, [event for event, _ in entries])
         for written, (_, frames) in zip(snapshot["device_traces"][0], entries, strict=True):
             written["frames"] = frames
         return snapshot

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fsdpbench.sim.model.software import SoftwareProfile, TrainerSoftware
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.torch_internals import patched
 from fsdpbench.workloads import replacements
 
@@ -47,17 +47,17 @@ def limited_prefetched_units() -> AbstractContextManager[None]:
     return patched("prefetch_handle", lambda original: partial(limit_then_prefetch, original))
 
 
-def views_on_compute_stream() -> AbstractContextManager[None]:
+def views_on_compute_stream(accelerator: Accelerator) -> AbstractContextManager[None]:
     """FSDP1's views of the flat parameter are made on the stream of computation."""
-    return patched("use_unsharded_views", lambda original: on_compute_stream(original))
+    return patched("use_unsharded_views", lambda original: on_compute_stream(original, accelerator))
 
 
-def on_compute_stream(make_views: Callable[..., None]) -> Callable[..., None]:
+def on_compute_stream(make_views: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
     """``make_views`` with the default stream current, which takes the CPU no time: there was no switch."""
 
     @wraps(make_views)
     def make(*args: Any, **kwargs: Any) -> None:
-        with ACCELERATOR.backward.made_on(DEFAULT_STREAM):
+        with accelerator.backward.made_on(DEFAULT_STREAM):
             make_views(*args, **kwargs)
 
     return make
@@ -87,7 +87,6 @@ Mechanism = Callable[[], AbstractContextManager[None]]
 MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.copies_gradients": copied_gradients,
     "fsdp1.limits_prefetched_units": limited_prefetched_units,
-    "fsdp1.views_on_compute_stream": views_on_compute_stream,
     "checkpointing.reentrant": replacements.reentrant_checkpoints,
     "operators.composed_rms_norm": replacements.composed_rms_norm,
     "operators.fused_rotary": replacements.fused_rotary,
@@ -97,16 +96,17 @@ MECHANISMS: dict[str, Mechanism] = {
 """By key of a profile; the other keys are read where they count."""
 
 
-def install(software: SoftwareProfile) -> ExitStack:
+def install(software: SoftwareProfile, accelerator: Accelerator) -> ExitStack:
     """Put in place what `software` switches on. Closing the stack undoes all of it.
 
     Raises `TorchInternalError` where the installed torch lacks what has to be replaced; nothing is left in
     place then.
     """
+    mechanisms = MECHANISMS | {"fsdp1.views_on_compute_stream": partial(views_on_compute_stream, accelerator)}
     with ExitStack() as entered:
         for key in software.changes:
-            if key in MECHANISMS:
-                entered.enter_context(MECHANISMS[key]())
+            if key in mechanisms:
+                entered.enter_context(mechanisms[key]())
         return entered.pop_all()
 
 

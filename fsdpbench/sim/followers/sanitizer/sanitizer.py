@@ -4,8 +4,8 @@ A simulated run shows one timing, a real GPU another every time. The sanitizer l
 what the program *asked for*. Two uses of the same bytes, one of them a write, need a chain of launches,
 events, waits and synchronisations between them; where there is none, some timing on some GPU breaks it.
 
-    kernels, copies, collectives ─> Operation ─> device_memory.py, host_memory.py ─> findings.py
-    events, waits, queries       ─> clocks.py         (who touched these bytes?)      (what to report)
+    kernels, copies, collectives ─> operations.py ─> shadow.py                 ─> findings.py
+    events, waits, queries       ─> clocks           (who touched these bytes?)   (what to report)
 
 `Simulation.start(…, sanitize=True)` makes one. Without it nothing of this is there.
 """

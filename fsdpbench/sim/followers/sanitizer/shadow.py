@@ -32,7 +32,7 @@ _DEEPEST = 120
 class Operation:
     """A kernel, a copy, a collective or an access of the CPU. One object stands for all tensors of a call.
 
-    ``agent`` and ``epoch`` as in `clocks.py`. ``scopes`` are the profiler's spans around it, outermost first;
+    ``agent`` and ``epoch`` as in `Clocks`. ``scopes`` are the profiler's spans around it, outermost first;
     ``node`` is the sequence number of the autograd node that backward was in, -1 outside of backward;
     ``collective`` says whether it is a collective that its caller has to wait for.
     """

@@ -6,11 +6,10 @@
 
 - `front_end.py`: `install`; from then on Inductor compiles graphs of simulated tensors in this way.
 - `pretended.py`: what Inductor asks of a GPU and of Triton, answered by the hardware profile.
-- `lowering.py`: a graph of the device becomes a plan. `wrapper.py`, `scheduling.py`: what differs from code.
-- `plan.py`: the fused kernels of one graph, and their launch. `running.py`: all that a plan calls.
-- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: where plans are kept.
-- `report.py`: graphs, breaks, recompilations, fallbacks, kernels and bytes, for the result.
-- `refusals.py`: what cannot be simulated, by name.
+- `lowering.py`: makes a plan of a graph of the device, by Inductor's wrapper without its code.
+- `plan.py`: the fused kernels of one graph, their launch, and the functions that a wrapper calls.
+- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: their folder.
+- `refusals.py`: graphs that cannot be simulated, and the report of graphs, breaks, kernels and bytes.
 
 Nothing here is imported before something compiles: Inductor's import takes seconds.
 """

@@ -27,7 +27,7 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
-_RANDOM_NUMBERS = "fsdpbench.sim.torch_device.compile.random_numbers"
+_PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
 """Imported late: they bring Inductor with them."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -52,7 +52,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
             # Of lines in logs alone, for which Dynamo takes each file apart: a quarter of a warm trace.
             patch("dynamo_function_name", lambda original: _no_name)
         patch("compile_fx", functools.partial(_compile_by_device, around))
-        importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
+        importlib.import_module(_PRETENDED).install_random_numbers()
         check_code_on_disk()
         _hide_the_simulator()
         _lock_progress_within_process()

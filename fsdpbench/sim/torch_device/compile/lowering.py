@@ -85,7 +85,7 @@ def cache_tag(captures: bool) -> str:
 # the plan follows as data in the end, so that Inductor's own cache on disk holds both.
 
 _NAMES = """
-from fsdpbench.sim.torch_device.compile.running import *
+from fsdpbench.sim.torch_device.compile.plan import *
 plan = Plan()
 empty_strided_cuda = empty_strided
 reinterpret_tensor = reinterpret

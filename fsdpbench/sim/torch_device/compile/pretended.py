@@ -8,7 +8,7 @@ machine; all of this is undone when it is done.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,16 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 from fsdpbench.torch_internals import (
     DeviceOpOverrides,
+    DispatchKey,
     device_interface,
     inductor_common,
     patched,
     replaced,
+    run_and_save_rng_state,
+    run_with_rng_state,
 )
 
 _FEW_THREADS = ((8, 6), (8, 9), (12, 0))
@@ -52,7 +56,7 @@ class _DeviceCode(DeviceOpOverrides):
     """How the wrapper enters a device and asks for its stream."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
-        return f"from fsdpbench.sim.torch_device.compile.running import raw_stream as {name}"
+        return f"from fsdpbench.sim.torch_device.compile.plan import raw_stream as {name}"
 
     def set_device(self, device_idx: int) -> str:
         return "pass"
@@ -174,3 +178,37 @@ def _put(stack: ExitStack, table: dict[str, Any], value: Any) -> None:
             table["cuda"] = before
 
     stack.callback(back)
+
+
+# Operators that are computed again in backward, and must draw the same random numbers.
+# The partitioner wraps them, attention among them whether it drops anything or not: one wrapper keeps the
+# generator's state, the other puts it back. torch has both for the devices that it knows.
+
+_STATE_BYTES = 16
+"""Of a CUDA generator's state: seed and offset."""
+
+
+def install_random_numbers() -> None:
+    """Let both wrappers take tensors of the device, whose operators draw nothing."""
+    select: Any = DispatchKey.BackendSelect
+    for wrapper, make in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
+        # `py_impl` forgets what calls before, on the CPU, have found.
+        wrapper.py_impl(select)(make(wrapper.py_kernels.pop(select)))
+
+
+def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(map(is_on_device, tensors_in(args, kwargs))):
+            return original(operator, *args, **kwargs)
+        return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
+
+    return run
+
+
+def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(map(is_on_device, tensors_in(args, kwargs))):
+            return original(state, operator, *args, **kwargs)
+        return operator(*args, **kwargs)
+
+    return run

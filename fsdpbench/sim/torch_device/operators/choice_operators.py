@@ -70,7 +70,7 @@ def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
         plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
                     OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
         plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
-        places: torch.Tensor = carry_out(plan, [mask])
+        places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
         if rows == mask.numel() == len(mask):
             mark(places, Numbered(rows))
         return places

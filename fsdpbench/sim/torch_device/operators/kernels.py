@@ -111,7 +111,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         inputs = ""
         if accelerator.trace is not None:
             inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
-        result = carry_out(plan, tensors, inputs)
+        result = carry_out(accelerator, plan, tensors, inputs)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
         return result

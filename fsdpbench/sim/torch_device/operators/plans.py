@@ -17,7 +17,7 @@ import torch
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, Accelerator
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.followed import Use
 from fsdpbench.sim.torch_device.prices import FREE, OperatorCost, price
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
@@ -48,7 +48,7 @@ class Plan:
     ``flops``: compute type and FLOPs of a matrix product, where they are counted.
     ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
     ``uses``: what it reads and writes, where the sanitizer runs.
-    ``inputs``: what traces say of its inputs, by the numbers of the call (`inputs.py`).
+    ``inputs``: what traces say of its inputs, by the numbers of the call (`call_text`).
     """
 
     __slots__ = (
@@ -246,9 +246,8 @@ _COMPUTE = Work.COMPUTE
 _graph_task = current_graph_task_id
 
 
-def carry_out(plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
+def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
     """Allocate, launch, and return what the plan says; `inputs`: what a trace says of them."""
-    accelerator = ACCELERATOR
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu = start + plan.cpu_ns
@@ -274,7 +273,7 @@ def carry_out(plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
         if accelerator.sanitizer is not None:
             fresh = _new_outputs(plan, result)
             accelerator.sanitizer.kernel(accelerator.stream, plan.name, plan.uses, tensors, fresh)
-        _launch(plan)
+        _launch(accelerator, plan)
     if accelerator.trace is not None:
         accelerator.trace.cpu_op(plan.name, start, timeline.cpu, inputs)
     return result
@@ -298,9 +297,8 @@ def _new_outputs(plan: Plan, result: Any) -> list[torch.Tensor]:
     return [made for made, output in zip(results, plan.outputs, strict=True) if output[0] == NEW]
 
 
-def _launch(plan: Plan) -> None:
+def _launch(accelerator: Accelerator, plan: Plan) -> None:
     """Queue the plan's kernel on the current stream."""
-    accelerator = ACCELERATOR
     timeline = accelerator.timeline
     if _graph_task() != -1:
         timeline.cpu += accelerator.cpu_costs.autograd_node_ns

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, Accelerator
 from fsdpbench.torch_internals import RecordFunctionFast, profiler_enabled, replace
 
 _OUTSIDE = -1
@@ -92,11 +92,10 @@ class FastSpan:
 # that place says that it is of the same file and name.
 
 
-def install_module_calls() -> None:
+def install_module_calls(accelerator: Accelerator) -> None:
     """Replace `nn.Module.__call__`."""
     module_type = torch.nn.Module
     original: Callable[..., Any] = module_type.__call__
-    accelerator = ACCELERATOR
     compiles = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import FlatParameter
 from torch.nn.utils import rnn
 
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.operators.known_values import mark_as_placeholders
 from fsdpbench.sim.torch_device.strict.words import legacy_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
@@ -21,65 +21,65 @@ from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memor
 from fsdpbench.torch_internals import replace, swap_tensor_impl, tree_leaves
 
 
-def install_host_access() -> None:
+def install_host_access(accelerator: Accelerator) -> None:
     """Patch `Tensor.pin_memory`, `is_pinned`, `tolist`, `numpy` and `torch.save`."""
-    _patch_pinning()
-    _patch_reads()
+    _patch_pinning(accelerator)
+    _patch_reads(accelerator)
 
 
-def _patch_pinning() -> None:
+def _patch_pinning(accelerator: Accelerator) -> None:
     tensor_type = torch.Tensor
     original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
 
     def pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
-        if self.device.type == "cpu" and ACCELERATOR.started:
+        if self.device.type == "cpu" and accelerator.started:
             return pinned_copy(self)
         if is_on_device(self):
             raise RuntimeError(f"cannot pin '{legacy_type(self)}' only dense CPU tensors can be pinned")
         return original_pin(self, *args)
 
     def is_pinned(self: torch.Tensor, *args: Any) -> bool:
-        return lies_in_pinned_memory(self) if ACCELERATOR.started else original_is_pinned(self, *args)
+        return lies_in_pinned_memory(self) if accelerator.started else original_is_pinned(self, *args)
 
     replace(tensor_type, pin_memory=pin_memory, is_pinned=is_pinned)
 
 
-def _patch_reads() -> None:
+def _patch_reads(accelerator: Accelerator) -> None:
     tensor_type = torch.Tensor
     original_tolist, original_numpy, original_save = tensor_type.tolist, tensor_type.numpy, torch.save
 
+    def read(tensor: torch.Tensor, name: str) -> None:
+        if accelerator.sanitizer is not None and not is_on_device(tensor):
+            accelerator.sanitizer.host_reads(tensor, name)
+
     def tolist(self: torch.Tensor) -> Any:
-        _read(self, "Tensor.tolist")
+        read(self, "Tensor.tolist")
         return original_tolist(self.cpu() if is_on_device(self) else self)
 
     def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        _read(self, "Tensor.numpy")
+        read(self, "Tensor.numpy")
         return original_numpy(self, *args, **kwargs)
 
     @functools.wraps(original_save)
     def save(obj: Any, *args: Any, **kwargs: Any) -> None:
-        if ACCELERATOR.sanitizer is not None:
+        if accelerator.sanitizer is not None:
             for value in tree_leaves(obj):
-                _read_saved(value)
+                tensor = _saved_tensor(value)
+                if tensor is not None:
+                    read(tensor, "torch.save")
         original_save(obj, *args, **kwargs)
 
     replace(tensor_type, tolist=tolist, numpy=numpy)
     replace(torch, save=save)
 
 
-def _read_saved(value: Any) -> None:
-    """A tensor, or the storage of one: `pickle` saves those."""
+def _saved_tensor(value: Any) -> torch.Tensor | None:
+    """Return a tensor, or one over the storage that `pickle` saves of it."""
     if isinstance(value, torch.storage.TypedStorage):
         value = value.untyped()
     if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu":
         value = torch.empty(0, dtype=torch.uint8).set_(value)
-    if isinstance(value, torch.Tensor):
-        _read(value, "torch.save")
-
-
-def _read(tensor: torch.Tensor, name: str) -> None:
-    if ACCELERATOR.sanitizer is not None and not is_on_device(tensor):
-        ACCELERATOR.sanitizer.host_reads(tensor, name)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 # Parameters that go between host and device: FSDP1's, when it offloads or saves them.

@@ -10,13 +10,13 @@ are.
 `copy_`                                         storages directly
 `Tensor.data_ptr`                               the simulated address
 `Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
-                                                know; FSDP1 moves parameters in that way (`two_sided.py`)
+                                                know; FSDP1 moves parameters in that way (`host_access.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
 `Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
                                                 device's tensors cannot be pinned
-`nn.Module.__call__`                            a module call and its hooks cost CPU time (`module_calls.py`)
+`nn.Module.__call__`                            a module call and its hooks cost CPU time (`annotations.py`)
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
@@ -26,8 +26,8 @@ DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that 
 DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
-DTensor's `propagate_op_sharding`, random state see `dtensor.py`, `random_state.py`
-FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `chunks.py`
+DTensor's `propagate_op_sharding`, random state see `dtensor.py`
+FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `dtensor.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
@@ -45,7 +45,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
@@ -70,23 +70,23 @@ from fsdpbench.torch_internals import expect, patch, replace
 
 
 @functools.cache
-def apply_patches() -> None:
+def apply_patches(accelerator: Accelerator) -> None:
     """Apply all of them. The first call of a process does it, others nothing."""
     stand_in_for_dynamo()
     _patch_storages()
-    _patch_copies_of_storages()
+    _patch_copies_of_storages(accelerator)
     _patch_contents_of_storages()
     _patch_tensors()
     install_two_sided_parameters()
-    install_host_access()
-    install_module_calls()
+    install_host_access(accelerator)
+    install_module_calls(accelerator)
     _patch_profiler()
     _patch_accelerator()
     _patch_autocast()
-    _patch_backward()
+    _patch_backward(accelerator)
     # A build with cuDNN would join a recurrent layer's weights by a kernel of the real GPU.
     patch("use_cudnn_rnn_flatten_weight", lambda original: lambda: False)
-    _patch_distributed()
+    _patch_distributed(accelerator)
 
 
 def _patch_storages() -> None:
@@ -115,7 +115,7 @@ def _patch_storages() -> None:
     replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
 
 
-def _patch_copies_of_storages() -> None:
+def _patch_copies_of_storages(accelerator: Accelerator) -> None:
     storage_type = torch.UntypedStorage
     original_new: Any = storage_type.__new__
     original_to, original_cpu = storage_type.to, storage_type.cpu
@@ -133,14 +133,14 @@ def _patch_copies_of_storages() -> None:
             return original_to(self, device=torch.device(device), non_blocking=non_blocking)
         made = new(storage_type, self.nbytes(), device=device)
         target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
-        ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
+        accelerator.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
         return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
         if record_of(self) is None:
             return original_cpu(self)
         source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
-        ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
+        accelerator.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
         return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
 
     replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu)
@@ -244,10 +244,10 @@ def _function(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _patch_backward() -> None:
+def _patch_backward(accelerator: Accelerator) -> None:
     def run_on_streams(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            return ACCELERATOR.backward.run(original, *args, **kwargs)
+            return accelerator.backward.run(original, *args, **kwargs)
 
         return run
 
@@ -267,12 +267,14 @@ def _patch_autocast() -> None:
     replace(autocast, __exit__=leave)
 
 
-def _patch_distributed() -> None:
+def _patch_distributed(accelerator: Accelerator) -> None:
     import torch.nn.parallel.distributed as ddp
 
     patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
-    replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
-    patch_symmetric_memory(ACCELERATOR)
+    replace(
+        ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__, accelerator)
+    )
+    patch_symmetric_memory(accelerator)
     _patch_gathers_of_objects()
     _patch_sends_of_objects()
     _patch_checkpoint_plans()
@@ -290,7 +292,7 @@ def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., An
     return verify
 
 
-def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
     """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device. It
     keeps the nodes that accumulate gradients."""
 
@@ -303,7 +305,7 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
                     "get no gradient: set requires_grad=False, or let the loss use them)"
                 )
         init(self, module, *args, **options)
-        ACCELERATOR.backward.keep_accumulators(filter(is_on_device, module.parameters()))
+        accelerator.backward.keep_accumulators(filter(is_on_device, module.parameters()))
 
     return construct
 

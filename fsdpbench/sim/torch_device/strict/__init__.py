@@ -1,15 +1,14 @@
 """What CUDA refuses, the simulated device refuses: with torch's words and the same type of exception.
 
-The meta device, which tells the shapes of results, is more generous than a GPU. Here is what it lets pass.
-Calls are checked when their plan is made (`plans.py`), so that a repeated call costs nothing.
+The meta device, which computes the shapes of results, is more generous than a GPU; these rules refuse what it
+lets pass. Calls are checked when their plan is made (`plans.py`), so that a repeated call costs nothing.
 
 ================ =======================================================================================
 `devices.py`     tensors of the host beside those of the device
-`dtypes.py`      dtypes that do not go together, and integers where CUDA has kernels for floats alone
-`scaled.py`      operands and scales of scaled products
-`shapes.py`      sizes and dimensions
-`indices.py`     indices out of range, where they are known (with each call: values are not part of a plan)
-`collectives.py` what NCCL's process group refuses
+`dtypes.py`      dtypes that do not go together, integers where CUDA has kernels for floats alone, and the
+                 operands and scales of scaled products
+`shapes.py`      sizes, dimensions, and indices out of range where they are known (with each call: values
+                 are not part of a plan)
 `words.py`       dtypes and arguments as torch's errors call them
 ================ =======================================================================================
 """
