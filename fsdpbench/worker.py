@@ -119,7 +119,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 
 
 def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
-    """What was compiled, of which a simulated device knows more than Dynamo does."""
+    """Add the compiled graphs to `record`; a simulated device knows more of them than Dynamo does."""
     if config.settings.compile:
         from fsdpbench.sim.torch_device.compile.refusals import (
             of_dynamo,  # the compiler's import takes seconds
@@ -194,7 +194,7 @@ def _maker_of_batches(
 
 
 def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
-    """Of a rank's step: what a capacity drops and computes for nothing."""
+    """Return the rows that a capacity drops and computes for nothing in a rank's step."""
     rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
     return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
 

@@ -171,7 +171,7 @@ def _tolerances() -> dict[str, tuple[float, float]]:
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """`*` and `~` stand for one part of a name."""
+    """Return the expression of a name in which `*` and `~` are any one part."""
     return re.compile(re.sub(r"\\[*~]|~", r"[^.]+", re.escape(text)))
 
 

@@ -229,7 +229,7 @@ def _read_all(
 ) -> bytes:
     """Return everything to the end. `silent`: there may be nothing to read yet."""
     parts: list[bytes] = []
-    size, told = 0, False
+    size, waited = 0, False
     ends = time.monotonic() + _WHOLE_PATIENCE_S
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -238,9 +238,9 @@ def _read_all(
         if silent and not poll.poll(1000 * patience):
             if on_wait is None:
                 raise UnreadableError(origin, f"gave nothing for {patience:g} s: does a process write to it?")
-            if not told:
+            if not waited:
                 on_wait()
-            told = True
+            waited = True
             poll.poll()
         try:
             part = os.read(handle, MIB)

@@ -324,7 +324,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.content
 
     def at(self, path: str) -> Any:
-        """Return what is at a dotted path, by its type; None where nothing is."""
+        """Return what is at a dotted path, by its type; None if it is missing."""
         found: Any = self
         for part in path.split("."):
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
@@ -347,7 +347,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str | None:
-        """Why it has no figures, in a line."""
+        """The reason why it has no figures, in a line."""
         return self.cause.words if isinstance(self.cause, Cause) else self.cause
 
     @property
@@ -362,7 +362,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the figures doubtful, as the machine or its profile says it."""
+        """The reasons that make the figures doubtful, as the machine or its profile says it."""
         found = (self.environment or {}).get("warnings")
         return [str(line) for line in found] if isinstance(found, list) else []
 
@@ -383,5 +383,5 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_spread(self) -> float | None:
-        """How far apart the timed steps are where the allocator retries: none says what the next is like."""
+        """The spread of the timed steps where the allocator retries and no step is like the next."""
         return self.measured.spread if self.measured and self.alloc_retries_per_step else None

@@ -25,7 +25,7 @@ from fsdpbench.reports.rank_record import RankRecord
 
 @dataclass(frozen=True)
 class Ran:
-    """What the ranks of one configuration left: a record each, and the analysis of their traces."""
+    """The ranks of one configuration: a record each, and the analysis of their traces."""
 
     records: Sequence[RankRecord]
     analysis: Analysis

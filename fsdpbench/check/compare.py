@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def unjudged(self) -> list[str]:
-        """What cannot be judged: configuration, figure, reason."""
+        """The changes that cannot be judged: configuration, figure, reason."""
         told = [
             f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
         ]
@@ -252,8 +252,8 @@ def _median(values: list[float]) -> float | None:
 
 
 class Verdict(StrEnum):
-    """What one change means, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that the
-    runs can show."""
+    """The meaning of one change, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that
+    the runs can show."""
 
     WORSE = "worse"
     UNKNOWN = "unknown"

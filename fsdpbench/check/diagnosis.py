@@ -1,4 +1,4 @@
-"""What became worse, in words: the pattern of a configuration's changed figures names its likely cause.
+"""The likely cause of what became worse, by the pattern of a configuration's changed figures.
 
 Counts say most: an all-gather, a copy or a prefetch is there or not. Where no count changed, the same work
 takes longer, or holds more memory.
@@ -15,7 +15,7 @@ _MEMORY = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 _COUNTS = ("all_gather_count", "reduce_scatter_count", "all_reduce_count", "kernels", "copies")
 
 _WORTH_SAYING = 0.0005
-"""Less more time than this would be told as 0.0 %: the kernels' neighbours changed, not they."""
+"""Less than this would be shown as 0.0 %: the kernels' neighbours changed, not they."""
 
 Changes = Mapping[str, Change]
 Rule = Callable[[Changes], str | None]

@@ -103,7 +103,7 @@ def p_value(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def least_p_value(before: int, after: int) -> float:
-    """What the test can give at best with so many runs on each side: all of one below all of the other."""
+    """Return the least p-value of so many runs on each side: all of one below all of the other."""
     return 2 / math.comb(before + after, before)
 
 

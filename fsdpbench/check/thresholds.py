@@ -1,4 +1,4 @@
-"""What the gate allows: `thresholds.toml`.
+"""The changes that the gate allows: `thresholds.toml`.
 
     [relative_change]          exact figures: relative change that is not a regression (0.01: one per cent)
     peak_reserved_bytes = 0.01                 bytes not listed: a change below 0.01 MiB and a thousandth,
@@ -63,7 +63,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return change < min(least, least_share * before)
 
     def least_effect(self, metric: str) -> float:
-        """Of a figure with a distribution."""
+        """Return the least effect that counts, as a share, of a figure with a distribution."""
         return self.minimum_effect.get(metric, USUAL_MINIMUM_EFFECT)
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The three devices: real GPUs, real CPUs, simulated GPUs; and one real device that stands for many."""
+"""The three devices: real GPUs, real CPUs, simulated GPUs; and one real device in place of many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worker needs of a device; `cuda`, `cpu` and `sim` each answer it in a file of their own.
+"""The interface between worker and device; `cuda`, `cpu` and `sim` have a file each.
 
 worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
 """
@@ -78,7 +78,7 @@ class HasTrainer(Protocol):
     """A device that does what a trainer adds to the training loop; real ones have the loop alone."""
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
-        """What is entered around each microbatch of `model`, which is wrapped."""
+        """Return the context to enter around each microbatch of `model`, which is wrapped."""
 
 
 @runtime_checkable
@@ -94,7 +94,7 @@ class TellsTraffic(Protocol):
     """A device that knows what its kernels read and write."""
 
     def memory_traffic(self, steps: int) -> dict[str, Any]:
-        """Of a mean one of `steps` traced steps."""
+        """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps."""
 
 
 class Device(Protocol):
@@ -124,7 +124,7 @@ class Device(Protocol):
         """Peaks and counts since the last call; `None` where the device keeps none."""
 
     def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        """What replays steps of a soak, whose kinds are these in order; or why they are all executed."""
+        """Return the replay of a soak's steps, of these kinds in order; or why all are executed."""
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""

@@ -58,7 +58,7 @@ def choose_device(
     asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False, emulate: bool = False
 ) -> Choice:
     """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`), or
-    one device stands for all of them (`emulate`).
+    one device takes the place of all (`emulate`).
 
     Raises `UsageError` where it cannot be had.
     """

@@ -29,7 +29,8 @@ from fsdpbench.sim.torch_device.software import Trainer
 
 
 class Tells:
-    """Holds what is told of: profile, software, the simulation once started, the account if one is kept."""
+    """The reports of a simulated device, from its profile, software, simulation and account, as far as there
+    are any."""
 
     def __init__(self, config: Config, profile: HardwareProfile) -> None:
         self._config = config
@@ -57,7 +58,7 @@ class Tells:
 
     @property
     def sanitizer(self) -> dict[str, Any] | None:
-        """What the sanitizer has found so far, if it runs."""
+        """The findings of the sanitizer so far, if it runs."""
         found = None if self._simulation is None else self._simulation.sanitizer
         return None if found is None else found.to_dict()
 
@@ -77,7 +78,7 @@ class Tells:
 
     @property
     def compilation(self) -> dict[str, Any] | None:
-        """What was compiled, if anything was."""
+        """The compiled graphs and their kernels, if anything was compiled."""
         front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
         return front_end.told() if front_end is not None else None
 
@@ -146,7 +147,7 @@ class SimDevice(Tells):
             self._simulation.end()
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
-        """What is entered around each microbatch of `model`: the trainer of the software profile."""
+        """Return the context to enter around each microbatch of `model`: the software profile's trainer."""
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def capture(self, loop: TrainingLoop) -> None:
@@ -156,7 +157,7 @@ class SimDevice(Tells):
 
     @property
     def graph(self) -> dict[str, Any] | None:
-        """What was captured, if that was asked for."""
+        """The captured step, if capture was asked for."""
         return None if self._graph is None else self._graph.told()
 
     def settle(self) -> None:
@@ -235,7 +236,7 @@ def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
-    """The same GPU with `room` times the memory."""
+    """Return the profile of the same GPU with `room` times the memory."""
     if room == 1.0:
         return profile
     capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)

@@ -11,7 +11,7 @@ import jinja2
 from fsdpbench.explain.advice import Advice
 from fsdpbench.explain.text import as_dict, growth_lines, held_rows, price_words
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.analysis.out_of_memory import told
+from fsdpbench.reports.analysis.out_of_memory import size_text as told
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 

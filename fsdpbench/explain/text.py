@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.explain.advice import Advice, Proposal, grows, steps_until_full
-from fsdpbench.reports.analysis.out_of_memory import told
+from fsdpbench.reports.analysis.out_of_memory import size_text as told
 from fsdpbench.sweep.trials import Trial
 
 _CLOSE = 0.03

@@ -24,7 +24,7 @@ _MEMORY = ("allocated", "active", "reserved", "inactive_split", "alloc_retries",
 
 
 class Replays(Protocol):
-    """What does steps again that were executed before (`sim/followers/replay.py`)."""
+    """The replay of steps that were executed before (`sim/followers/replay.py`)."""
 
     executed: int
     replayed: int
@@ -38,14 +38,14 @@ class Replays(Protocol):
 
 
 class SoakDevice(Protocol):
-    """What a soak needs of a device."""
+    """The part of a device that a soak uses."""
 
     def timed_step(self, step: Run) -> float: ...
 
     def take_memory(self) -> Any: ...
 
     def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        """What replays these steps, or why nothing is replayed."""
+        """Return the replay of these steps, or why nothing is replayed."""
 
 
 class ShapedBatches:

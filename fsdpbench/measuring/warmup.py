@@ -26,7 +26,7 @@ TOLERANCE = 0.05
 
 
 class Retries(Protocol):
-    """What an allocator had to do in a step."""
+    """The work of an allocator in a step."""
 
     @property
     def alloc_retries(self) -> int: ...
@@ -60,7 +60,7 @@ class TimedSteps(Generic[Memory]):
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the warm-up took (seconds a step); `stable` is None where it was not asked for."""
+    """The time that the warm-up took (seconds a step); `stable` is None where it was not asked for."""
 
     times_s: list[float]
     stable: bool | None
@@ -128,7 +128,7 @@ class MarksSteps(Protocol):
 
 
 class Traces(Protocol):
-    """What of a device is needed here."""
+    """The part of a device that traced steps use."""
 
     @property
     def tracing_is_free(self) -> bool: ...

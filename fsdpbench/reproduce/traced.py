@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.whole_run import Table
 from fsdpbench.reports.readers import read_trace

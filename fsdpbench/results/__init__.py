@@ -1,4 +1,4 @@
-"""What runs leave: records of ranks, the result made of them, and the folder that keeps results.
+"""The remains of runs: records of ranks, the result made of them, and the folder that keeps results.
 
     records.py (a rank) ─> result.py (a configuration) ─> store.py (a sweep's folder) ─> index.py (SQLite)
 

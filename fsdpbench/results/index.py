@@ -39,7 +39,7 @@ def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
 
 
 def refresh_index(store: Store) -> None:
-    """The index of all in `store`. Where it cannot be made, that is told: the folders are the record."""
+    """Write the index of all in `store`, or print why it cannot be made: the folders are the record."""
     path = store.folder / INDEX_FILE
     try:
         build_index(path, store.points())
@@ -61,7 +61,7 @@ def _row(point: StoredPoint) -> list[Any]:
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What is under `name`; empty if that is not an object."""
+    """Return the object under `name`; empty if that is not one."""
     found = content.get(name)
     return found if isinstance(found, dict) else {}
 

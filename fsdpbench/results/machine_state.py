@@ -88,7 +88,7 @@ def available_memory() -> int | None:
 
 
 def doubts(config: Config, before: MachineState, after: MachineState) -> list[str]:
-    """What makes the figures of `config` doubtful, one sentence each; empty on a quiet, steady machine."""
+    """Return what makes the figures of `config` doubtful, one sentence each; empty on a steady machine."""
     ranks_here = min(config.gpus, config.gpus_per_node)
     found = []
     if before.busy_cores is not None and before.busy_cores > _BUSY_SHARE * before.cores:
@@ -108,7 +108,7 @@ def doubts(config: Config, before: MachineState, after: MachineState) -> list[st
 
 
 def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, Any]:
-    """What a measured result's `environment` holds of it."""
+    """Return the part of a measured result's `environment` that says it."""
     return {
         "state": {"before": before.to_dict(), "after": after.to_dict()},
         "warnings": doubts(config, before, after),

@@ -1,4 +1,4 @@
-"""What a result depends on besides its configuration, and the key made of both.
+"""The provenance of a result besides its configuration, and the key made of both.
 
     key = sha256( config + content of hardware and software profile + content of the data file + versions
                   + sources [+ machine] )
@@ -132,7 +132,7 @@ def content_key(config: Config) -> str:
 
 
 def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why a `config.json` is not what its key and name stand for; None where it is, and where that
+    """Return why a `config.json` does not belong to its key and name; None where it does, and where that
     depends on other versions, another machine, or files and packages of others."""
     where = result.get("environment") or {}
     try:
@@ -207,7 +207,7 @@ def _clean_env() -> dict[str, str]:
 
 
 def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
-    """`gpus_per_node` and `gpus_used_per_node` as one states them to get the same nodes for any `gpus`."""
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get these nodes."""
     whole = per_node
     with suppress(ProfileError):
         whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
@@ -216,7 +216,7 @@ def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None
 
 
 def nodes_of(config: Config) -> dict[str, int]:
-    """The same of a configuration."""
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get the nodes of `config`."""
     return node_stated(config.hardware, config.gpus, config.gpus_per_node, config.gpus_used_per_node)
 
 

@@ -114,7 +114,7 @@ class Store:
             write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
 
     def read_space(self) -> JsonObject:
-        """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
+        """Return the space that `write_space` wrote. Raises `UsageError` if it cannot be read."""
         space = read_toml(self.folder / SWEEP_FILE)
         if not isinstance(space.get("points", []), list):
             raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
@@ -254,7 +254,7 @@ def point_folder_name(config: Config, run: int = 1) -> str:
 
 
 def config_record(config: Config) -> JsonObject:
-    """What `config.json` holds: the configuration, its key, and how to repeat it."""
+    """Return the content of `config.json`: the configuration, its key, and how to repeat it."""
     return {
         "schema": 1,
         "name": config.name,

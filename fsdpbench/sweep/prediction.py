@@ -20,7 +20,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.devices.detection import profile_of_this_machine
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.machine_state import available_memory
 from fsdpbench.results.records import Status

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import Store

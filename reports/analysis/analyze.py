@@ -282,12 +282,12 @@ def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
     numbers = [rank.rank for rank in ranks]
     twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
     if twice:
-        told = ", ".join(map(str, twice[:10]))
-        doubts.append(f"some ranks have more than one trace: {told}{' and more' if len(twice) > 10 else ''}")
+        text = ", ".join(map(str, twice[:10]))
+        doubts.append(f"some ranks have more than one trace: {text}{' and more' if len(twice) > 10 else ''}")
     sizes = sorted({rank.world_size for rank in ranks if rank.world_size is not None})
     if len(sizes) > 1:
-        told = ", ".join(map(str, sizes[:10]))
-        doubts.append(f"the traces are of different jobs: their world sizes are {told}")
+        text = ", ".join(map(str, sizes[:10]))
+        doubts.append(f"the traces are of different jobs: their world sizes are {text}")
     untrusted = sum(not rank.trusted for rank in ranks)
     if untrusted:
         doubts.append(f"{untrusted} of {len(ranks)} traces are not trusted")

@@ -301,11 +301,11 @@ def calls_text(entries: Sequence[Entry]) -> str:
 
 def _call_text(entry: Entry) -> str:
     shapes = entry.input_sizes or entry.output_sizes
-    told = [" x ".join(map(str, shape)) or "1" for shape in shapes[:_MOST_SHOWN]]
+    sizes = [" x ".join(map(str, shape)) or "1" for shape in shapes[:_MOST_SHOWN]]
     if len(shapes) > _MOST_SHOWN:
-        told.append(f"... {len(shapes):,} tensors")
+        sizes.append(f"... {len(shapes):,} tensors")
     dtypes = sorted({*(entry.input_dtypes or entry.output_dtypes)})
-    return f"{entry.kind}({' '.join(filter(None, (', '.join(told), ' and '.join(dtypes))))})"
+    return f"{entry.kind}({' '.join(filter(None, (', '.join(sizes), ' and '.join(dtypes))))})"
 
 
 def group_text(group: Group) -> str:
@@ -392,7 +392,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     yield f"culprit: {verdict.culprit}"
     for problem in verdict.problems:
         yield ""
-        yield from _problem(problem, told=verdict.culprit)
+        yield from _problem(problem, said=verdict.culprit)
     yield ""
     yield "last calls:"
     for dump in verdict.dumps[:_MOST_RANKS]:
@@ -401,9 +401,9 @@ def _lines(verdict: Verdict) -> Iterator[str]:
         yield f"  ... {len(verdict.dumps) - _MOST_RANKS:,} more ranks; --json has all"
 
 
-def _problem(problem: Problem, told: str) -> Iterator[str]:
+def _problem(problem: Problem, said: str) -> Iterator[str]:
     message = sentence(problem)
-    yield message if message != told else f"collective {problem.sequence} of {group_text(problem.group)}:"
+    yield message if message != said else f"collective {problem.sequence} of {group_text(problem.group)}:"
     blamed = problem.ranks[0]
     shown = [rank for rank in (blamed, *problem.others[:1]) if rank in problem.calls]
     for rank in shown:

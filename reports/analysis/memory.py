@@ -9,7 +9,7 @@ An allocation belongs to the phase and the FSDP annotation in which the CPU made
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,17 +138,19 @@ def analyze_memory(
     retries = _retries(trace, activity, places)
     per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
     calls, time = _allocator_calls(trace, steps)
+    without_events = MemoryAnalysis(
+        retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
+    )
     mask = device_events(trace)
     if not mask.any():
-        return MemoryAnalysis(
-            retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
-        )
+        return without_events
     memory = trace.memory
     rows = np.flatnonzero(mask)
     peak = int(rows[np.argmax(memory.allocated[rows])])
     allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
     at_peak = _holdings(memory, rows[rows <= peak], places)
-    return MemoryAnalysis(
+    return replace(
+        without_events,
         peak_allocated=allocated,
         # The host's allocator reserves nothing and says 0.
         peak_reserved=int(memory.reserved[rows].max()) or None,
@@ -157,10 +159,6 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
-        retries=retries,
-        retries_per_step=per_step,
-        allocator_calls=calls,
-        allocator_time=time,
     )
 
 
@@ -310,25 +308,25 @@ def memory_curve(
 
     Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
     the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
-    default the start of the trace's first event. `clock`: by which times are told (`device_clock`), by
+    default the start of the trace's first event. `clock`: the clock of the curve's times (`device_clock`), by
     default the CPU's, which allocates.
     """
     memory = trace.memory
     mask = device_events(trace)
-    told_by = clock or (lambda times: times)
-    time, allocated, reserved = told_by(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
+    by_clock = clock or (lambda times: times)
+    time, allocated, reserved = by_clock(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
     kept = _keep(allocated, reserved, max_points)
     active = memory.active[mask]
-    told = len(active) > 0 and int(active.min()) >= 0
+    known = len(active) > 0 and int(active.min()) >= 0
     start = int(trace.events.start.min()) if origin is None else origin
     return MemoryCurve(
         time[kept] - start,
         allocated[kept],
         reserved[kept],
-        told_by(trace.retries.time) - start,
+        by_clock(trace.retries.time) - start,
         trace.retries.bytes,
         trace.retries.freed,
-        active[kept] if told else active[:0],
+        active[kept] if known else active[:0],
     )
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.snapshots import load_snapshot, own_line, read_snapshot
+from fsdpbench.reports.analysis.snapshots import (
+    Holder,
+    SnapshotAnalysis,
+    alive_after,
+    holders_of,
+    load_snapshot,
+    own_line,
+    read_snapshot,
+)
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.out_of_memory import OomMessage, OomReport
 
@@ -53,7 +61,9 @@ def describe_report(report: OomReport) -> str:
     ]
     optional = {"allowed to this process", "  of it in private pools (CUDA graphs)", "other processes"}
     lines += [
-        f"  {what:<42}{told(size):>12}" for what, size in rows if size is not None or what not in optional
+        f"  {what:<42}{size_text(size):>12}"
+        for what, size in rows
+        if size is not None or what not in optional
     ]
     lines += ["", *(f"- {finding}" for finding in findings(message)), ""]
     ranks = ", ".join(map(str, report.ranks))
@@ -71,9 +81,9 @@ def _headline(message: OomMessage) -> str:
     if message.source in _OF_OTHERS:
         return _OF_OTHERS[message.source][0]
     if message.source == "CPU":
-        return f"The host ran out of memory: {told(message.asked)} were asked for"
+        return f"The host ran out of memory: {size_text(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
-    asked, free = told(message.asked), told(message.free)
+    asked, free = size_text(message.asked), size_text(message.free)
     return f"{message.source} out of memory on {where}: {asked} asked for, {free} free"
 
 
@@ -89,7 +99,7 @@ def _others(message: OomMessage) -> str | None:
     if not message.others:
         return None
     what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
-    return f"{what} {told(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
+    return f"{what} {size_text(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
 
 
 def _limit(message: OomMessage) -> str | None:
@@ -106,19 +116,19 @@ def _fragments(message: OomMessage) -> str | None:
         return None
     if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
         return (
-            f"fragmentation: {told(unallocated)} are reserved and unallocated, more than was asked for, "
+            f"fragmentation: {size_text(unallocated)} are reserved and unallocated, more than was asked for, "
             "but not in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     if free is None:
         return None
     if unallocated + free < asked:
         return (
-            f"not fragmentation: free and unallocated memory together ({told(unallocated + free)}) are "
-            f"less than what was asked for ({told(asked)}); the program itself must hold less"
+            f"not fragmentation: free and unallocated memory together ({size_text(unallocated + free)}) are "
+            f"less than what was asked for ({size_text(asked)}); the program itself must hold less"
         )
     return (
-        f"{told(unallocated)} are reserved and unallocated; with expandable segments the request may fit, "
-        "with little to spare"
+        f"{size_text(unallocated)} are reserved and unallocated; with expandable segments the request may "
+        "fit, with little to spare"
     )
 
 
@@ -127,12 +137,12 @@ def _outside(message: OomMessage) -> str | None:
     if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
         return None
     return (
-        f"{told(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, libraries, "
-        "or another process"
+        f"{size_text(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, "
+        "libraries, or another process"
     )
 
 
-def told(size: int | None) -> str:
+def size_text(size: int | None) -> str:
     """Return bytes as text for people."""
     if size is None:
         return UNKNOWN
@@ -177,7 +187,7 @@ class SnapshotOom:
     reserved: int
     split: int
     held: dict[str, int]
-    lines: tuple[tuple[str, int, int], ...]
+    lines: tuple[Holder, ...]
     growth: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +202,7 @@ class SnapshotOom:
             "reserved_bytes": self.reserved,
             "split_bytes": self.split,
             "held_bytes": self.held,
-            "lines": [{"line": line, "bytes": size, "count": count} for line, size, count in self.lines],
+            "lines": [{"line": h.where, "bytes": h.bytes, "count": h.count} for h in self.lines],
             "alive_by_age_bytes": list(self.growth),
         }
 
@@ -214,33 +224,22 @@ def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[Sna
     return found
 
 
-def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
+def _at_oom(totals: SnapshotAnalysis, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
     ooms = [index for index, entry in enumerate(history) if entry["action"] == "oom"]
     end = ooms[-1] if ooms else len(history)
     failed = history[end] if ooms else None
-    alive: dict[int, tuple[int, Mapping[str, Any]]] = {}
-    for index, entry in enumerate(history[:end]):
-        if entry["action"] == "alloc":
-            alive[int(entry["addr"])] = (index, entry)
-        elif entry["action"] == "free_requested":
-            alive.pop(int(entry["addr"]), None)
+    alive = alive_after(history[:end])
     allocated = int(totals.allocated_curve[end]) if ooms else totals.peak_allocated
     held: dict[str, int] = {}
-    lines: dict[str, list[int]] = {}
     ages = [0] * 10
-    for index, entry in alive.values():
-        size, frames = int(entry["size"]), entry.get("frames") or ()
-        category = _category(frames)
+    for index, entry in alive:
+        size, category = int(entry["size"]), _category(entry.get("frames") or ())
         held[category] = held.get(category, 0) + size
-        sums = lines.setdefault(own_line(frames), [0, 0])
-        sums[0] += size
-        sums[1] += 1
         ages[index * 10 // max(end, 1)] += size
     before = allocated - sum(held.values())
     if before > 0:
         held[BEFORE] = before
     frames = () if failed is None else failed.get("frames") or ()
-    ordered = sorted(lines.items(), key=lambda item: (-item[1][0], item[0]))[:_MOST]
     return SnapshotOom(
         device=totals.device,
         asked=None if failed is None else int(failed["size"]),
@@ -251,7 +250,7 @@ def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
         reserved=totals.reserved,
         split=totals.split,
         held=dict(sorted(held.items(), key=lambda item: -item[1])),
-        lines=tuple((line, size, count) for line, (size, count) in ordered),
+        lines=tuple(holders_of(alive)[:_MOST]),
         growth=tuple(ages) if alive else (),
     )
 
@@ -278,15 +277,15 @@ def describe_snapshot(found: SnapshotOom) -> str:
     """Return several lines, for people."""
     head = "the history holds no out-of-memory error; the figures are those of its peak"
     if found.asked is not None:
-        head = f"{told(found.asked)} asked for"
+        head = f"{size_text(found.asked)} asked for"
     lines = [f"GPU {found.device}: {head}", "", f"  {'phase':<12}{found.phase or 'unknown'}"]
     lines += [f"  {'line':<12}{found.line or 'unknown'}", "", "held by"]
-    lines += [f"  {what:<58}{told(size):>12}" for what, size in found.held.items()]
-    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{told(found.split):>12}"]
+    lines += [f"  {what:<58}{size_text(size):>12}" for what, size in found.held.items()]
+    lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{size_text(found.split):>12}"]
     lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
     if found.lines:
         lines += ["", "by line"]
-        lines += [f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines]
+        lines += [f"  {size_text(each.bytes):>12}  {each.count:>6} x  {each.where}" for each in found.lines]
     if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
         lines += [
             "",

@@ -103,10 +103,10 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
     count = int((over > 0).sum())
     if not count:
         return [], []
-    told = f"{count} of {len(rows)} kernels overlap their predecessor on the same stream"
+    text = f"{count} of {len(rows)} kernels overlap their predecessor on the same stream"
     if int(over.sum()) > OVERLAPPING_SHARE * int(events.duration[rows].sum()):
-        return [f"{told}: times are wrong"], []
-    return [], [f"{told}, by little"]
+        return [f"{text}: times are wrong"], []
+    return [], [f"{text}, by little"]
 
 
 def _lost_kernels(trace: Trace) -> list[str]:

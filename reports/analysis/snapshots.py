@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.readers import TraceError, TraceLimits
-from fsdpbench.reports.readers.trace import Int64, told_bytes
-from fsdpbench.reports.readers.trace_blocks import open_file
+from fsdpbench.reports.readers.trace import Int64, bytes_text
+from fsdpbench.reports.readers.trace_text import open_file
 from fsdpbench.reports.reading import load_plain
 
 SUFFIXES = (".pickle", ".pkl")
@@ -115,8 +115,8 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
             for device in sorted(devices)
         ]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        told = f"{type(error).__name__}: {error}"[:200]
-        raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
+        text = f"{type(error).__name__}: {error}"[:200]
+        raise TraceError(path, f"is a damaged memory snapshot ({text})") from None
 
 
 def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
         limits = limits or TraceLimits.from_environment()
         size = path.stat().st_size
         if size > limits.unpacked:
-            raise TraceError(path, limits.refusal("unpacked", f"has {told_bytes(size)}"))
+            raise TraceError(path, limits.refusal("unpacked", f"has {bytes_text(size)}"))
         with open_file(path) as file:
             return load_plain(file, size)
     except TraceError:
@@ -207,27 +207,35 @@ def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: 
     return after
 
 
-def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> tuple[Holder, ...]:
-    """Return the lines that allocated the bytes alive at the peak; the history may be without frames."""
-    if not len(curve):
-        return ()
-    alive: dict[int, Mapping[str, Any]] = {}
-    for entry in history[: int(np.argmax(curve)) + 1]:
+def alive_after(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the allocations that are alive after these actions, each with its place among them."""
+    alive: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    for index, entry in enumerate(history):
         if entry["action"] == "alloc":
-            alive[int(entry["addr"])] = entry
+            alive[int(entry["addr"])] = (index, entry)
         elif entry["action"] == "free_requested":
             alive.pop(int(entry["addr"]), None)
-    sizes: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    for entry in alive.values():
-        where = own_line(entry.get("frames") or ())
-        sizes[where] = sizes.get(where, 0) + _size(entry["size"])
-        counts[where] = counts.get(where, 0) + 1
-    before = peak - sum(sizes.values())
+    return list(alive.values())
+
+
+def holders_of(alive: Iterable[tuple[int, Mapping[str, Any]]]) -> list[Holder]:
+    """Return the lines that allocated these, largest first; a history may be without frames."""
+    sizes: dict[str, list[int]] = {}
+    for _, entry in alive:
+        sizes.setdefault(own_line(entry.get("frames") or ()), []).append(_size(entry["size"]))
+    found = (Holder(where, sum(each), len(each)) for where, each in sizes.items())
+    return sorted(found, key=lambda holder: (-holder.bytes, holder.where))
+
+
+def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> tuple[Holder, ...]:
+    """Return the lines that allocated the bytes alive at the peak."""
+    if not len(curve):
+        return ()
+    found = holders_of(alive_after(history[: int(np.argmax(curve)) + 1]))
+    before = peak - sum(holder.bytes for holder in found)
     if before > 0:
-        sizes[BEFORE_HISTORY], counts[BEFORE_HISTORY] = before, 0
-    ordered = sorted(sizes, key=lambda where: (-sizes[where], where))
-    return tuple(Holder(where, sizes[where], counts[where]) for where in ordered[:_MOST_HOLDERS])
+        found.append(Holder(BEFORE_HISTORY, before, 0))
+    return tuple(sorted(found, key=lambda holder: (-holder.bytes, holder.where))[:_MOST_HOLDERS])
 
 
 def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
@@ -235,8 +243,8 @@ def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
     first = None
     for frame in frames:
         name = str(frame.get("filename", "?"))
-        told = f"{name}:{frame.get('line', 0)} {frame.get('name', '?')}"
-        first = first or told
+        text = f"{name}:{frame.get('line', 0)} {frame.get('name', '?')}"
+        first = first or text
         if name.endswith(".py") and "/torch/" not in name:
-            return told
+            return text
     return first or "no frames were recorded"

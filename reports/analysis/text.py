@@ -104,11 +104,11 @@ def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
     """Return the achieved bus bandwidth against its peak."""
     if figures.bus_bandwidth is None or figures.best_bandwidth is None:
         return ""
-    told = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth, best {figures.best_bandwidth / 1e9:.2f}"
+    text = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth, best {figures.best_bandwidth / 1e9:.2f}"
     share = f"{100 * (figures.roof_share or 0):.0f} %"
     if figures.roof_bandwidth is not None and rank.links is not None:
-        return f"{told}, {share} of {rank.links.name}'s {figures.roof_bandwidth / 1e9:.0f}"
-    return f"{told}, {share} of it (the peak of this hardware is not known)"
+        return f"{text}, {share} of {rank.links.name}'s {figures.roof_bandwidth / 1e9:.0f}"
+    return f"{text}, {share} of it (the peak of this hardware is not known)"
 
 
 def _memory(memory: MemoryAnalysis) -> list[str]:
@@ -175,19 +175,19 @@ def _idle(rank: RankAnalysis) -> list[str]:
     }
     if not parts:
         return []
-    told = ", ".join(f"{time:.3f} ms {_IDLE_WORDS[name]}" for name, time in parts.items())
-    return [f"  {'idle because of':<16}{told}"]
+    text = ", ".join(f"{time:.3f} ms {_IDLE_WORDS[name]}" for name, time in parts.items())
+    return [f"  {'idle because of':<16}{text}"]
 
 
 def _snapshot(snapshot: SnapshotAnalysis) -> list[str]:
     mib = 2**20
     peak = (snapshot.peak_allocated, snapshot.peak_active, snapshot.peak_reserved)
     end = (snapshot.allocated, snapshot.active, snapshot.reserved)
-    told = "{:.1f} MiB allocated, {:.1f} active, {:.1f} reserved"
+    text = "{:.1f} MiB allocated, {:.1f} active, {:.1f} reserved"
     lines = [
         f"memory snapshot, device {snapshot.device}: {snapshot.path}",
-        "  peak  " + told.format(*(each / mib for each in peak)),
-        "  end   " + told.format(*(each / mib for each in end)),
+        "  peak  " + text.format(*(each / mib for each in peak)),
+        "  end   " + text.format(*(each / mib for each in end)),
         f"        {snapshot.split / mib:.1f} MiB free in segments partly in use, largest free block "
         f"{snapshot.largest_free / mib:.1f}, {snapshot.rounding / mib:.1f} by rounding up",
     ]

@@ -233,9 +233,9 @@ def _sentence(diff: TraceDiff) -> str:
     share = f" ({100 * step.by / step.before:+.2f} %)" if step.before else ""
     longer = "longer" if step.by > 0 else "shorter"
     mine = max(diff.parts, key=lambda part: part.by * (1 if step.by > 0 else -1))
-    told = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {longer}, "
-    told += f"most of it {mine.name.replace('_', ' ')} ({_signed(mine.by / _MS, 3)} ms)."
-    return told
+    text = f"A step takes {abs(step.by) / _MS:.3f} ms{share} {longer}, "
+    text += f"most of it {mine.name.replace('_', ' ')} ({_signed(mine.by / _MS, 3)} ms)."
+    return text
 
 
 def _section(title: str, changes: Sequence[Change], worth: int = _WORTH_NS) -> list[str]:
@@ -255,16 +255,16 @@ def _section(title: str, changes: Sequence[Change], worth: int = _WORTH_NS) -> l
 def _collective_lines(diff: TraceDiff) -> list[str]:
     lines = []
     for kind, changes in diff.collectives.items():
-        told = []
+        parts = []
         for each in changes:
             if each.name == "count" and each.by:
-                told.append(f"{each.before:g} -> {each.after:g} a step")
+                parts.append(f"{each.before:g} -> {each.after:g} a step")
             elif each.name == "bytes" and each.by:
-                told.append(f"{each.before / 1e6:.1f} -> {each.after / 1e6:.1f} MB")
+                parts.append(f"{each.before / 1e6:.1f} -> {each.after / 1e6:.1f} MB")
             elif each.name in ("time", "exposed") and abs(each.by) >= _WORTH_NS:
-                told.append(f"{each.name} {_signed(each.by / _MS, 3)} ms")
-        if told:
-            lines.append(f"  {kind.replace('_', '-')}: {', '.join(told)}")
+                parts.append(f"{each.name} {_signed(each.by / _MS, 3)} ms")
+        if parts:
+            lines.append(f"  {kind.replace('_', '-')}: {', '.join(parts)}")
     return lines
 
 

@@ -84,14 +84,12 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
         text = _LATE_IN_BACKWARD if at_turn else _LATE[cause]
         suggestions = remedies(f"{cause}_{phase}" if at_turn else cause)
         behind = _most_frequent(gather.behind for gather in gathers)
-        told = text.format(behind=f" behind {behind}" if behind else "")
-        yield Finding(
-            cause=str(cause) + (f"_{phase}" if phase else ""),
-            share=share,
-            gain=share,
-            text=f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that "
-            f"{told} ({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
-            suggestions=suggestions,
+        words = text.format(behind=f" behind {behind}" if behind else "")
+        yield _saving(
+            str(cause) + (f"_{phase}" if phase else ""),
+            share,
+            f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {words}",
+            suggestions,
         )
 
 
@@ -99,15 +97,12 @@ def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield a finding where one unit is all: nothing of another unit can hide its collectives."""
     if _is_root_only(rank):
         share = rank.time.exposed_communication / rank.time.total
-        suggestions = remedies("root_only")
-        yield Finding(
+        yield _saving(
             "root_only",
             share,
-            share,
             f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
-            f"which nothing can hide: wrap every block ({_settings(suggestions)}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            suggestions,
+            "which nothing can hide: wrap every block",
+            remedies("root_only"),
         )
 
 
@@ -126,15 +121,12 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
         if not exposed:
             continue
         share = exposed / rank.time.total
-        suggestions = remedies("exposed_reduction")
-        yield Finding(
+        yield _saving(
             f"exposed_{kind}",
             share,
-            share,
             f"{_percent(share)} of the step waits for {kind.replace('_', '-')} of gradients: reduce fewer "
-            f"bytes or compute more beside it ({_settings(suggestions)}); "
-            f"predicted gain at most {_percent(share)} of the step.",
-            suggestions,
+            "bytes or compute more beside it",
+            remedies("exposed_reduction"),
         )
 
 
@@ -207,17 +199,13 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
         return
     share = waiting / rank.time.total
-    suggestions = tuple(
-        each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile")
-    )
-    yield Finding(
+    suggestions = (each for each in remedies("cpu_bound") if not (rank.fused and each.setting == "compile"))
+    yield _saving(
         "cpu_bound",
         share,
-        share,
         f"{_percent(share)} of the step the device has nothing to do, because the CPU has not launched its "
-        f"next kernel yet: more work a launch ({_settings(suggestions)}); "
-        f"predicted gain at most {_percent(share)} of the step.",
-        suggestions,
+        "next kernel yet: more work a launch",
+        tuple(suggestions),
     )
 
 
@@ -256,6 +244,12 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
     _copies,
     _cpu_bound,
 )
+
+
+def _saving(cause: str, share: float, text: str, suggestions: tuple[Suggestion, ...]) -> Finding:
+    """Return a finding whose suggestions may save at most its share of the step."""
+    gain = f"predicted gain at most {_percent(share)} of the step."
+    return Finding(cause, share, share, f"{text} ({_settings(suggestions)}); {gain}", suggestions)
 
 
 def _percent(share: float) -> str:
@@ -322,9 +316,9 @@ def _why(rank: RankAnalysis) -> str:
         return ", CPU not seen: the trace has no launches that would tell why (record ProfilerActivity.CPU)"
     if not causes:
         return ", and the reason is unknown: not all launches are in the trace"
-    told = [
+    causes_text = [
         f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
         for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])
         if ns >= _WORTH_NAMING * rank.time.idle
     ]
-    return f": {', '.join(told)}" if told else ""
+    return f": {', '.join(causes_text)}" if causes_text else ""

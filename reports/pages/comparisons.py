@@ -1,8 +1,9 @@
-"""Charts that compare groups: systems side by side, GPU counts, predicted beside measured."""
+"""Comparisons on the page: systems, GPU counts, simulated against measured runs; and the charts' order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.reports.pages.display import (
@@ -15,8 +16,16 @@ from fsdpbench.reports.pages.display import (
     setting,
     signed_percent,
 )
+from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, reserved, short_label
-from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
+from fsdpbench.reports.pages.whole_run import (
+    Chart,
+    Table,
+    breakdown,
+    chart_text,
+    effect_chart,
+    throughput_against_memory,
+)
 
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
@@ -216,3 +225,57 @@ def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked,
 def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:
     settings = entry.row.settings
     return tuple(setting(settings[name]) if name in settings else NOTHING for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One chart's section on the page; `short` is its name in the navigation."""
+
+    chart: Chart
+    title: str
+    short: str
+    lead: str
+
+
+def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> list[Section]:
+    """Return the sections that this run has figures for."""
+    drawn: tuple[tuple[Chart | None, str, str, str], ...] = (
+        (
+            breakdown(ranked, varying, metric),
+            "Where the step goes",
+            "Step breakdown",
+            "One bar a configuration, by its place. A click on a bar shows its timeline. Places are by the "
+            "timed steps; with allocator retries the traced step may be longer or shorter than their median.",
+        ),
+        (
+            throughput_against_memory(ranked, varying, metric),
+            "Throughput against memory",
+            "Memory",
+            "Up and to the left is better; numbers are places on the Pareto front.",
+        ),
+        (
+            effect_chart(effects(ranked)),
+            "Effect of each setting",
+            "Effects",
+            "What each value changes against the best configuration's, all other settings held equal.",
+        ),
+        (
+            peers(ranked, varying, metric),
+            "Systems side by side",
+            "Systems",
+            "The best configuration of each system; the effect above compares them with equal settings.",
+        ),
+        (
+            scaling(ranked, varying, metric),
+            "Scaling over GPUs",
+            "Scaling",
+            "Throughput of one GPU as their number grows, all else equal; a flat line is perfect scaling.",
+        ),
+        (
+            predicted_and_measured(ranked, varying),
+            "Predicted and measured",
+            "Predicted",
+            "Simulated step times over those measured with the same settings.",
+        ),
+    )
+    return [Section(chart, title, short, lead) for chart, title, short, lead in drawn if chart is not None]

@@ -18,8 +18,8 @@ from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.memory_charts import SOAK_WORDS, soak_chart
 from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
@@ -163,8 +163,8 @@ def _soak(row: Configuration) -> dict[str, Any]:
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
     """Return the parts that need the trace, and the comparison with the other ranks' traces."""
     ranks = ranks_table(analysis, row.traces[1:])
-    told = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
-    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": told}
+    judged = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
+    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": judged}
 
 
 def _results(entry: Ranked) -> list[list[str]]:
@@ -205,10 +205,10 @@ def _sampling(result: Result) -> list[tuple[str, str]]:
     if result.measured and len(result.measured.step_times_s) > 1:
         samples = result.measured.step_times_s
         ends = [display.milliseconds(time) for time in (min(samples), max(samples))]
-        told = f"{len(samples)}, spread {display.percent(result.measured.spread)}, {ends[0]} to {ends[1]} ms"
+        text = f"{len(samples)}, spread {display.percent(result.measured.spread)}, {ends[0]} to {ends[1]} ms"
         if result.alloc_retries_per_step:
-            told += ": not stable, the allocator retries"
-        pairs.append(("steps in a run", told))
+            text += ": not stable, the allocator retries"
+        pairs.append(("steps in a run", text))
     if result.measured and result.measured.profiler_overhead is not None:
         pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))
     return pairs

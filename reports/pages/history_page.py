@@ -97,14 +97,14 @@ def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:
     commits = content["commits"]
     dates = [commit["date"] for commit in commits if commit["date"]]
     when = f" from {dates[0]} to {dates[-1]}" if dates else ""
-    told = f"{len(commits)} commit{'s' if len(commits) > 1 else ''}{when}"
+    text = f"{len(commits)} commit{'s' if len(commits) > 1 else ''}{when}"
     if not groups:
-        return f"{told}: no figure changed its level."
+        return f"{text}: no figure changed its level."
     steps = content["steps"]
     worse, better = (sum(step["worse"] is way for step in steps) for way in (True, False))
     last = groups[0]
     return (
-        f"{told}: {len(steps)} steps, {worse} for the worse and {better} for the better. "
+        f"{text}: {len(steps)} steps, {worse} for the worse and {better} for the better. "
         f"The last: {last.metric} {last.change_words} in {last.configurations} "
         f"configuration{'s' if last.configurations > 1 else ''} at {_label(last.revision)}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,17 @@ from urllib.parse import quote
 
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.decisions_table import decisions_table
+from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
+from fsdpbench.reports.pages.comparisons import sections
 from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
-from fsdpbench.reports.pages.races import races
-from fsdpbench.reports.pages.rank_differences import rank_differences
-from fsdpbench.reports.pages.ranking import (
-    Ranked,
-    constant_settings,
-    metric_of,
-    rank,
-    varying_settings,
-)
+from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
-from fsdpbench.reports.pages.sections import sections
 from fsdpbench.reports.pages.shell import render_page, write_page
-from fsdpbench.reports.pages.view import Configuration, RunView, Status, load_run
+from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
@@ -173,7 +166,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
         if row.result.software:
             source = str(row.hardware.get("software_source") or "not stated")
             profiles.setdefault(f"software {row.result.software}", source)
-    told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
+    text = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
     doubts = dict.fromkeys(
         str(doubt) for row in simulated for doubt in (row.result.environment or {}).get("warnings") or ()
     )
@@ -185,7 +178,7 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     verb = "comes" if len(simulated) == len(rows) else "come"
     how = "The FSDP code was run; time and memory were simulated."
     doubtful = f" Doubtful: {'; '.join(doubts)}." if doubts else ""
-    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}{doubtful}"
+    return f"{scope} {verb} from simulated GPUs{f': {text}' if text else ''}. {how}{doubtful}"
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
@@ -277,3 +270,35 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
         else:
             pairs.append((f"{prefix}{name}", display.setting(value)))
     return pairs
+
+
+RELOAD_S = 10
+_LEAST_S = 5.0
+_SHARE = 10
+"""Writing takes a tenth of the time at most: a page of many configurations takes seconds."""
+
+
+class LivePage:
+    """The page at `target` of the run in `folder`."""
+
+    def __init__(self, folder: Path, target: Path) -> None:
+        self.target = target
+        self._folder = folder
+        self._known: Known = {}
+        self._done: int | None = None
+        self._not_before = 0.0
+
+    def update(self, done: int, *, is_over: bool) -> bool:
+        """Write the page if there is something new (`done`: how many results there are), or it is the last
+        time. Whether it was written. Raises `OSError` if it cannot be."""
+        now = time.monotonic()
+        if not is_over and (done == self._done or now < self._not_before):
+            return False
+        try:
+            reload_s = None if is_over else RELOAD_S
+            write_report(self._folder, self.target, reload_s=reload_s, known=self._known)
+        except RunFolderError:
+            return False  # just being made, or removed
+        took = time.monotonic() - now
+        self._done, self._not_before = done, now + max(_LEAST_S, _SHARE * took)
+        return True

@@ -3,16 +3,16 @@
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
 comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
 Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
-one.
-"""
+one."""
 
 from __future__ import annotations
 
+import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpbench.reports.pages.display import setting
-from fsdpbench.reports.pages.ranks import shared_ranks
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 
 # Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.
@@ -179,3 +179,85 @@ def _short(name: str, value: str) -> str:
 
 def _part(name: str, value: str) -> str:
     return value if name in ("system", "model", "hardware") else f"{name}={value}"
+
+
+def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
+    """Return the rank of each of `speeds`: 1 and as many as are surely faster; None without a speed.
+
+    `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
+    it is 0 (measured), equal speeds rank in their order.
+    """
+    by_error: dict[float, list[float]] = defaultdict(list)
+    for speed, error in zip(speeds, apart, strict=True):
+        if speed:
+            by_error[error].append(speed)
+    for found in by_error.values():
+        found.sort()
+    seen: dict[float, int] = defaultdict(int)
+    ranks: list[int | None] = []
+    for speed, error in zip(speeds, apart, strict=True):
+        if not speed:
+            ranks.append(None)
+            continue
+        ahead = sum(
+            len(found) - bisect.bisect_right(found, speed * (1 + max(error, other)))
+            for other, found in by_error.items()
+        )
+        if not error:
+            ahead += seen[speed]
+            seen[speed] += 1
+        ranks.append(1 + ahead)
+    return ranks
+
+
+# The configurations that are recommended: the best of torch's FSDPs and the best of ours, as far as both
+# ran.
+
+OURS_RAN_ON_GPUS = False
+"""Whether `ci/measured` holds a run of ours on GPUs; a test holds it to that folder."""
+_NOT_YET = "ours has not run on GPUs yet"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The recommended rows, of torch's FSDPs and of ours: each None where no such system ran, or both."""
+
+    torchs: Ranked | None
+    ours: Ranked | None
+
+    @property
+    def both(self) -> bool:
+        return self.torchs is not None and self.ours is not None
+
+
+def chosen(ranked: Sequence[Ranked]) -> Chosen:
+    """Return the first of each in the ranking; of equally fast ones (one rank) one that is not risky."""
+    return Chosen(_best(ranked, "torch-fsdp"), _best(ranked, "impl-"))
+
+
+def doubt(row: Configuration) -> str:
+    """Return a warning about a row, as words in brackets; empty where there is none."""
+    doubts = []
+    if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
+        doubts.append(_NOT_YET)
+    if (row.result.alloc_retries_per_step or 0) > 0:
+        doubts.append("risky: the allocator retries")
+    elif is_risky(row):
+        doubts.append("risky: its memory fits only inside the prediction's error")
+    return f" ({'; '.join(doubts)})" if doubts else ""
+
+
+def is_risky(row: Configuration) -> bool:
+    """Return whether its memory fits only inside the prediction's error, or with retries."""
+    predicted = row.result.interval is not None and row.result.interval.risky
+    return predicted or (row.result.alloc_retries_per_step or 0) > 0
+
+
+def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
+    own = [entry for entry in ranked if entry.throughput and _system(entry.row).startswith(prefix)]
+    equal = [entry for entry in own if entry.rank == own[0].rank]
+    return next((entry for entry in equal if not is_risky(entry.row)), own[0] if own else None)
+
+
+def _system(row: Configuration) -> str:
+    return str(row.settings.get("system") or "")

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpbench.reports.analysis.findings import Suggestion, Verdict
-from fsdpbench.reports.pages.chosen import chosen, doubt
 from fsdpbench.reports.pages.display import count, gib, number, percent, setting, signed_percent
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.fusion import compile_findings
@@ -16,6 +15,8 @@ from fsdpbench.reports.pages.overview import interval_findings, plus_minus
 from fsdpbench.reports.pages.ranking import (
     NEAR,
     Ranked,
+    chosen,
+    doubt,
     label,
     leaner_ties,
     metric_of,
@@ -44,10 +45,10 @@ def best_sentence(view: RunView) -> str:
     found = chosen(ranked)
     named = [each for each in (found.torchs, found.ours) if each] if found.both else [ranked[0]]
     finished = [entry for entry in ranked if entry.throughput]
-    told = [_settings(named, ranked), _given(named, finished, len(ranked), view)]
+    sentences = [_settings(named, ranked), _given(named, finished, len(ranked), view)]
     if len(finished) > 1:
-        told.append(_mattered(effects(ranked)))
-    return " ".join(f"{sentence}." for sentence in told)
+        sentences.append(_mattered(effects(ranked)))
+    return " ".join(f"{sentence}." for sentence in sentences)
 
 
 def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
@@ -68,13 +69,13 @@ def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view
     best = max(named, key=lambda each: each.throughput or 0.0)
     if len(named) == 1:
         error = f" {plus_minus(best.row.result.interval)}" if best.row.result.interval else ""
-        told = f"It reaches {number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
+        text = f"It reaches {number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
     else:
-        told = f"They reach {' and '.join(map(_speed, named))} {metric.words}"
+        text = f"They reach {' and '.join(map(_speed, named))} {metric.words}"
     if len(finished) > 1:
-        told += f"; {'the faster is ' if len(named) > 1 else ''}"
-        told += _against(best, finished, tried, view.first_point)
-    return told
+        text += f"; {'the faster is ' if len(named) > 1 else ''}"
+        text += _against(best, finished, tried, view.first_point)
+    return text
 
 
 def _speed(each: Ranked) -> str:
@@ -158,15 +159,15 @@ def endings(rows: Sequence[Configuration]) -> str:
 def _reached(best: Ranked, each: str) -> str:
     """Return the figures in parentheses behind the best throughput."""
     result = best.row.result
-    told = []
+    parts = []
     if result.tflops_per_gpu is not None:
-        told.append(f"{number(result.tflops_per_gpu)} TFLOPS/{each}")
+        parts.append(f"{number(result.tflops_per_gpu)} TFLOPS/{each}")
     if result.mfu is not None:
-        told.append(f"MFU {percent(result.mfu)}")
+        parts.append(f"MFU {percent(result.mfu)}")
     if (memory := reserved(best.row)) is not None:
         capacity = best.row.capacity_bytes
-        told.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB reserved")
-    return f" ({', '.join(told)})" if told else ""
+        parts.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB reserved")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 _FIRST = "the first one tried (the first value of each setting)"
@@ -200,11 +201,11 @@ def _mattered(found: Sequence[Effect]) -> str:
         held = strongest.get(effect.name)
         if effect.ratio and (held is None or effect.strength > held.strength):
             strongest[effect.name] = effect
-    told = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
-    told.sort(key=lambda effect: effect.strength, reverse=True)
-    if not told:
+    strong = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
+    strong.sort(key=lambda effect: effect.strength, reverse=True)
+    if not strong:
         return "No setting changed throughput by 1 % with the others held equal"
-    return "What mattered most: " + ", then ".join(_effect_words(effect) for effect in told[:2])
+    return "What mattered most: " + ", then ".join(_effect_words(effect) for effect in strong[:2])
 
 
 def _effect_words(effect: Effect) -> str:
@@ -265,12 +266,12 @@ def _retries(ranked: Sequence[Ranked]) -> list[str]:
     worst = max(retried, key=lambda entry: entry.row.result.alloc_retries_per_step or 0)
     most = f"{count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
     upto = "up to " if len(retried) > 1 else ""
-    told = f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there"
+    text = f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there"
     if (spread := worst.row.result.steps_spread) is not None:
-        told += (
+        text += (
             f"; times are medians of several steps, of which the middle half spans {percent(spread)} there"
         )
-    return [f"{told}."]
+    return [f"{text}."]
 
 
 def _noise(view: RunView) -> list[str]:

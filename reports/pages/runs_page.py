@@ -63,19 +63,19 @@ def _sentences(
 ) -> list[str]:
     if metric is None:
         return ["The runs count different things (tokens, samples): their throughputs are not compared."]
-    told = []
+    sentences = []
     first = runs[0][0].throughput if runs[0] else None
     for number, (name, ranked) in enumerate(zip(names, runs, strict=True)):
         if number == 0:
             continue
         best = ranked[0].throughput if ranked else None
         if not first or not best:
-            told.append(f"{name if first else names[0]} has no configuration that finished.")
+            sentences.append(f"{name if first else names[0]} has no configuration that finished.")
             continue
         words = f"The best of {name} gives {display.signed_percent(best / first - 1)} over that of {names[0]}"
         mean = mean_ratio(shared, number)
         if mean is None:
-            told.append(f"{words}; they share no configuration that finished.")
+            sentences.append(f"{words}; they share no configuration that finished.")
             continue
         ratio, low, high, count = mean
         spread = (
@@ -83,8 +83,10 @@ def _sentences(
             if low != high
             else ""
         )
-        told.append(f"{words}; with equal settings {display.signed_percent(ratio - 1)}{spread} over {count}.")
-    return told
+        sentences.append(
+            f"{words}; with equal settings {display.signed_percent(ratio - 1)}{spread} over {count}."
+        )
+    return sentences
 
 
 def _runs_table(

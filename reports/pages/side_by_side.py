@@ -116,8 +116,8 @@ def differences(view: RunView) -> list[Difference]:
         for row in rows:
             by_system.setdefault(system_of(row), row)
         reference = by_system[_reference(by_system)]
-        told = (_difference(row, reference) for row in rows if row is not reference)
-        found += [difference for difference in told if difference is not None]
+        known = (_difference(row, reference) for row in rows if row is not reference)
+        found += [difference for difference in known if difference is not None]
     return found
 
 

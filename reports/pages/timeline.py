@@ -69,12 +69,14 @@ def _busiest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _note(joined: int, left_out: int) -> str:
-    told = []
+    sentences = []
     if joined:
-        told.append(f"{joined:,} short events are drawn together with their neighbours; the trace has each.")
+        sentences.append(
+            f"{joined:,} short events are drawn together with their neighbours; the trace has each."
+        )
     if left_out:
-        told.append(f"{left_out} streams or threads with less work are left out.")
-    return " ".join(told)
+        sentences.append(f"{left_out} streams or threads with less work are left out.")
+    return " ".join(sentences)
 
 
 class _Index:

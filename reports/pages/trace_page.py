@@ -95,12 +95,12 @@ def _facts(ranks: Sequence[RankAnalysis]) -> list[tuple[str, str]]:
 def _sentence(ranks: Sequence[RankAnalysis]) -> str:
     if not ranks:
         return "Memory snapshots alone: what was held is below."
-    told = [rank for rank in ranks if rank.verdict is not None]
-    if not told:
+    judged = [rank for rank in ranks if rank.verdict is not None]
+    if not judged:
         return "No verdict."
-    first = told[0]
+    first = judged[0]
     assert first.verdict is not None
-    same = all(rank.verdict and rank.verdict.sentence == first.verdict.sentence for rank in told)
+    same = all(rank.verdict and rank.verdict.sentence == first.verdict.sentence for rank in judged)
     place = "" if same else f"Rank {first.rank}: "
     return place + first.verdict.sentence
 
@@ -135,21 +135,23 @@ def _findings(ranks: Sequence[RankAnalysis]) -> list[str]:
 
 def _across(analysis: Analysis) -> list[str]:
     """Return sentences on the ranks together."""
-    told = []
+    sentences = []
     for name, summary in analysis.configurations.items():
         place = f"{name}: " if name else ""
         if len(summary.ranks) > 1:
             step = summary.figures["step_time_s"]
-            told.append(
+            sentences.append(
                 f"{place}{len(summary.ranks)} ranks, mean step {display.milliseconds(step.least)} to "
                 f"{display.milliseconds(step.greatest)} ms, slowest rank {summary.slowest_rank}."
             )
         if summary.waiting is not None and summary.waiting.straggler is not None:
             straggler = summary.waiting.straggler
             share = display.percent(summary.waiting.caused[straggler], 0)
-            told.append(f"{place}rank {straggler} is the last to join and causes {share} of the waiting.")
-        told += [f"{place}{warning}." for warning in summary.warnings]
-    return told
+            sentences.append(
+                f"{place}rank {straggler} is the last to join and causes {share} of the waiting."
+            )
+        sentences += [f"{place}{warning}." for warning in summary.warnings]
+    return sentences
 
 
 def _content(rank: RankAnalysis) -> dict[str, Any]:
@@ -258,8 +260,8 @@ _LARGEST_MEMORY = 1 << 50
 def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, Any]:
     """Return the rank's part in plain JSON values, of a page of so many `traces`."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
-    told = [device.get("totalGlobalMem") for device in trace.devices]
-    sizes = {size for size in told if isinstance(size, int) and 0 < size < _LARGEST_MEMORY}
+    stated = [device.get("totalGlobalMem") for device in trace.devices]
+    sizes = {size for size in stated if isinstance(size, int) and 0 < size < _LARGEST_MEMORY}
     known = float(sizes.pop()) if len(sizes) == 1 else None
     names = {str(device["name"])[:80] for device in trace.devices if device.get("name")}
     return trace_parts(trace, rank, known, most) | {"device_names": sorted(names)}

@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummar
 from fsdpbench.reports.analysis.analyze import summarize
 from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.units_chart import units_chart
 from fsdpbench.reports.pages.whole_run import Table
@@ -254,7 +254,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
             each.name[:160],
             *((each.family,) if what == "kernel" else ()),
             display.count(round(each.count / steps, 2)),
-            _ms_of_work(each.time / steps),
+            _ms(each.time / steps),
             *((_us(each.time / each.count),) if what == "kernel" else ()),
             display.percent(each.share),
             *_rate(each.rate),
@@ -271,12 +271,12 @@ _RATES = ("TFLOPS", "GB/s", "of the peak")
 
 
 def _rate(rate: Rate) -> tuple[str, str, str]:
-    told = rate.to_dict()
-    speed = told["bytes_per_s"]
+    values = rate.to_dict()
+    speed = values["bytes_per_s"]
     return (
-        display.number(told["tflops"]),
+        display.number(values["tflops"]),
         display.NOTHING if speed is None else display.number(speed / 1e9),
-        display.percent(told["roof_share"]),
+        display.percent(values["roof_share"]),
     )
 
 
@@ -286,7 +286,7 @@ def _operators(tables: WorkTables, steps: int) -> Table | None:
             each.name[:80],
             each.shapes[:80],
             display.count(round(each.count / steps, 2)),
-            _ms_of_work(each.time / steps),
+            _ms(each.time / steps),
             display.percent(each.share),
             display.number(each.intensity),
             *_rate(each.rate),
@@ -304,8 +304,8 @@ def _modules(tables: WorkTables, steps: int) -> Table | None:
             each.name,
             display.count(each.instances),
             display.count(round(each.calls / steps, 2)),
-            _ms_of_work(each.own / steps),
-            _ms_of_work(each.time / steps),
+            _ms(each.own / steps),
+            _ms(each.time / steps),
             display.percent(each.share),
         )
         for each in tables.modules[:MOST_MODULES]
@@ -318,9 +318,9 @@ def _devices(tables: WorkTables, steps: int) -> Table:
     rows = tuple(
         (
             str(each.device),
-            _ms_of_work(each.computing / steps),
-            _ms_of_work(each.communicating / steps),
-            _ms_of_work((each.span - each.busy) / steps),
+            _ms(each.computing / steps),
+            _ms(each.communicating / steps),
+            _ms((each.span - each.busy) / steps),
             display.percent((each.span - each.busy) / each.span if each.span else None),
         )
         for each in tables.devices
@@ -329,23 +329,21 @@ def _devices(tables: WorkTables, steps: int) -> Table:
 
 
 def _roof_note(tables: WorkTables) -> str:
-    told = []
+    sentences = []
     hidden = len(tables.kernels) - MOST_KERNELS
     if hidden > 0:
         time = sum(each.time for each in tables.kernels[MOST_KERNELS:])
         share = display.percent(time / tables.total if tables.total else None)
-        told.append(f"{hidden} more names are left out ({share} of the time together).")
+        sentences.append(f"{hidden} more names are left out ({share} of the time together).")
     if tables.roof is not None:
-        told.append(f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links.")
+        sentences.append(
+            f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links."
+        )
     elif any(each.rate.time for each in tables.kernels):
-        told.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
+        sentences.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
     if not tables.operators:
-        told.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
-    return " ".join(told)
-
-
-def _ms_of_work(ns: float) -> str:
-    return display.ms(ns / 1e6)
+        sentences.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
+    return " ".join(sentences)
 
 
 def _us(ns: float) -> str:
@@ -403,18 +401,18 @@ def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
 
 
 def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
-    told = []
+    sentences = []
     if summary.waiting is None:
-        told.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
+        sentences.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
     elif summary.waiting.straggler is None:
-        told.append("No rank makes the others wait much more than another does.")
+        sentences.append("No rank makes the others wait much more than another does.")
     else:
         share = display.percent(summary.waiting.caused[summary.waiting.straggler], 0)
-        told.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
+        sentences.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
     if summary.waiting is not None and len(summary.waiting.groups) > 1:
-        told.append(f"They wait in {len(summary.waiting.groups)} communicators.")
+        sentences.append(f"They wait in {len(summary.waiting.groups)} communicators.")
     if unread:
-        told.append(f"{unread} traces could not be read.")
+        sentences.append(f"{unread} traces could not be read.")
     if left_out:
-        told.append(f"{left_out} more ranks are left to fsdpbench analyze.")
-    return " ".join(told)
+        sentences.append(f"{left_out} more ranks are left to fsdpbench analyze.")
+    return " ".join(sentences)

@@ -144,6 +144,6 @@ def _row(unit: UnitAnalysis, kinds: Sequence[str], steps: int) -> tuple[str, ...
     late = [gather for gather in unit.gathers if gather.cause is not None]
     why = ", ".join(words for words, _ in _counted(late).most_common(2))
     behind = Counter(gather.behind for gather in late if gather.behind).most_common(1)
-    told = f"{why} behind {behind[0][0][:60]}" if behind else why
-    cells += [display.count(len(late) / steps), display.ms(sum(g.late for g in late) / steps / 1e6), told]
+    reason = f"{why} behind {behind[0][0][:60]}" if behind else why
+    cells += [display.count(len(late) / steps), display.ms(sum(g.late for g in late) / steps / 1e6), reason]
     return tuple(cells)

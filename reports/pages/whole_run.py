@@ -335,9 +335,9 @@ def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
 
 def _aside(effect: Effect) -> str:
     """Return a remark beside the effect for the reader of the chart."""
-    told = ["with retries"] if effect.with_retries else []
-    told += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
-    return f" ({', '.join(told)})" if told else ""
+    text = ["with retries"] if effect.with_retries else []
+    text += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
+    return f" ({', '.join(text)})" if text else ""
 
 
 def _range(ratios: Sequence[float | None]) -> list[float]:

@@ -161,8 +161,8 @@ def _content(path: Path) -> Any:
     except EOFError:
         reason = "is truncated: the pickle ends in the middle"
     except Exception as error:  # damaged pickles raise nearly anything
-        told = "truncated" if "truncated" in str(error) else one_line(error, 200)
-        reason = f"is a damaged Flight Recorder dump ({told})"
+        text = "truncated" if "truncated" in str(error) else one_line(error, 200)
+        reason = f"is a damaged Flight Recorder dump ({text})"
     raise TraceError(path, reason)
 
 

@@ -13,8 +13,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fsdpbench.reports.reading import printable
 
@@ -100,8 +101,22 @@ def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
     return found
 
 
-def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, tuple[float, ...]]:
-    """Return by kernel name its count before and after and its seconds before and after, over all steps.
+class KernelChange(NamedTuple):
+    """How often a kernel ran before and after, and for how long in all (s)."""
+
+    count_before: float
+    count_after: float
+    time_before_s: float
+    time_after_s: float
+
+    @property
+    def by(self) -> float:
+        """Return the change of time, s."""
+        return self.time_after_s - self.time_before_s
+
+
+def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, KernelChange]:
+    """Return the change of each kernel, by name, over all steps.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.
@@ -121,7 +136,7 @@ def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, tuple[flo
             device_type=DeviceType.GPU,
         )
     return {
-        str(name): (
+        str(name): KernelChange(
             *(float(row[f"{side}_counts"]) for side in _SIDES),
             *(float(row[f"{side}_total_duration"]) / 1e6 for side in _SIDES),
         )
@@ -158,61 +173,72 @@ def _quiet() -> Iterator[None]:
 
 
 _MOST_NAMES = 8
+T = TypeVar("T")
 
 
-def hta_opinion(trace: Path) -> dict[str, Any]:
-    """Return HTA's overlap, the first step's critical path (s), idle causes (s) and mean queue length by
-    stream. A figure that HTA cannot find is the reason, as text."""
-    return {
-        "trace": str(trace),
-        "overlap_fraction": _tried(lambda: hta_overlap({0: trace})[0]),
-        "critical_path_s": _tried(lambda: hta_critical_path(trace, 0)),
-        "idle_causes_s": _tried(lambda: hta_idle_causes(trace)),
-        "queue_length": _tried(lambda: hta_queue_length(trace)),
-    }
+@dataclass(frozen=True)
+class HtaOpinion:
+    """HTA's figures of one trace; a figure that HTA cannot find is the reason, as text.
+
+    overlap_fraction: 0 to 1.  critical_path_s: of the first step, by what bounds it.  idle_causes_s, and
+    queue_length (mean, kernels): by stream.
+    """
+
+    trace: str
+    overlap_fraction: float | str
+    critical_path_s: dict[str, float] | str
+    idle_causes_s: dict[int, dict[str, float]] | str
+    queue_length: dict[int, float] | str
 
 
-def hta_changes(before: Path, after: Path) -> dict[str, Any]:
+def hta_opinion(trace: Path) -> HtaOpinion:
+    """Return all that HTA finds in a trace. Raises `HtaMissingError`."""
+    return HtaOpinion(
+        str(trace),
+        _tried(lambda: hta_overlap({0: trace})[0]),
+        _tried(lambda: hta_critical_path(trace, 0)),
+        _tried(lambda: hta_idle_causes(trace)),
+        _tried(lambda: hta_queue_length(trace)),
+    )
+
+
+def hta_changes(before: Path, after: Path) -> dict[str, KernelChange] | str:
     """Return kernels whose count or time changed, largest change first, or the reason why HTA finds none."""
     found = _tried(lambda: hta_trace_diff(before, after))
     if isinstance(found, str):
-        return {"kernels": found}
-    changed = {name: row for name, row in found.items() if row[0] != row[1] or row[2] != row[3]}
-    ordered = sorted(changed, key=lambda name: -abs(changed[name][3] - changed[name][2]))
-    keys = ("count_before", "count_after", "time_before_s", "time_after_s")
-    return {"kernels": {name: dict(zip(keys, changed[name], strict=True)) for name in ordered}}
+        return found
+    changed = {name: row for name, row in found.items() if row.count_before != row.count_after or row.by}
+    return {name: changed[name] for name in sorted(changed, key=lambda name: -abs(changed[name].by))}
 
 
-def describe_opinion(opinion: Mapping[str, Any]) -> str:
+def describe_opinion(opinion: HtaOpinion) -> str:
     """Return the lines of `hta_opinion` for a terminal."""
-    overlap = opinion["overlap_fraction"]
+    overlap = opinion.overlap_fraction
     lines = [
-        f"HolisticTraceAnalysis on {opinion['trace']}",
+        f"HolisticTraceAnalysis on {opinion.trace}",
         f"  overlap             {overlap if isinstance(overlap, str) else f'{100 * overlap:.2f} %'}",
-        f"  critical path       {_times(opinion['critical_path_s'])}",
+        f"  critical path       {_times(opinion.critical_path_s)}",
+        *_by_stream("idle, stream", opinion.idle_causes_s, _times),
+        *_by_stream("queue, stream", opinion.queue_length, lambda n: f"{n:.1f} kernels wait on average"),
     ]
-    for words, key, told in (
-        ("idle, stream", "idle_causes_s", _times),
-        ("queue, stream", "queue_length", lambda mean: f"{mean:.1f} kernels wait on average"),
-    ):
-        found = opinion[key]
-        if isinstance(found, str):
-            lines.append(f"  {words:<20}{found}")
-        else:
-            lines += [f"  {f'{words} {stream}':<20}{told(each)}" for stream, each in sorted(found.items())]
     return "\n".join(printable(line) for line in lines)
 
 
-def describe_changes(changes: Mapping[str, Any]) -> str:
+def _by_stream(words: str, found: dict[int, T] | str, text: Callable[[T], str]) -> list[str]:
+    if isinstance(found, str):
+        return [f"  {words:<20}{found}"]
+    return [f"  {f'{words} {stream}':<20}{text(each)}" for stream, each in sorted(found.items())]
+
+
+def describe_changes(changes: dict[str, KernelChange] | str) -> str:
     """Return the lines of `hta_changes` for a terminal."""
-    kernels = changes["kernels"]
-    if isinstance(kernels, str):
-        return f"HolisticTraceAnalysis, trace diff: {kernels}"
+    if isinstance(changes, str):
+        return f"HolisticTraceAnalysis, trace diff: {changes}"
     lines = ["HolisticTraceAnalysis, trace diff: change of time, count before and after (all steps)"]
-    for name in list(kernels)[:_MOST_NAMES]:
-        row = kernels[name]
-        change = 1e3 * (row["time_after_s"] - row["time_before_s"])
-        lines.append(f"  {change:+12.3f} ms  {row['count_before']:g} -> {row['count_after']:g}  {name[:90]}")
+    lines += [
+        f"  {1e3 * row.by:+12.3f} ms  {row.count_before:g} -> {row.count_after:g}  {name[:90]}"
+        for name, row in list(changes.items())[:_MOST_NAMES]
+    ]
     return "\n".join(printable(line) for line in lines)
 
 

@@ -126,8 +126,8 @@ class OomMessage:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all figures, the derived ones too."""
-        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "position"}
-        return told | {"reserved": self.reserved, "outside": self.outside, "short": self.short}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "position"}
+        return values | {"reserved": self.reserved, "outside": self.outside, "short": self.short}
 
 
 def find_messages(text: str) -> list[OomMessage]:
@@ -169,7 +169,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
             position=start.start(),
         )
     capacity = _CAPACITY.search(text)
-    others = [size for _, told in _OTHERS.findall(text) if (size := _bytes(told)) is not None]
+    others = [size for _, held_text in _OTHERS.findall(text) if (size := _bytes(held_text)) is not None]
     total = _bytes(capacity[2]) if capacity else None
     held, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
     process = _one(_IN_USE, text)
@@ -310,8 +310,8 @@ def read_log(text: str) -> OomReport | None:
 
 def _says(line: str, lines: list[str], index: int) -> bool:
     low = line.lower()
-    told = any(word in low for word in ("memory", "alloc", "oom", "kill"))
-    return told and bool(find_messages(" ".join(lines[index : index + 2])))
+    mentioned = any(word in low for word in ("memory", "alloc", "oom", "kill"))
+    return mentioned and bool(find_messages(" ".join(lines[index : index + 2])))
 
 
 def _frames_before(lines: list[str], place: int) -> list[Frame]:

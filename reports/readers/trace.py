@@ -291,11 +291,11 @@ class TraceLimits:
     def refusal(self, name: str, found: str) -> str:
         """Return why a file beyond the limit `name` is refused: what was `found`, how to raise the limit."""
         value = getattr(self, name)
-        limit = f"{value:,}" if name in ("depth", "events") else told_bytes(value)
+        limit = f"{value:,}" if name in ("depth", "events") else bytes_text(value)
         return f"{found}, and the limit `{name}` is {limit} (raise it: --limit {name}=..., or {VARIABLE})"
 
 
-def told_bytes(count: int) -> str:
+def bytes_text(count: int) -> str:
     """Return bytes as text, `4 GiB`, `43.1 MB`: binary units where they are whole."""
     for power, (binary, decimal) in enumerate(
         (("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB"), ("TiB", "TB")), 1
@@ -435,11 +435,11 @@ def unknown_categories(found: Counter[str], on_device: bool) -> Unknown:
         )
     if not others:
         return Unknown(problems, [])
-    told = f"events of categories that are not known do not count: {_listed(others)}"
+    text = f"events of categories that are not known do not count: {_listed(others)}"
     if on_device or accelerators:
-        return Unknown(problems, [told])
+        return Unknown(problems, [text])
     # Nothing else says what a device did: these may be its work.
-    return Unknown([f"{told}; if they are a device's work, the figures lack it"], [])
+    return Unknown([f"{text}; if they are a device's work, the figures lack it"], [])
 
 
 def _listed(counts: dict[str, int]) -> str:

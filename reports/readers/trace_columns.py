@@ -173,7 +173,7 @@ class ColumnBuilder:
             "events have arguments that cannot be read, and count as if they had not": self._broken,
             "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
         }
-        return [f"{count} {told}" for told, count in counts.items() if count]
+        return [f"{count} {text}" for text, count in counts.items() if count]
 
     def _add_others(self, events: Sequence[AnyEvent]) -> None:
         complete = [event.cat for event in events if event.ph == "X"]

@@ -19,8 +19,6 @@ from typing import Any
 import msgspec
 
 from fsdpbench.reports.readers.trace import Trace, TraceError, TraceLimits
-from fsdpbench.reports.readers.trace_blocks import read_blocks
-from fsdpbench.reports.readers.trace_chunks import UncuttableError, cut, cut_exactly, nesting
 from fsdpbench.reports.readers.trace_columns import ColumnBuilder, needs_digits
 from fsdpbench.reports.readers.trace_events import (
     ABSENT,
@@ -33,6 +31,7 @@ from fsdpbench.reports.readers.trace_events import (
     File,
     FloatEvent,
 )
+from fsdpbench.reports.readers.trace_text import UncuttableError, cut, cut_exactly, nesting, read_blocks
 
 
 def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
@@ -288,11 +287,11 @@ def recover_events(text: bytes) -> Recovered:
     except msgspec.ValidationError:
         pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        defect, text = _told(error), mend(text)
+        defect, text = _message(error), mend(text)
     try:
         raws = RAW_EVENTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnmendableError(_told(error)) from None
+        raise UnmendableError(_message(error)) from None
     found = Recovered([], b"", defect=defect)
     usual: list[bytes] = []
     for raw in raws:
@@ -312,11 +311,11 @@ def recover_value(text: bytes) -> tuple[Any, str | None]:
     try:
         return msgspec.json.decode(text), None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        defect = _told(error)
+        defect = _message(error)
     try:
         return msgspec.json.decode(mend(text)), defect
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnmendableError(_told(error)) from None
+        raise UnmendableError(_message(error)) from None
 
 
 def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
@@ -336,6 +335,6 @@ def _convert(raw: msgspec.Raw) -> tuple[list[FloatEvent], int]:
     return [converted], 0
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return the decoder's message without its offset, which counts from the beginning of a piece."""
     return _OFFSET.sub("", str(error))[:200]

@@ -26,7 +26,7 @@ _FOLDER = re.compile(r"(?:fsdpbench|impl|reports|workloads|tests|ci|docs)(?:/[\w
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _FILE_AND_NAME = re.compile(r"`([\w/]+\.py)` `([A-Za-z_]\w*)`|`([\w/]+\.py)::(\w+)`")
 # Heads that name files of the torch or llm-foundry that they imitate.
-IMITATING = ("gpt_parts.py", "torch_1_13.py", "trainer.py")
+IMITATING = ("replacements.py", "software.py")
 # Files of users, files that a command writes, and those of other projects.
 OF_OTHERS = {
     "best.toml", "best_*.py", "fa_fwd_tables.csv", "gemm_tables.csv", "impl.py", "mine.toml", "my_systems.py",

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fsdpbench.reports.pages.ranks import shared_ranks
+from fsdpbench.reports.pages.ranking import shared_ranks
 
 
 def test_what_cannot_be_told_apart_shares_a_rank() -> None:

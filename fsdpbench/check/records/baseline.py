@@ -109,7 +109,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.of_this_torch(path).entries()
 
     def surroundings(self, path: Path) -> Surroundings:
-        """What the figures of the torch at hand belong to."""
+        """Return the surroundings that the figures of the torch at hand belong to."""
         return Surroundings(self.of_this_torch(path).surroundings)
 
     @property

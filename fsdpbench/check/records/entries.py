@@ -83,7 +83,7 @@ class Entry:
         return None
 
     def doubt(self, metric: str) -> str | None:
-        """What other figures of a run say against this one, which is a possible one alone."""
+        """Return why this figure, possible alone, cannot be beside others of its run; else None."""
         for run, found in zip(self.runs, self.contradictions, strict=True):
             if metric in found:
                 value = run.get(metric)

@@ -151,13 +151,13 @@ def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry
 
 
 def absent_of(before: Side, after: Side) -> dict[str, str]:
-    """What either side names and has no usable result of, with side and reason."""
+    """Return the configurations without a usable result on either side, with side and reason."""
     told = {name: f"on the older side, {reason}" for name, reason in before.absent.items()}
     return told | {name: f"on the newer side, {reason}" for name, reason in after.absent.items()}
 
 
 def notes_on(before: Side, after: Side) -> list[str]:
-    """What the reader of a comparison should know: how it was measured, and whether eager or compiled."""
+    """Return remarks for the reader of a comparison: how it was measured, and whether eager or compiled."""
     return _drift(before, after) + _compiled(before, after)
 
 
@@ -247,7 +247,7 @@ def _recorded_name(content: object) -> str | None:
 
 
 def _result_name(content: object) -> str | None:
-    """What its `config` is called; None where that is not one of this version."""
+    """Return the name of its `config`; None where that is not one of this version."""
     try:
         return Config.from_dict(content["config"]).name  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError, UsageError):
@@ -262,7 +262,7 @@ def _name_of(path: Path, result: Result) -> str:
 
 
 def _named_results(path: Path, results: Iterable[object]) -> dict[str, list[Result] | str]:
-    """Of what `sweep --json` printed."""
+    """Return the results in the output of `sweep --json`, by configuration. Raises `UsageError`."""
     found: dict[str, list[Result] | str] = {}
     for result in results:
         name = _recorded_name(result)

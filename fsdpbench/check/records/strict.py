@@ -1,4 +1,4 @@
-"""What was read from a committed file, as a typed struct: unknown keys are refused with the nearest names."""
+"""Committed files as typed structs: unknown keys are refused with the nearest names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What figures belong to besides their configurations: two sides are compared only where it is alike.
+"""The surroundings of figures besides their configurations: two sides are compared only where they are alike.
 
 Simulated figures depend on torch, the simulated hardware, and the model. Measured ones depend on the machine
 as well; that is its kind, not its name, so that two machines of one kind may be compared.
@@ -45,7 +45,7 @@ def require_alike(before: Surroundings, after: Surroundings) -> None:
 
 
 def surroundings_of(results: Iterable[Mapping[str, Any]]) -> Surroundings:
-    """Of all results of a side."""
+    """Return the surroundings of all results of a side."""
     values: dict[str, set[str]] = {}
     for result in results:
         for name, value in _facts(result).items():

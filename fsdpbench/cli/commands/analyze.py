@@ -78,12 +78,12 @@ def command(
         raise UsageError(
             "-o makes a page of traces, not of what changed since --against: ask for one of both"
         )
-    roofs = roofs(hardware)
+    known = roofs(hardware)
     allowed = _limits(limits)
-    analysis = _analyzed(paths, jobs, roofs, allowed, draws=output is not None)
+    analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
     content: dict[str, Any] = analysis.to_dict()
     texts = [describe(analysis)]
-    before = _analyzed((against,), jobs, roofs, allowed) if against is not None else None
+    before = _analyzed((against,), jobs, known, allowed) if against is not None else None
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
@@ -194,9 +194,11 @@ def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str,
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]
-    content: dict[str, Any] = {"ranks": opinions}
+    content: dict[str, Any] = {"ranks": [vars(each) for each in opinions]}
     texts = [describe_opinion(each) for each in opinions]
     if before is not None and before.ranks and after.ranks:
-        content["diff"] = hta_changes(before.ranks[0].path, after.ranks[0].path)
-        texts.append(describe_changes(content["diff"]))
+        found = hta_changes(before.ranks[0].path, after.ranks[0].path)
+        kernels = found if isinstance(found, str) else {name: row._asdict() for name, row in found.items()}
+        content["diff"] = {"kernels": kernels}
+        texts.append(describe_changes(found))
     return content, texts

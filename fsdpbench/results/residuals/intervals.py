@@ -79,7 +79,7 @@ def read_ahead() -> None:
 
 
 def unknowns(config: Config) -> tuple[Unknown, ...]:
-    """What no published run says about a configuration."""
+    """Return what no published run says about a configuration."""
     found = []
     chips, software, families = _known()
     # Files without `compute` are variants of a chip; the first with it is the chip's own.
@@ -138,7 +138,7 @@ def _is_todays(software: str) -> bool:
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
     """Whether the model is of a family with published runs, or a dense language model like those.
 
-    Told by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    Known by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
     """
     if any(value and part in name for name, value in config.shape.items() for part in _UNLIKE):
         return False

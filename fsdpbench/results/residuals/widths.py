@@ -43,7 +43,7 @@ TABLE = Path(__file__).with_name("residuals.csv")
 
 
 class Condition(StrEnum):
-    """What was taken as unknown when a run was predicted (`fsdpbench/validation/conditions.py`)."""
+    """The part of a run that was unknown when it was predicted (`fsdpbench/validation/conditions.py`)."""
 
     KNOWN = "known"
     CHIP = "chip"
@@ -54,7 +54,7 @@ class Condition(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What a residual is of."""
+    """The quantity that a residual compares."""
 
     TIME = "time"
     ALLOCATED = "allocated"
@@ -153,7 +153,7 @@ _MISSED_A_DOUBLING = 0.21
 
 
 class Unknown(StrEnum):
-    """What makes an interval wider, in words for people."""
+    """A reason that makes an interval wider, in words for people."""
 
     CHIP = "no published run on this chip"
     NETWORK = "network between nodes not stated"
@@ -181,7 +181,7 @@ class Width:
         return value * math.exp(-self.log), value * math.exp(self.log)
 
     def with_gpus(self, gpus: int) -> Width:
-        """The same for so many GPUs, which may be more than in any published run."""
+        """Return the width for so many GPUs, which may be more than in any published run."""
         beyond = math.log2(max(1.0, gpus / _most_gpus()))
         return dataclasses.replace(self, log=math.hypot(self.log, _MISSED_A_DOUBLING * beyond))
 

@@ -1,7 +1,8 @@
 """Mechanisms: behaviour of other software that has to be put instead of the installed one's.
 
 Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
-switches on, and closing what it returns puts everything back.
+switches on, and closing what it returns puts everything back. Those that change models are in
+`workloads/replacements.py`.
 """
 
 from __future__ import annotations
@@ -14,41 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.sim.model.software import SoftwareProfile, TrainerSoftware
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
-from fsdpbench.sim.torch_device import gpt_parts
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.torch_internals import patched, replaced
-
-# Parts of fms-acceleration's Llamas in the bench's own.
-# Its kernels in Triton (of unsloth) turn queries and keys in place: one pass over them forward, one backward.
-
-
-def fused_rotary() -> AbstractContextManager[None]:
-    """Llamas turn queries and keys by one kernel each."""
-    from fsdpbench.workloads import rotations
-
-    one_pass = rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)
-    return replaced(rotations, ROTATIONS={**rotations.ROTATIONS, "halves": one_pass})
-
-
-def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """What the kernel reads and writes; a simulated tensor holds no numbers to turn."""
-    result: Tensor = _OnePass.apply(x)
-    return result
-
-
-class _OnePass(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return -x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
-
+from fsdpbench.torch_internals import patched
+from fsdpbench.workloads import replacements
 
 # What torch 1.13 did otherwise, laid over the installed one; read from the source of torch 1.13.1
 # (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named).
@@ -63,9 +35,6 @@ class _OnePass(torch.autograd.Function):
 #   (`distributed/fsdp/flatten_params_wrapper.py`). Autograd runs a node on the stream of its forward: today's
 #   views are made on the stream of gathers, where their backward then copies gradients together, behind
 #   prefetched gathers.
-# * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
-#   `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
-# * There was no RMSNorm in torch: models composed it (`workloads/layers.py`).
 
 
 def copied_gradients() -> AbstractContextManager[None]:
@@ -94,20 +63,6 @@ def on_compute_stream(make_views: Callable[..., None]) -> Callable[..., None]:
     return make
 
 
-def reentrant_checkpoints() -> AbstractContextManager[None]:
-    """Blocks of the bench's models are checkpointed in the reentrant form."""
-    from fsdpbench.workloads import checkpointing
-
-    return replaced(checkpointing, checkpoint=reentrant)
-
-
-def composed_rms_norm() -> AbstractContextManager[None]:
-    """`F.rms_norm`, and with it `nn.RMSNorm`, runs operators."""
-    from fsdpbench.workloads import layers
-
-    return replaced(torch.nn.functional, rms_norm=layers.composed_rms_norm)
-
-
 def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Input and output of a unit's reduce-scatter: always a padded copy, and a zeroed shard."""
     ranks: int = state.world_size  # type: ignore[attr-defined]
@@ -127,24 +82,17 @@ def limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any, 
     prefetch(state, handle, mode)
 
 
-def reentrant(function: Any, *args: Any, **options: Any) -> Any:
-    """torch's `checkpoint` in the form that was its default."""
-    return checkpoint(
-        function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
-    )
-
-
 Mechanism = Callable[[], AbstractContextManager[None]]
 
 MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.copies_gradients": copied_gradients,
     "fsdp1.limits_prefetched_units": limited_prefetched_units,
     "fsdp1.views_on_compute_stream": views_on_compute_stream,
-    "checkpointing.reentrant": reentrant_checkpoints,
-    "operators.composed_rms_norm": composed_rms_norm,
-    "operators.fused_rotary": fused_rotary,
-    "attention.unpads": gpt_parts.unpadded_attention,
-    "trainer.fused_loss": gpt_parts.fused_loss,
+    "checkpointing.reentrant": replacements.reentrant_checkpoints,
+    "operators.composed_rms_norm": replacements.composed_rms_norm,
+    "operators.fused_rotary": replacements.fused_rotary,
+    "attention.unpads": replacements.unpadded_attention,
+    "trainer.fused_loss": replacements.fused_loss,
 }
 """By key of a profile; the other keys are read where they count."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis.out_of_memory import describe_report, read_oom_snapshot
+from fsdpbench.reports.analysis.snapshots import Holder
 from fsdpbench.reports.readers import TraceError
 from fsdpbench.reports.readers.out_of_memory import find_messages, read_log
 
@@ -284,7 +285,7 @@ def test_a_snapshot_tells_who_held_memory_at_the_error(tmp_path: Path) -> None:
     assert (found.asked, found.free, found.phase, found.split) == (64, 11, "forward", 61)
     assert sorted(found.held.values()) == [25, 30, 40, 100]
     assert sum(found.held.values()) == found.allocated == 195
-    assert found.lines[0] == ("/u/model.py:7 forward", 100, 1)
+    assert found.lines[0] == Holder("/u/model.py:7 forward", 100, 1)
 
 
 def test_a_snapshot_runs_no_code(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.pages import best_sentence, load_run
-from fsdpbench.reports.pages.chosen import OURS_RAN_ON_GPUS, chosen, doubt
-from fsdpbench.reports.pages.ranking import rank
+from fsdpbench.reports.pages.ranking import OURS_RAN_ON_GPUS, chosen, doubt, rank
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured"
 

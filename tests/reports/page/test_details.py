@@ -23,7 +23,7 @@ from fsdpbench.reports.analysis.processes import kept, pack, part_of, unpack
 from fsdpbench.reports.pages import load_run
 from fsdpbench.reports.pages.details import Detail, build_details
 from fsdpbench.reports.pages.effects import effects
-from fsdpbench.reports.pages.memory_chart import memory_chart
+from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.ranking import rank, varying_settings
 from fsdpbench.reports.pages.recommendation import advice
 from fsdpbench.reports.pages.trace_parts import held_by_unit, held_table, ranks_table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.reports.pages.soak_chart import soak_chart
+from fsdpbench.reports.pages.memory_charts import soak_chart
 from fsdpbench.reports.result import OverSteps, SoakReport
 
 GIB = 2**30

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.reports.readers import TraceError, TraceLimits, read_trace
-from fsdpbench.reports.readers.trace import VARIABLE, told_bytes
-from fsdpbench.reports.readers.trace_chunks import BracketFinder, nesting
+from fsdpbench.reports.readers.trace import VARIABLE, bytes_text
+from fsdpbench.reports.readers.trace_text import BracketFinder, nesting
 
 EVENT = b'{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1}'
 BEGIN = b'{"traceEvents": ['
@@ -116,7 +116,7 @@ def test_wrong_limits_are_named(text: str) -> None:
 
 
 def test_bytes_in_words() -> None:
-    assert [told_bytes(count) for count in (5, 4 << 20, 4 << 30, 43_100_000, 2 * 10**13)] == [
+    assert [bytes_text(count) for count in (5, 4 << 20, 4 << 30, 43_100_000, 2 * 10**13)] == [
         *("5 bytes", "4 MiB", "4 GiB", "43.1 MB", "20.0 TB")
     ]
 

@@ -68,7 +68,7 @@ def test_blocks_of_any_size_give_the_same(
     plain = fsdp_trace.write(tmp_path / "t.json")
     packed = fsdp_trace.write(tmp_path / "t.json.gz")
     whole = read_trace(plain)
-    monkeypatch.setattr("fsdpbench.reports.readers.trace_blocks.BLOCK_BYTES", block)
+    monkeypatch.setattr("fsdpbench.reports.readers.trace_text.BLOCK_BYTES", block)
     for path in (plain, packed):
         pieces = read_trace(path)
         for ours, other in zip(pieces.events.columns(), whole.events.columns(), strict=True):
@@ -79,7 +79,7 @@ def test_blocks_of_any_size_give_the_same(
 
 
 def test_events_nested_in_arguments_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsdpbench.reports.readers.trace_blocks.BLOCK_BYTES", 64)
+    monkeypatch.setattr("fsdpbench.reports.readers.trace_text.BLOCK_BYTES", 64)
     nested = kernel(args={"stream": 7, "correlation": 1, "inner": [{"ph": "X"}, {"ph": "X"}, {"ph": "X"}]})
     trace = read_trace(write(tmp_path / "t.json", document(nested, nested, kernel())))
     assert len(trace.events) == 3
@@ -104,7 +104,7 @@ def test_times_are_exact_to_the_nanosecond(tmp_path: Path, ts: str, expected: in
 
 
 def test_exact_times_in_every_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsdpbench.reports.readers.trace_blocks.BLOCK_BYTES", 128)
+    monkeypatch.setattr("fsdpbench.reports.readers.trace_text.BLOCK_BYTES", 128)
     times = [f"17121954955196{i:02d}.{i:03d}" for i in range(10, 40)]
     events = ", ".join(json.dumps(kernel(ts="T")).replace('"T"', ts) for ts in times)
     trace = read_trace(write(tmp_path / "t.json", '{"traceEvents": [' + events + "]}"))

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.sim.model.software import TrainerSoftware
 from fsdpbench.sim.model.timeline import Timeline
-from fsdpbench.sim.torch_device import gpt_parts
 from fsdpbench.sim.torch_device.software import Trainer
+from fsdpbench.workloads import replacements
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.families.gpt import GPT, GPTShape
 
@@ -61,7 +61,7 @@ def test_packing_changes_nothing_but_waits_six_times() -> None:
         return mixed, gradient
 
     with Calls() as calls:
-        packed = of(lambda *parts: gpt_parts.unpadded(attend, *parts))
+        packed = of(lambda *parts: replacements.unpadded(attend, *parts))
     for one, other in zip(packed, of(attend), strict=True):
         torch.testing.assert_close(one, other)
     assert calls.count["_local_scalar_dense"] == 6
@@ -99,7 +99,7 @@ def test_the_fused_loss_holds_no_log_probabilities() -> None:
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
         Calls() as calls,
     ):
-        loss = gpt_parts.fused_cross_entropy(logits, torch.zeros(2, 16, dtype=torch.int64), False)
+        loss = replacements.fused_cross_entropy(logits, torch.zeros(2, 16, dtype=torch.int64), False)
     assert [tensor.data_ptr() for tensor in saved] == [logits.data_ptr()]
     assert not calls.log_probabilities
     loss.backward()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fsdpbench.sim.torch_device import software
+from fsdpbench.workloads import replacements
 
 
 class Queue:
@@ -56,5 +57,5 @@ def test_a_gradient_is_always_copied(elements: int) -> None:
 
 def test_checkpointing_is_reentrant() -> None:
     x = torch.ones(2, requires_grad=True)
-    y = software.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
+    y = replacements.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
     assert type(y.grad_fn).__name__ == "CheckpointFunctionBackward"

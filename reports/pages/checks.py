@@ -1,13 +1,15 @@
-"""The sanitizer's findings for the page: each pair of accesses with both stacks."""
+"""Findings about a run for the page: the sanitizer's, differences between ranks, scripts' decisions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
-from fsdpbench.reports.result import Access, RaceFinding
+from fsdpbench.reports.result import RaceFinding, RankFrame
 
 _MOST_FINDINGS = 50
 _MOST_FRAMES = 8
@@ -83,4 +85,58 @@ def _stack(title: str, frames: Sequence[str]) -> tuple[str, str]:
     return title, "\n".join(frame[:200] for frame in frames[:_MOST_FRAMES])
 
 
-__all__ = ["Access", "FindingView", "Races", "races"]
+@dataclass(frozen=True, slots=True)
+class DifferenceView:
+    """The first difference of one configuration; stacks are (title, lines)."""
+
+    title: str
+    stacks: tuple[tuple[str, str], ...]
+
+
+def rank_differences(rows: Sequence[Configuration]) -> tuple[DifferenceView, ...]:
+    """Return the differences of all configurations whose ranks were compared."""
+    found = []
+    for row in rows:
+        check = row.result.rank_check
+        if check is None or check.difference is None:
+            continue
+        difference = check.difference
+        sides = (
+            (difference.rank, difference.call, difference.stack),
+            (difference.other_rank, difference.other_call, difference.other_stack),
+        )
+        stacks = tuple(
+            (f"Rank {rank}{f': {call[:120]}' if call else ''}", _lines(stack))
+            for rank, call, stack in sides
+            if stack
+        )
+        found.append(DifferenceView(f"{row.name}: {difference.message[:600]}", stacks))
+    return tuple(found)
+
+
+def _lines(stack: Sequence[RankFrame]) -> str:
+    return "\n".join(f"{each.file[:160]}:{each.line} {each.function[:60]}" for each in stack[:_MOST_FRAMES])
+
+
+_MOST_ROWS = 200
+
+
+def decisions_table(rows: Sequence[Configuration]) -> Table | None:
+    """Return the decisions of all configurations, most frequent first; None where nothing was decided."""
+    found = [(row.name, decision) for row in rows for decision in row.result.placeholder_decisions or ()]
+    if not found:
+        return None
+    found.sort(key=lambda entry: -entry[1].count)
+    lines = [
+        (
+            f"{PurePath(decision.file).name[:80]}:{decision.line}",
+            decision.operation[:80],
+            json.dumps(decision.answer)[:80],
+            f"{decision.count:,}",
+            name,
+        )
+        for name, decision in found[:_MOST_ROWS]
+    ]
+    if len(found) > _MOST_ROWS:
+        lines.append((f"{len(found) - _MOST_ROWS} lines more", "", "", "", ""))
+    return Table(("line of the script", "question", "answer", "times", "configuration"), tuple(lines))

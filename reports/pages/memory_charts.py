@@ -1,0 +1,245 @@
+"""Memory over time: of a trace, and over the steps of a soak; where the allocator retried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.memory import MemoryCurve, Retry, device_clock, memory_curve
+from fsdpbench.reports.analysis.units import fsdp_spans
+from fsdpbench.reports.pages import display
+from fsdpbench.reports.pages.display import GIB
+from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.readers import Trace
+from fsdpbench.reports.result import SoakReport
+
+_MS = 1_000_000
+_BY_DEVICE = ", by the device's clock"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChart:
+    """The plotly figure and the table behind it."""
+
+    figure: dict[str, Any]
+    table: Table
+
+
+def memory_chart(
+    trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
+) -> MemoryChart | None:
+    """Return the chart of one rank; None where the trace has no memory events.
+
+    Args:
+        analysis: of `trace`.
+        capacity: bytes of the device's memory, where known.
+        most_points: of a line.
+    """
+    origin = analysis.steps[0].start if analysis.steps else None
+    clock = device_clock(find_activity(trace, fsdp_spans(trace)))
+    curve = memory_curve(trace, max_points=most_points, origin=origin, clock=clock)
+    if not len(curve):
+        return None
+    lines = [
+        _line(curve, "allocated", "var(--compute)", {"fill": "tozeroy", "fillcolor": "var(--fill)"}),
+        *([_line(curve, "active", "var(--gather)", {})] if len(curve.active) else []),
+        _line(curve, "reserved", "var(--muted)", {}),
+    ]
+    if len(curve.retry_time):
+        lines.append(_retries(curve))
+    layout: dict[str, Any] = {
+        "height": 330,
+        "xaxis": {
+            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"}
+        }
+        | {"zeroline": False},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
+        "annotations": [
+            _step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps
+        ],
+    }
+    if capacity:
+        layout["shapes"].append(_capacity_line(capacity))
+    table = _table(curve, capacity, analysis.memory.retries)
+    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, table)
+
+
+def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
+    values = {"reserved": curve.reserved, "active": curve.active}.get(kind, curve.allocated)
+    x = [round(time / _MS, 3) for time in curve.time.tolist()]
+    y = [round(value / GIB, 3) for value in values.tolist()]
+    template = f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>"
+    return _lines_of(kind, x, y, {"shape": "hv", "width": 1.4, "color": colour}, fill, template)
+
+
+def _lines_of(
+    name: str, x: list[Any], y: list[float], line: dict[str, Any], fill: dict[str, Any], template: str
+) -> dict[str, Any]:
+    """Return a trace of plotly's: `y` in GiB over `x`."""
+    drawn = {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
+    return {**drawn, "line": line | {"simplify": False}, **fill, "hovertemplate": template}
+
+
+def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, Any]:
+    """Return marks of allocator retries at `y` GiB, with `words` on each."""
+    marker = {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"}
+    drawn = {"type": "scatter", "mode": "markers", "name": "allocator retry", "x": x, "y": y}
+    return {**drawn, "marker": marker, "customdata": words, "hovertemplate": f"{template}<extra></extra>"}
+
+
+def _retries(curve: MemoryCurve) -> dict[str, Any]:
+    """Return a mark for every retry at the height of the reserved memory before it."""
+    place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
+    asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
+    return _retry_marks(
+        [round(time / _MS, 3) for time in curve.retry_time.tolist()],
+        [round(int(curve.reserved[i]) / GIB, 3) for i in place],
+        [f"asked for {display.size(size)}, freed {display.size(freed)}" for size, freed in asked],
+        "allocator retry at %{x:.1f} ms: %{customdata}",
+    )
+
+
+def _step_line(at: float) -> dict[str, Any]:
+    line = {"color": "var(--line)", "width": 1}
+    return {
+        "type": "line",
+        "x0": at,
+        "x1": at,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": line,
+        "layer": "below",
+    }
+
+
+def _step_words(index: int, at: float) -> dict[str, Any]:
+    font = {"color": "var(--muted)", "size": 11}
+    place = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+    return {"text": f"step {index}", "showarrow": False, "font": font, **place}
+
+
+def _capacity_line(capacity: float) -> dict[str, Any]:
+    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
+    height = {"y0": capacity / GIB, "y1": capacity / GIB}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height}
+
+
+def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry]) -> Table:
+    columns = [
+        ("peak allocated", curve.allocated, curve.allocated.argmax()),
+        *([("peak active", curve.active, curve.active.argmax())] if len(curve.active) else []),
+        ("least allocated", curve.allocated, curve.allocated.argmin()),
+        ("peak reserved", curve.reserved, curve.reserved.argmax()),
+    ]
+    rows = [(words, display.gib(int(values[at])), _at(int(curve.time[at]))) for words, values, at in columns]
+    if capacity:
+        rows.append(("device memory", display.gib(capacity), ""))
+    if not retries:
+        return Table(("what", "GiB", "at, ms"), tuple(rows))
+    wider = [(*row, "", "") for row in rows]
+    asked = zip(curve.retry_time.tolist(), retries, strict=True)
+    wider += [
+        (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
+        for number, (time, retry) in enumerate(asked, start=1)
+    ]
+    return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(wider))
+
+
+def _where(retry: Retry) -> str:
+    step = None if retry.step is None else f"step {retry.step}"
+    return ", ".join(each[:60] for each in (step, retry.phase, retry.unit) if each) or "outside the steps"
+
+
+def _cost(retry: Retry) -> str:
+    return display.NOTHING if retry.cost is None else display.ms(retry.cost / _MS)
+
+
+def _at(ns: int) -> str:
+    return f"{ns / _MS:,.1f}"
+
+
+SOAK_WORDS = (
+    "Lines of peak allocated memory, of reserved memory and of free memory in fragments over the steps of "
+    "a soak, with allocator retries marked; the table below has the figures."
+)
+_LINES = (
+    ("allocated", "peak allocated", "var(--compute)"),
+    ("reserved", "peak reserved", "var(--muted)"),
+    ("inactive_split", "free, in fragments", "var(--gather)"),
+)
+
+
+def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> MemoryChart | None:
+    """Return the chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
+
+    None where the device keeps no account of memory, or no step was finished.
+    """
+    over = soak.over_steps
+    if not over.reserved or None in over.reserved:
+        return None
+    width = -(-len(over.reserved) // most_points)
+    steps = over.training_step[::width]
+    lines = [
+        _soak_line(steps, _highest(getattr(over, name), width), words, colour)
+        for name, words, colour in _LINES
+    ]
+    retried = [at for at, count in enumerate(over.alloc_retries) if count]
+    if retried:
+        lines.append(_soak_retries(soak, retried[-most_points:]))
+    layout: dict[str, Any] = {
+        "height": 330,
+        "xaxis": {"title": {"text": "training step"}, "zeroline": False},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "shapes": [],
+    }
+    if capacity:
+        layout["shapes"].append(_capacity_line(capacity))
+    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _soak_table(soak))
+
+
+def _highest(values: Sequence[int | None], width: int) -> list[float]:
+    return [
+        round(max(value or 0 for value in values[at : at + width]) / GIB, 3)
+        for at in range(0, len(values), width)
+    ]
+
+
+def _soak_line(steps: Sequence[int], values: list[float], words: str, colour: str) -> dict[str, Any]:
+    template = f"%{{y:.2f}} GiB {words} in step %{{x}}<extra></extra>"
+    return _lines_of(words, list(steps), values, {"width": 1.4, "color": colour}, {}, template)
+
+
+def _soak_retries(soak: SoakReport, places: Sequence[int]) -> dict[str, Any]:
+    over = soak.over_steps
+    return _retry_marks(
+        [over.training_step[at] for at in places],
+        [round((over.reserved[at] or 0) / GIB, 3) for at in places],
+        [display.count(over.alloc_retries[at]) for at in places],
+        "step %{x}: %{customdata} retries",
+    )
+
+
+def _soak_table(soak: SoakReport) -> Table:
+    over = soak.over_steps
+    rows = []
+    for words, values in (
+        ("peak allocated", over.allocated),
+        ("peak reserved", over.reserved),
+        ("free, in fragments", over.inactive_split),
+    ):
+        known = [value or 0 for value in values]
+        highest = known.index(max(known))
+        rows.append((words, display.gib(known[highest]), str(over.training_step[highest])))
+    for words, step in (
+        ("last cudaMalloc", soak.last_device_alloc_step),
+        (f"first of {soak.retries:,} allocator retries", soak.first_retry_step),
+        ("out of memory", soak.out_of_memory_step),
+    ):
+        if step is not None:
+            rows.append((words, "", str(step)))
+    return Table(("what", "GiB", "in step"), tuple(rows))

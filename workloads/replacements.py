@@ -1,0 +1,152 @@
+"""Parts of the bench's models as other software has them, which a software profile puts in place for a while.
+
+* llm-foundry's GPT (0.1.0 and 0.4.0): the loss is flash-attn's fused one (`loss_fn: fused_crossentropy`), one
+  pass over the logits forward and one backward, no log-probabilities in memory. `attn_impl: flash` packs
+  queries, keys and values by the padding mask before the kernel and unpacks its output (`flash_attn_fn` in
+  `layers/attention.py`, `bert_padding.py` of flash-attn), also where nothing is padded. Finding the places
+  (`nonzero`) and the longest sequence (`.item()`) makes the CPU wait, six times a layer.
+* fms-acceleration's Llamas: kernels in Triton (of unsloth) turn queries and keys in place, one pass over them
+  forward and one backward.
+* torch 1.13 checkpointed activations in the reentrant form by default (`utils/checkpoint.py`), and recomputed
+  a block to its end. It had no RMSNorm: models composed it.
+
+Simulated tensors hold no numbers: what stands in for a fused kernel reads and writes the same bytes, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def fused_loss() -> AbstractContextManager[None]:
+    """Give GPTs the fused loss."""
+    from fsdpbench.workloads.families import gpt
+
+    return _replaced(gpt, "token_loss", fused_cross_entropy)
+
+
+def unpadded_attention() -> AbstractContextManager[None]:
+    """Let GPTs pack the inputs of attention, and unpack its output."""
+    from fsdpbench.workloads.families import gpt
+
+    original = gpt.GPTAttention.attend
+
+    def attend(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return unpadded(partial(original, self), query, key, value)
+
+    return _replaced(gpt.GPTAttention, "attend", attend)
+
+
+def fused_cross_entropy(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
+    """Return the loss of `logits` ([batch, length, vocab]) as the fused kernel reads and writes them."""
+    loss: Tensor = _FusedCrossEntropy.apply(logits.flatten(0, 1))
+    return loss
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    """One pass over the logits each way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows.amax(1).float().mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        result: Tensor = rows * gradient
+        return result
+
+
+def unpadded(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Call `attend` over packed [batch, heads, length, size], with the copies and waits of packing."""
+    batch, heads, length, size = query.shape
+    mask = torch.ones(batch * length, dtype=torch.bool, device=query.device)
+    packed = []
+    for tensor in (query, key, value):
+        places = torch.arange(batch * length, device=query.device)
+        for _wait in ("nonzero", "longest"):
+            mask.any().item()
+        rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)
+        packed.append(rows.index_select(0, places).view(batch, length, heads, size).transpose(1, 2))
+    mixed = attend(*packed).transpose(1, 2).reshape(batch * length, heads * size)
+    padded: Tensor = _Pad.apply(mixed, places)
+    return padded.view(batch, length, heads, size).transpose(1, 2)
+
+
+class _Pad(torch.autograd.Function):
+    """Rows put at `places` of zeros; its backward takes them from there."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return torch.zeros_like(rows).index_copy_(0, places, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return gradient.index_select(0, places), None
+
+
+def fused_rotary() -> AbstractContextManager[None]:
+    """Let Llamas turn queries and keys by one kernel each."""
+    from fsdpbench.workloads import rotations
+
+    one_pass = rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)
+    return _replaced(rotations, "ROTATIONS", {**rotations.ROTATIONS, "halves": one_pass})
+
+
+def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return `x` as the kernel leaves it: read once, written once."""
+    result: Tensor = _OnePass.apply(x)
+    return result
+
+
+class _OnePass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return -x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def reentrant_checkpoints() -> AbstractContextManager[None]:
+    """Checkpoint blocks in the reentrant form."""
+    from fsdpbench.workloads import checkpointing
+
+    return _replaced(checkpointing, "checkpoint", reentrant)
+
+
+def reentrant(function: Any, *args: Any, **options: Any) -> Any:
+    """Call torch's `checkpoint` in the form that was its default."""
+    return checkpoint(
+        function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
+    )
+
+
+def composed_rms_norm() -> AbstractContextManager[None]:
+    """Let `F.rms_norm`, and with it `nn.RMSNorm`, run operators."""
+    from fsdpbench.workloads import layers
+
+    return _replaced(torch.nn.functional, "rms_norm", layers.composed_rms_norm)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
