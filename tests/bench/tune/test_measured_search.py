@@ -10,6 +10,7 @@ import pytest
 
 from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
+from fsdpbench.reports.result import Result
 from fsdpbench.results.records import Status
 from fsdpbench.settings import Value
 from fsdpbench.sweep.repeats import first_run, merged
@@ -124,12 +125,12 @@ def test_agreement_is_that_of_the_ranks() -> None:
 
 def test_the_first_of_several_runs_can_be_told_again() -> None:
     runs = [
-        {"status": "ok", "step_time_s": step, "tokens_per_s_per_gpu": 12 / step, "mfu": None}
+        Result.of({"status": "ok", "step_time_s": step, "tokens_per_s_per_gpu": 12 / step, "mfu": None})
         for step in (2.0, 3.0, 4.0)
     ]
     together = merged(runs[0], runs[1:])
-    assert together["step_time_s"] == 3.0
+    assert together.step_time_s == 3.0
     told = first_run(together)
-    assert told["step_time_s"] == 2.0
-    assert told["tokens_per_s_per_gpu"] == pytest.approx(6.0)
+    assert told.step_time_s == 2.0
+    assert told.tokens_per_s_per_gpu == pytest.approx(6.0)
     assert first_run(runs[1]) == runs[1]
