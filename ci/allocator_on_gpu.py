@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.devices.base import Placement
+from fsdpbench.engine.devices.base import Placement
 from fsdpbench.script.rehearsal import rehearse_where_asked
 from fsdpbench.sim.model.allocator import AllocatorConf
 

@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-ci/measured/gpu}
 mkdir -p "$out"
-gpus=$(python3 -c 'from fsdpbench.devices.detection import visible_gpus; print(visible_gpus())')
+gpus=$(python3 -c 'from fsdpbench.engine.devices.detection import visible_gpus; print(visible_gpus())')
 [ "$gpus" -gt 0 ] || { echo "no GPU is visible"; exit 1; }
 work=$(mktemp -d)
 failed=()

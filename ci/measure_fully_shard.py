@@ -50,13 +50,13 @@ def measure(system: str, words: dict[str, Any], doubled: bool) -> Found:
     """Simulate one configuration in this process, without a trace."""
     import json
 
-    from fsdpbench.configuration.config import Config, Measurement
-    from fsdpbench.devices.base import Placement
-    from fsdpbench.results.records import record_path
-    from fsdpbench.settings import Settings
+    from fsdpbench.base.configuration.config import Config, Measurement
+    from fsdpbench.base.settings import Settings
+    from fsdpbench.engine.devices.base import Placement
+    from fsdpbench.engine.results.records import record_path
+    from fsdpbench.engine.worker import run_rank
     from fsdpbench.sim import simulation
     from fsdpbench.sim.torch_device.distributed import process_group
-    from fsdpbench.worker import run_rank
     from fsdpbench.workloads import get_workload
 
     simulation.preload()

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsdpbench.cli.terminal.progress import make_progress
+from fsdpbench.lab.validation.paper_network import Prediction, predict
+from fsdpbench.lab.validation.runs.case import Figure
+from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
-from fsdpbench.validation.paper_network import Prediction, predict
-from fsdpbench.validation.runs.case import Figure
-from fsdpbench.validation.runs.runs_file import cases_of_file
 
 
 class Pair(NamedTuple):

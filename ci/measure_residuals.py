@@ -1,9 +1,9 @@
-"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs are from their predictions.
+"""Writes fsdpbench/engine/results/residuals/residuals.csv: how far published runs are from their predictions.
 
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 
 Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
-chip, its network or its software were not known (fsdpbench/validation/conditions.py). FOLDER keeps the
+chip, its network or its software were not known (fsdpbench/lab/validation/conditions.py). FOLDER keeps the
 simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
 third of the runs wherever something is taken as not known. `--source`, `--condition`, `--run`: a part of it.
 
@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdpbench.cli.terminal.progress import make_progress
-from fsdpbench.launch import fork_server
-from fsdpbench.results.residuals.intervals import apart
-from fsdpbench.results.residuals.widths import (
+from fsdpbench.engine.results.residuals.intervals import apart
+from fsdpbench.engine.results.residuals.widths import (
     Condition,
     Quantity,
     Residual,
@@ -33,14 +32,15 @@ from fsdpbench.results.residuals.widths import (
     width_of,
     write_table,
 )
-from fsdpbench.validation.conditions import under
-from fsdpbench.validation.coverage import residuals_of
-from fsdpbench.validation.paper_network import predict
-from fsdpbench.validation.runs.case import Case, Network
-from fsdpbench.validation.runs.paper import paper_cases
-from fsdpbench.validation.runs.paper_open import open_cases
-from fsdpbench.validation.runs.paper_t5 import t5_cases
-from fsdpbench.validation.runs.runs_file import cases_of_file
+from fsdpbench.lab.validation.conditions import under
+from fsdpbench.lab.validation.coverage import residuals_of
+from fsdpbench.lab.validation.paper_network import predict
+from fsdpbench.lab.validation.runs.case import Case, Network
+from fsdpbench.lab.validation.runs.paper import paper_cases
+from fsdpbench.lab.validation.runs.paper_open import open_cases
+from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.runs_file import cases_of_file
+from fsdpbench.launch import fork_server
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.devices.base import Placement
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import SETTINGS, Settings
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.worker import run_rank
 
 CASES = {
     "gpt-125m": ("gpt-125m", 8, {}),

@@ -5,7 +5,7 @@
 The slowest of n GPUs is z(n) standard deviations behind (fsdpbench/sim/model/profile.py). A spread of
 `s` more than the profiles have makes a step longer by s (z(n) - z(8)), if nothing hides it. Each group
 of known runs (source, family) is tried with the spread at which the other groups' error is least. Reads
-fsdpbench/results/residuals/residuals.csv alone; simulates nothing.
+fsdpbench/engine/results/residuals/residuals.csv alone; simulates nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from statistics import fmean
 
-from fsdpbench.results.residuals.widths import Condition, Quantity, Residual, read_table
+from fsdpbench.engine.results.residuals.widths import Condition, Quantity, Residual, read_table
 from fsdpbench.sim.model.profile import expected_largest
 
 SPREADS = [step / 1000 for step in range(0, 61, 2)]

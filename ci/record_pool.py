@@ -16,13 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal.progress import make_progress
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.engine.results.provenance import machine, versions
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.results.store import Store
 from fsdpbench.launch import fork_server
-from fsdpbench.results.provenance import machine, versions
-from fsdpbench.results.records import Status
-from fsdpbench.results.store import Store
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import run_sweep

@@ -3,9 +3,9 @@
     python ci/refit_keys.py RUNS.csv [RUNS.csv ...] -o FOLDER          simulate, fit, print
     python ci/refit_keys.py --slopes FOLDER/slopes.csv                  fit and print again
 
-Errors are those of the runs as they were (fsdpbench/results/residuals/residuals.csv, or `--errors`). How a
-step time follows each key is simulated with at most 16 layers, which says the same in a fraction of the time:
-once as the profiles stand, once with each key changed. ln(time) is taken as linear in the keys' logarithms
+Errors are those of the runs as they were (fsdpbench/engine/results/residuals/residuals.csv, or `--errors`).
+How a step time follows each key is simulated with at most 16 layers, which says the same in a fraction of
+the time: once as the profiles stand, once with each key changed. ln(time) is taken as linear in the keys' logarithms
 (`kernel_share`: in the key).
 
 The fit is generalised least squares. Runs of one source on one chip share an error of their own (0.03) beside
@@ -26,16 +26,16 @@ from typing import Any
 
 import numpy as np
 
+from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.terminal.progress import make_progress
-from fsdpbench.files.documents import to_toml
+from fsdpbench.engine.results.residuals.widths import Condition, Quantity, read_table
+from fsdpbench.lab.validation.paper_network import predict
+from fsdpbench.lab.validation.runs.case import Case
+from fsdpbench.lab.validation.runs.paper import paper_cases
+from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
-from fsdpbench.results.residuals.widths import Condition, Quantity, read_table
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
-from fsdpbench.validation.paper_network import predict
-from fsdpbench.validation.runs.case import Case
-from fsdpbench.validation.runs.paper import paper_cases
-from fsdpbench.validation.runs.paper_t5 import t5_cases
-from fsdpbench.validation.runs.runs_file import cases_of_file
 from fsdpbench.workloads import get_workload
 
 OF_GROUP, OF_RUN = 0.03, 0.025

@@ -44,7 +44,7 @@ install() { # VERSION; the environment is in $folder
 
 PROBE='
 import platform, torch
-from fsdpbench import torch_internals
+from fsdpbench.base import torch_internals
 from fsdpbench.impl.shared import torch_internals as of_impl
 print(f"torch {torch.__version__}, Python {platform.python_version()}")
 print(*torch_internals.missing(), *of_impl.missing(), sep="\n")

@@ -3,7 +3,7 @@ folder.
 """
 
 if __name__ == "impl":
-    from fsdpbench.bare_names import stand_for
+    from fsdpbench.base.bare_names import stand_for
 
     stand_for(__name__)
 

@@ -4,6 +4,6 @@ Nothing is imported here: the bench reads files through `reports.reading`, also 
 """
 
 if __name__ == "reports":
-    from fsdpbench.bare_names import stand_for
+    from fsdpbench.base.bare_names import stand_for
 
     stand_for(__name__)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
+from fsdpbench.base.reading import one_line
 from fsdpbench.reports.figures import ranges, read_rows
-from fsdpbench.reports.reading import one_line
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]

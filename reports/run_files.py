@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
+from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
 from fsdpbench.reports.result import JsonObject, Result
 
 

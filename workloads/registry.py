@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
+from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.base.numbers import finite_number, whole_number
 
 S = TypeVar("S")
 

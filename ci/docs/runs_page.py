@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fsdpbench.results.residuals.widths import Condition, Residual, read_table
+from fsdpbench.engine.results.residuals.widths import Condition, Residual, read_table
 
 
 def runs_table() -> str:

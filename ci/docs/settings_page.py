@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.settings import SETTINGS, Effect, Trade
+from fsdpbench.base.settings import SETTINGS, Effect, Trade
 
 
 def settings_sections() -> str:

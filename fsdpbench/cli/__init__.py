@@ -5,7 +5,8 @@ The commands are in `group.py` and beside it.
 
 from __future__ import annotations
 
-from fsdpbench import interruption, is_command
+from fsdpbench import is_command
+from fsdpbench.base import interruption
 
 if is_command():
     interruption.take_over()

@@ -15,11 +15,12 @@ import traceback
 
 import click
 
-from fsdpbench import __version__, interruption, is_command
+from fsdpbench import __version__, is_command
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import BenchError, ExitCode
 from fsdpbench.cli.output import say
 from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.startup import check_place
-from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
     "sweep": "Run many configurations and rank them.",
@@ -171,7 +172,7 @@ def _write(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the traceback, as `fsdpbench/results/store.py:42`."""
+    """The innermost line of the traceback, as `fsdpbench/engine/results/store.py:42`."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown place"

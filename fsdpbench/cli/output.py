@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.reports.reading import one_line, printable_lines
+from fsdpbench.base.reading import one_line, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,8 +9,8 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TextIO
 
-from fsdpbench import interruption
-from fsdpbench.errors import BenchError
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import BenchError
 
 
 def begin() -> None:

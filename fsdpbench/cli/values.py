@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fsdpbench.numbers import LARGEST_INTEGER, MOST_GPUS, finite_number, whole_number
+from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS, finite_number, whole_number
 
 MOST_RUNS = 10_000
 MOST_JOBS = 1024

@@ -29,20 +29,20 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.devices.base import Placement
-from fsdpbench.errors import BenchError
-from fsdpbench.interruption import die_with_parent
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.interruption import die_with_parent
+
+# torch imports it at an optimizer's first step: here once for all ranks.
+from fsdpbench.base.torch_internals import dynamo  # noqa: F401
+from fsdpbench.base.writing import append_to
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.result import Outcome
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
-from fsdpbench.reports.writing import append_to
-from fsdpbench.results.records import Status, read_records
-from fsdpbench.results.result import Outcome
-
-# torch imports it at an optimizer's first step: here once for all ranks.
-from fsdpbench.torch_internals import dynamo  # noqa: F401
-from fsdpbench.worker import run_rank
 
 RankFunction = Callable[[Config, Placement, Path], Status]
 

@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.interruption import PARENT
+from fsdpbench.base.interruption import PARENT
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -92,7 +92,7 @@ def _named_as_parent() -> Iterator[None]:
 
 def _is_simulated(device: str | None) -> bool:
     if device in (None, "auto"):
-        from fsdpbench.devices.detection import has_gpu_driver
+        from fsdpbench.engine.devices.detection import has_gpu_driver
 
         return not has_gpu_driver()
     return device == "sim"

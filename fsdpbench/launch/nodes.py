@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import BenchError
-from fsdpbench.files.documents import UnreadableFileError, read_json_object
-from fsdpbench.files.whole_files import write_whole
-from fsdpbench.interruption import PARENT, die_with_parent
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.interruption import PARENT, die_with_parent
+from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.base.writing import append_to
+from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.launch.rank_files import LOG_FOLDER
-from fsdpbench.reports.reading import MIB, read_tail
-from fsdpbench.reports.writing import append_to
-from fsdpbench.results.records import Status, read_records
-from fsdpbench.results.result import Outcome, outcome_of_records
 
 LAUNCH_FILE = "launch.json"
 _STOP_GRACE_S = 5.0
@@ -141,7 +141,7 @@ def _command(config: Config, folder: Path, nodes: Nodes, run_id: str) -> list[st
         f"--nnodes={nodes.count}", f"--nproc-per-node={here}", f"--node-rank={nodes.rank}",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.endpoint}", f"--rdzv-id={run_id}",
         f"--rdzv-conf=timeout={max(30, int(config.measurement.timeout_s))},is_host={int(nodes.rank == 0)}",
-        "--max-restarts=0", "-m", "fsdpbench.worker", str(folder / "config.json"), str(folder),
+        "--max-restarts=0", "-m", "fsdpbench.engine.worker", str(folder / "config.json"), str(folder),
     ]  # fmt: skip
 
 

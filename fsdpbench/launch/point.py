@@ -23,9 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.files.shared_log import add_record
-from fsdpbench.interruption import die_with_parent
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.files.shared_log import add_record
+from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.writing import remove
+from fsdpbench.engine.results.machine_state import environment_of, observe
+from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
+from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rank_files import log_to
 from fsdpbench.launch.rehearse import rehearse
@@ -34,10 +38,6 @@ from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.result import Result
-from fsdpbench.reports.writing import remove
-from fsdpbench.results.machine_state import environment_of, observe
-from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
-from fsdpbench.results.result import Outcome, outcome_of_records, write_result
 
 ASK = signal.SIGUSR1
 """Has a configuration's process write its stacks to `stderr.log`."""
@@ -88,7 +88,7 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
         from fsdpbench.launch.elastic import run_elastic
 
         return run_elastic(config, folder)
-    from fsdpbench.devices.base import Placement
+    from fsdpbench.engine.devices.base import Placement
 
     if config.script is not None and config.script.check_ranks:
         from fsdpbench.launch.rank_check import run_checked
@@ -101,7 +101,7 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 
             run_script(config, placement, folder)
         else:
-            from fsdpbench.worker import run_rank
+            from fsdpbench.engine.worker import run_rank
 
             rehearse(config, placement)
             with _sharing_plans(config, shared):

@@ -19,19 +19,19 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench import interruption
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import BenchError
-from fsdpbench.files.documents import UnreadableFileError, read_json_object
-from fsdpbench.files.shared_log import SharedLog
+from fsdpbench.base import interruption
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.shared_log import SharedLog
+from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
 from fsdpbench.launch.rank_files import innermost_frame
-from fsdpbench.reports.reading import MIB, read_tail
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status, read_records
-from fsdpbench.results.result import Outcome, outcome_of_records
 
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0

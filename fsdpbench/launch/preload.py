@@ -16,9 +16,9 @@ _NEEDED = (
     "torch.distributed.tensor",
     "torch.profiler",
     "numpy.ma",
-    "fsdpbench.devices.sim",
+    "fsdpbench.engine.devices.sim",
     "fsdpbench.launch.point",
-    "fsdpbench.worker",
+    "fsdpbench.engine.worker",
     "fsdpbench.impl",
 )
 
@@ -28,12 +28,12 @@ def _import_all() -> None:
         importlib.import_module(name)
     import torch
 
-    from fsdpbench.configuration.config import DEFAULT_HARDWARE
-    from fsdpbench.results.provenance import versions
-    from fsdpbench.results.residuals.intervals import read_ahead
+    from fsdpbench.base.configuration.config import DEFAULT_HARDWARE
+    from fsdpbench.base.torch_internals import functorch_config  # noqa: F401
+    from fsdpbench.engine.results.provenance import versions
+    from fsdpbench.engine.results.residuals.intervals import read_ahead
     from fsdpbench.sim import preload
     from fsdpbench.sim.model.profile import load_profile
-    from fsdpbench.torch_internals import functorch_config  # noqa: F401
 
     torch.set_num_threads(1)
     with torch.device("cpu"):  # torch imports what this needs at its first use

@@ -12,9 +12,9 @@ import logging
 
 import torch
 
+from fsdpbench.base.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
-from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 
 _NEEDED = (
     "fsdpbench.sim.torch_device.compile.front_end",

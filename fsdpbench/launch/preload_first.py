@@ -12,7 +12,7 @@ import atexit
 import os
 import signal
 
-from fsdpbench.interruption import die_with_named_parent
+from fsdpbench.base.interruption import die_with_named_parent
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))

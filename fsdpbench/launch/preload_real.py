@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-import fsdpbench.devices.cpu
+import fsdpbench.engine.devices.cpu
 import fsdpbench.launch.elastic  # noqa: F401
 
 gc.freeze()

@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.devices.base import Placement
-from fsdpbench.files.documents import UnreadableFileError, read_json_object
-from fsdpbench.files.whole_files import write_whole
-from fsdpbench.interruption import die_with_parent
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.writing import remove
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.machine_state import usable_cores
+from fsdpbench.engine.results.records import Status, read_records, record_path
+from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.launch.rank_files import log_to
-from fsdpbench.reports.writing import remove
-from fsdpbench.results.machine_state import usable_cores
-from fsdpbench.results.records import Status, read_records, record_path
-from fsdpbench.results.result import Outcome, outcome_of_records
 from fsdpbench.script.rank_check.calls import Ended, RankLog
 from fsdpbench.script.rank_check.comparison import Difference, first_difference, group_name, sentence, to_dict
 

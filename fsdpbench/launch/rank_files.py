@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.reports.reading import read_tail
-from fsdpbench.reports.writing import append_to
+from fsdpbench.base.reading import read_tail
+from fsdpbench.base.writing import append_to
 
 LOG_FOLDER = "logs"
 _TAIL_BYTES = 1 << 16

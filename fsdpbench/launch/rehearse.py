@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.simulated_cuda import simulated_cuda
-from fsdpbench.devices.base import Placement
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.engine.devices.base import Placement
 
 
 def rehearse(config: Config, placement: Placement) -> None:

@@ -22,17 +22,17 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.files.documents import UnreadableFileError, read_json_object
-from fsdpbench.files.whole_files import write_whole
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import MIB, printable, read_tail
+from fsdpbench.base.writing import append_to, remove
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.results.result import Outcome
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.reports.reading import MIB, printable, read_tail
 from fsdpbench.reports.result import Result
-from fsdpbench.reports.writing import append_to, remove
-from fsdpbench.results.records import Status
-from fsdpbench.results.result import Outcome
 
 _START_GRACE_S = 120.0
 """On top of a configuration's timeout: what a job may take besides (imports, the file system)."""

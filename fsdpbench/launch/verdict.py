@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fsdpbench.engine.results.records import Status, record_path
+from fsdpbench.engine.results.result import Outcome
 from fsdpbench.launch.rank_files import RankFiles
 from fsdpbench.reports.rank_record import RankRecord
-from fsdpbench.results.records import Status, record_path
-from fsdpbench.results.result import Outcome
 
 _OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|^MemoryError|std::bad_alloc"

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
 from fsdpbench.script.own_files import OwnFiles, is_only_printed, is_only_shown
@@ -37,7 +38,6 @@ from fsdpbench.sim.torch_device.operators.known_values import (
 )
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
-from fsdpbench.torch_internals import DisableTorchFunctionSubclass, find
 
 _MOST_IN_WORDS = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import init
 
-from fsdpbench.torch_internals import parse_to
+from fsdpbench.base.torch_internals import parse_to
 
 _LARGE = 1 << 20
 """Elements from which a tensor stays untouched."""

@@ -14,7 +14,7 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch.utils.data import DataLoader
 
-from fsdpbench.torch_internals import FULLY_SHARD_PLACES, patch
+from fsdpbench.base.torch_internals import FULLY_SHARD_PLACES, patch
 
 Before = Callable[[Any, dict[str, Any]], None]
 """Called with the module (dataset, parameters, ...) and the keyword arguments, which it may change."""

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 import fsdpbench
-from fsdpbench.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.script_source import ScriptSource
 
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep

@@ -20,11 +20,14 @@ from typing import Any
 
 import torch
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory
-from fsdpbench.devices.sim import SimDevice
-from fsdpbench.results.records import RankRecord, Status, trace_path, write_record
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
+
+# The real one: scripts may need it, and where cuda is mapped it cannot be imported.
+from fsdpbench.base.torch_internals import dynamo  # noqa: F401
+from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
+from fsdpbench.engine.devices.sim import SimDevice
+from fsdpbench.engine.results.records import RankRecord, Status, trace_path, write_record
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
@@ -41,9 +44,6 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.flops import FlopCount
 from fsdpbench.sim.torch_device.patches.host_access import patch_packed_sequences
-
-# The real one: scripts may need it, and where cuda is mapped it cannot be imported.
-from fsdpbench.torch_internals import dynamo  # noqa: F401
 
 _ENDED = {Status.OK: Ended.OK, Status.OOM: Ended.OOM, Status.ERROR: Ended.RAISED}
 _MASTER = ("127.0.0.1", "29500")

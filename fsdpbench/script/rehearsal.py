@@ -24,8 +24,9 @@ import torch.distributed as dist
 import torch.profiler
 from torch.profiler import ProfilerAction
 
-from fsdpbench.configuration.simulated_cuda import simulated_cuda
-from fsdpbench.devices.base import Placement
+from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.base.torch_internals import replace
+from fsdpbench.engine.devices.base import Placement
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
@@ -37,9 +38,8 @@ from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.torch_internals import replace
 
-_USERS = ("devices", "worker", "emulation", "measuring", "systems", "workloads", "calibrate")
+_USERS = ("engine", "systems", "workloads", "lab.calibrate")
 """Parts of the bench that hold copies of torch's functions; the simulation itself needs torch's own."""
 
 
@@ -114,7 +114,7 @@ class _Recording(SimulatedProfile):
 
 def _map_out_of_memory(simulation: Simulation) -> None:
     """Map the observers of CUDA's allocator, which builds of torch without CUDA do not have."""
-    import fsdpbench.devices.cuda as device
+    import fsdpbench.engine.devices.cuda as device
 
     def attach(observe: Callable[[int, int, int, int], None]) -> None:
         def report(message: str) -> None:
@@ -128,7 +128,7 @@ def _map_out_of_memory(simulation: Simulation) -> None:
 
 def _map_kernels(accelerator: Accelerator) -> None:
     """Map the kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
-    import fsdpbench.emulation.holding as holding
+    import fsdpbench.engine.emulation.holding as holding
 
     def compile_kernel(source: str, name: str) -> Callable[..., None]:
         def launch(grid: Any, block: Any, arguments: list[int]) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.devices.base import StepMemory
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.engine.devices.base import StepMemory
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import SimulatedTrace, Simulation

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.configuration.config import JitterSettings
+from fsdpbench.base.configuration.config import JitterSettings
+from fsdpbench.base.torch_internals import set_is_profiler_enabled, setup_privateuseone
 from fsdpbench.sim.followers.jitter import Jitter
 from fsdpbench.sim.followers.memory_history import MemoryModule
 from fsdpbench.sim.followers.sanitizer import Sanitizer
@@ -37,7 +38,6 @@ from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import install
 from fsdpbench.sim.torch_device.tensors import use_on_stream
-from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 
 if TYPE_CHECKING:
     from types import TracebackType

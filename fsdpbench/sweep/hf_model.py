@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.errors import UsageError
-from fsdpbench.files.documents import is_there, read_json_object, read_text
-from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.settings import Value
+from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import is_there, read_json_object, read_text
+from fsdpbench.base.numbers import finite_number, whole_number
+from fsdpbench.base.settings import Value
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
-from fsdpbench.devices.detection import profile_of_this_machine
-from fsdpbench.errors import UsageError, unknown
-from fsdpbench.files.documents import is_there
-from fsdpbench.settings import SETTINGS, Settings, Value
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
+from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.files.documents import is_there
+from fsdpbench.base.settings import SETTINGS, Settings, Value
+from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names

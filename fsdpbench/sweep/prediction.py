@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
-from fsdpbench.devices.detection import profile_of_this_machine
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+from fsdpbench.base.settings import SETTINGS
+from fsdpbench.engine.devices.detection import profile_of_this_machine
+from fsdpbench.engine.results.machine_state import available_memory
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
-from fsdpbench.results.machine_state import available_memory
-from fsdpbench.results.records import Status
-from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system

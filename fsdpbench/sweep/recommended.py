@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.files.whole_files import write_whole
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.store import Store
 from fsdpbench.sweep.snippets import snippets
 from fsdpbench.systems import get_system
 

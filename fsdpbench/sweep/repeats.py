@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import Repeats, Result, Status
 from fsdpbench.reports.result_figures import spread

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fsdpbench import interruption
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.base import interruption
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.engine.results.index import refresh_index
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.results.result import not_applicable_result
+from fsdpbench.engine.results.store import Store, disk_errors
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
-from fsdpbench.results.index import refresh_index
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.records import Status
-from fsdpbench.results.result import not_applicable_result
-from fsdpbench.results.store import Store, disk_errors
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.sweep.repeats import Run, interleaved, merged
 from fsdpbench.sweep.trials import Pool, Progress, Trial, jobs_for, run

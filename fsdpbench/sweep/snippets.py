@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.settings import SETTINGS, show_value
-from fsdpbench.settings.code import TORCH_DTYPES
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.settings import SETTINGS, show_value
+from fsdpbench.base.settings.code import TORCH_DTYPES
 from fsdpbench.systems.base import shard_size_of
 
 _SOURCES = {True: "fsdpbench.impl", False: "torch.distributed.fsdp"}

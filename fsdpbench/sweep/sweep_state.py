@@ -16,11 +16,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fsdpbench.errors import UsageError
-from fsdpbench.files.documents import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status
-from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
 _WORK = ".work-"
 _KEY = re.compile(r"-[0-9a-f]{8}(\.run\d+)?$")

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsdpbench import interruption
-from fsdpbench.configuration.config import Config, WhatIf
+from fsdpbench.base import interruption
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.engine.results.machine_state import available_memory, usable_cores
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.results.store import disk_errors
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
-from fsdpbench.results.machine_state import available_memory, usable_cores
-from fsdpbench.results.records import Status
-from fsdpbench.results.store import disk_errors
 
 _POLL_S = 0.5
 _JOB_BYTES = 512 << 20

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.degrees import PARALLEL, Degrees
-from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_common
 
 _BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import (
     BuildContext,
     System,

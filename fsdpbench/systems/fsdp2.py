@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import (
     BuildContext,
@@ -203,7 +203,7 @@ class TorchFsdp2(_FullyShardSystem):
         return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
     def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
-        from fsdpbench.torch_internals import fsdp_common as torchs
+        from fsdpbench.base.torch_internals import fsdp_common as torchs
 
         info = torchs.HSDPMeshInfo if _has_replicas(meshes) else torchs.FSDPMeshInfo
         return torchs.ShardPlacementResult, info
@@ -227,7 +227,7 @@ def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, 
 
 
 def _has_meshes_of_parameters() -> bool:
-    from fsdpbench.torch_internals import fsdp_common
+    from fsdpbench.base.torch_internals import fsdp_common
 
     return hasattr(fsdp_common, "ShardPlacementResult")
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_common, shard_size_of
 from fsdpbench.systems.narrow import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units

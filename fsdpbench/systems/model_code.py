@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from fsdpbench.errors import BenchError
-from fsdpbench.settings import Settings
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.settings import Settings
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.model_code import code_of_model

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.torch_internals import tree_map_only, wrapper_subclass
+from fsdpbench.base.torch_internals import tree_map_only, wrapper_subclass
 from fsdpbench.workloads.narrow.eight_bits import E4M3, cast, scale_of
 from fsdpbench.workloads.narrow.projection import NarrowProjection
 

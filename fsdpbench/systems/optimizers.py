@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import Settings
 
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Muon of matrices, as a system has it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpbench.errors import UsageError, unknown
-from fsdpbench.plugins import offered_by, plugins
+from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.plugins import offered_by, plugins
 from fsdpbench.systems.base import System
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3
 from fsdpbench.systems.fsdp1 import ImplFsdp1, TorchFsdp1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_lora
 from fsdpbench.systems.narrow import TORCH_DTYPES, refuse_narrow
 from fsdpbench.systems.optimizers import refuse_optimizer

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from fsdpbench.errors import UsageError
+from fsdpbench.base.errors import UsageError
 from fsdpbench.workloads import BlockGroup, Workload, group_blocks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fsdpbench.settings import all_trades
+from fsdpbench.base.settings import all_trades
 
 
 class Outcome(StrEnum):

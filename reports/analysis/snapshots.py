@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from fsdpbench.base.reading import load_plain
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.trace import Int64, bytes_text
 from fsdpbench.reports.readers.trace_text import open_file
-from fsdpbench.reports.reading import load_plain
 
 SUFFIXES = (".pickle", ".pkl")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from fsdpbench.base.reading import printable
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import Waiting
-from fsdpbench.reports.reading import printable
 
 _MS = 1e6
 _MIB = 2**20

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpbench.base.reading import printable
 from fsdpbench.reports.analysis.figures import CollectiveFigures
 from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
-from fsdpbench.reports.reading import printable
 
 _TIMES = ("time", "exposed")
 PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import gib, milliseconds, percent
 from fsdpbench.reports.pages.ranking import Metric, Ranked, reserved
 from fsdpbench.reports.pages.view import RunView
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
-from fsdpbench.reports.reading import UnreadableError, read_bytes
 from fsdpbench.reports.result import Interval
 
 MOST_BARS = 7

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from fsdpbench.reports.writing import write_whole
+from fsdpbench.base.writing import write_whole
 
 
 def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:

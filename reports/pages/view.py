@@ -21,8 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.result import Result
 from fsdpbench.reports.result import Status as Ended
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, read_file

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.reading import (
+from fsdpbench.base.reading import (
     LARGEST_INTEGER,
     UnreadableError,
     load_plain,
@@ -26,6 +25,7 @@ from fsdpbench.reports.reading import (
     parse_json,
     read_bytes,
 )
+from fsdpbench.reports.readers import TraceError
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
 DEFAULT_GROUP = "default_pg"

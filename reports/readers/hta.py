@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fsdpbench.reports.reading import printable
+from fsdpbench.base.reading import printable
 
 _SIDES = ("before", "after")
 _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fsdpbench.numbers import LARGEST_INTEGER, whole_number, with_unit
+from fsdpbench.base.numbers import LARGEST_INTEGER, whole_number, with_unit
 
 _UNITS = {"bytes": 1}
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}

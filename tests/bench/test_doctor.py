@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench import doctor, torch_internals
-from fsdpbench.doctor import Verdict, examine
+from fsdpbench.base import torch_internals
 from fsdpbench.impl.shared import torch_internals as impl_internals
+from fsdpbench.lab import doctor
+from fsdpbench.lab.doctor import Verdict, examine
 
 
 def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(

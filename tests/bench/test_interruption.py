@@ -15,7 +15,7 @@ import pytest
 
 HOLDING = """
 import sys, time
-from fsdpbench import interruption
+from fsdpbench.base import interruption
 interruption.take_over()
 interruption.PATIENCE_S = float(sys.argv[1]) if sys.argv[1:] else 60.0
 with interruption.unwinding():
@@ -112,11 +112,11 @@ def test_a_hangup_that_is_ignored_stays_ignored() -> None:
 def test_the_first_lines_import_nothing_slow() -> None:
     """Until signals are heard an interruption prints where it struck."""
     program = (
-        "import os, sys, time, _thread; before = set(sys.modules); import fsdpbench.interruption; "
+        "import os, sys, time, _thread; before = set(sys.modules); import fsdpbench.base.interruption; "
         "print(sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert set(ast.literal_eval(done.stdout)) <= {"__future__", "fsdpbench", "fsdpbench.interruption"}
+    assert set(ast.literal_eval(done.stdout)) <= {"__future__", "fsdpbench", "fsdpbench.base.interruption"}

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import target_of
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.store import Store
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.store import Store
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, without_absent
 
 GPT_175B = {"model": "gpt-175b", "gpus": 128, "shape": "layers=12"}

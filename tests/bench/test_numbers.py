@@ -7,14 +7,14 @@ from typing import Any
 import click
 import pytest
 
+from fsdpbench.base.configuration.config import JitterError, JitterSettings
+from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import finite_number, whole_number, with_unit
+from fsdpbench.base.settings import SETTINGS, read_list
 from fsdpbench.cli.commands.tune import parse_memory
 from fsdpbench.cli.group import _COMMANDS, command_named
 from fsdpbench.cli.terminal.by_count import parse_tokens
-from fsdpbench.configuration.config import JitterError, JitterSettings
-from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import finite_number, whole_number, with_unit
-from fsdpbench.settings import SETTINGS, read_list
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.workloads.families.gpt import GPTShape

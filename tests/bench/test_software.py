@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.answers.tune.run import one_point_space
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.requests.request import make_request
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import content_key, run_command
+from fsdpbench.engine.results.provenance import content_key, run_command
 from fsdpbench.sweep.spaces.space_file import read_space
-from fsdpbench.tune.run import one_point_space
 
 SLOW = 'base = "fsdp1-2022"\nname = "slow"\n[attention]\nbackward_rate = 0.5\n'
 SCRIPT = """import torch
@@ -44,7 +44,7 @@ def test_the_key_changes_with_the_content(tmp_path: Path) -> None:
     # Not by the path alone: the same configuration, with another file at its place.
     before = content_key(one)
     paths[0].write_text(SLOW.replace("0.5", "0.3"))
-    from fsdpbench.results import provenance
+    from fsdpbench.engine.results import provenance
 
     provenance._software_content.cache_clear()
     assert content_key(one) != before

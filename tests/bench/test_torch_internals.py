@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpbench import torch_internals
+from fsdpbench.base import torch_internals
+from fsdpbench.base.torch_internals import TorchInternalError, expect, patch, replace
 from fsdpbench.impl.shared import torch_internals as impl_internals
 from fsdpbench.script.cuda.refusals import Replacements
-from fsdpbench.torch_internals import TorchInternalError, expect, patch, replace
 
 ROOT = Path(__file__).resolve().parents[2]
-DOORS = {"fsdpbench/torch_internals.py", "impl/shared/torch_internals.py"}
+DOORS = {"fsdpbench/base/torch_internals.py", "impl/shared/torch_internals.py"}
 LINKS = tuple(f"fsdpbench/{name}/" for name in ("impl", "reports", "workloads"))
 DOTTED = re.compile(r"torch(\.\w+)+")
 
@@ -183,7 +183,7 @@ def members_used(tree: ast.AST) -> set[tuple[str, str]]:
     door = {
         alias.asname or alias.name: alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "fsdpbench.torch_internals"
+        if isinstance(node, ast.ImportFrom) and node.module == "fsdpbench.base.torch_internals"
         for alias in node.names
     }
     found = set()
@@ -301,7 +301,7 @@ def test_names_of_scripts_refuse_what_no_module_of_torch_holds() -> None:
 
 SIMULATION_WITHOUT = """
 import importlib, torch
-from fsdpbench.errors import BenchError
+from fsdpbench.base.errors import BenchError
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.simulation import preload
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
@@ -333,7 +333,7 @@ def test_a_simulation_refuses_a_torch_without_what_it_patches(owner: str, name: 
 def test_the_doors_import_no_heavy_module() -> None:
     program = (
         "import sys, torch; before = set(sys.modules);"
-        "import fsdpbench.torch_internals;"
+        "import fsdpbench.base.torch_internals;"
         "print([name for name in set(sys.modules) - before if name.startswith('torch')])"
     )
     done = subprocess.run(

@@ -1,7 +1,8 @@
 """The source opens files for writing in one place, and makes numbers of text in one.
 
-By its syntax: a call that opens for writing, copies, packs or saves by a path is `reports/writing.py`'s, or
-is in the table of exceptions with its reason. What is there and is no exception any more is found too.
+By its syntax: a call that opens for writing, copies, packs or saves by a path is in
+`fsdpbench/base/writing.py`, or in the table of
+exceptions with its reason. What is there and is no exception any more is found too.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("fsdpbench", "impl", "reports", "workloads")
 WRITERS = {
-    "reports/writing.py": "the place itself",
+    "fsdpbench/base/writing.py": "the place itself",
     "fsdpbench/cli/group.py": "a new file among the temporary ones: mkstemp follows no link",
     "fsdpbench/cli/startup.py": "the null device",
-    "fsdpbench/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
-    "fsdpbench/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
-    "fsdpbench/files/shared_log.py": "memory that has no name on a disk",
-    "fsdpbench/results/index.py": "a database in memory",
+    "fsdpbench/base/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
+    "fsdpbench/engine/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
+    "fsdpbench/base/files/shared_log.py": "memory that has no name on a disk",
+    "fsdpbench/engine/results/index.py": "a database in memory",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
     "fsdpbench/script/rehearsal.py": "the script's own traces",
@@ -32,7 +33,7 @@ WRITERS = {
     "fsdpbench/sim/followers/sanitizer/sanitizer.py": "a method of its own named touch",
 }
 NUMBERS = {
-    "fsdpbench/numbers.py": "the place itself",
+    "fsdpbench/base/numbers.py": "the place itself",
     "fsdpbench/cli/group.py": "an exit code",
     "fsdpbench/cli/commands/sweep.py": "an exit code, an option that is a number",
     "fsdpbench/cli/commands/run.py": "an exit code",
@@ -42,14 +43,14 @@ NUMBERS = {
     "fsdpbench/cli/terminal/comparison_output.py": "an exit code",
     "fsdpbench/cli/terminal/script_notes.py": "a number of a checked result",
     "fsdpbench/cli/terminal/by_count.py": "a number",
-    "fsdpbench/settings/values.py": "a number",
+    "fsdpbench/base/settings/values.py": "a number",
 }
 _NUMBER_FOLDERS = (
     "fsdpbench/cli",
-    "fsdpbench/configuration",
-    "fsdpbench/settings",
+    "fsdpbench/base/configuration",
+    "fsdpbench/base/settings",
     "fsdpbench/sweep/spaces",
-    "fsdpbench/numbers.py",
+    "fsdpbench/base/numbers.py",
 )
 _OPENERS = {"open", "fdopen", "GzipFile"}
 _ALWAYS = {
@@ -124,7 +125,7 @@ def test_one_place_opens_files_for_writing() -> None:
     found = {path: [call.lineno for call in writes(tree)] for path, tree in trees().items()}
     found = {path: lines for path, lines in found.items() if lines}
     others = {path: lines for path, lines in found.items() if path not in WRITERS}
-    assert not others, f"use fsdpbench.files.whole_files or reports.writing: {others}"
+    assert not others, f"use fsdpbench.base.files.whole_files or reports.writing: {others}"
     assert not WRITERS.keys() - found.keys(), "exceptions that are none any more"
 
 
@@ -133,7 +134,7 @@ def test_one_place_makes_numbers_of_text() -> None:
     found = {path: [node.lineno for node in numbers_of_text(tree)] for path, tree in inside.items()}
     found = {path: lines for path, lines in found.items() if lines}
     others = {path: lines for path, lines in found.items() if path not in NUMBERS}
-    assert not others, f"use fsdpbench.numbers: {others}"
+    assert not others, f"use fsdpbench.base.numbers: {others}"
     assert not NUMBERS.keys() - found.keys(), "exceptions that are none any more"
 
 

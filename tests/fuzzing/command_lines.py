@@ -12,8 +12,8 @@ import click
 from hostile import TEXTS
 from workshop import TINY
 
+from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.cli.group import command_named
-from fsdpbench.settings import SETTINGS, show_value
 
 FILES = (
     "run", "point", "baseline.json", "result.json", "space.toml", "thresholds.toml", "profile.toml",

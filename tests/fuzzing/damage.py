@@ -11,7 +11,7 @@ from typing import Any
 
 from hostile import BYTES, TEXTS
 
-from fsdpbench.files.documents import to_toml
+from fsdpbench.base.files.documents import to_toml
 
 VALUES: tuple[Any, ...] = (
     *TEXTS, None, True, False, 0, -1, 1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1, 0.5, -0.5, 1e308,

@@ -191,7 +191,7 @@ def _become_the_command(request: dict[str, Any]) -> None:
     import faulthandler
     from multiprocessing import forkserver
 
-    from fsdpbench import interruption
+    from fsdpbench.base import interruption
 
     os.setsid()
     for name, target in ((os.devnull, 0), (f"{request['folder']}/out", 1), (f"{request['folder']}/err", 2)):

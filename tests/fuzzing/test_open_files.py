@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.base.errors import BenchError
 from fsdpbench.cli import startup
-from fsdpbench.errors import BenchError
 
 SHAPE = "--model gpt --shape layers=1,d_model=32,heads=1,vocab=64,max_seq=16 --gpus 2 --device sim"
 COMMANDS = (

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from patterns import Pattern, patterns, phrases, texts
 
-from fsdpbench.numbers import finite_number, whole_number, with_unit
+from fsdpbench.base.numbers import finite_number, whole_number, with_unit
+from fsdpbench.base.reading import parse_json, parse_toml
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.reports.analysis.naming import collective_type
 from fsdpbench.reports.analysis.tables import family_of
 from fsdpbench.reports.readers.out_of_memory import read_log
-from fsdpbench.reports.reading import parse_json, parse_toml
-from fsdpbench.settings import SETTINGS
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 
@@ -31,7 +31,7 @@ _TOO_LONG_S = 0.3
 
 OWN = {
     "fsdpbench/sim/torch_device/strict/devices.py _IS_OUT": "torch's own list of operators",
-    "fsdpbench/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/base/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
     "fsdpbench/sim/torch_device/strict/devices.py:68": "torch's own list of operators",
     "fsdpbench/sim/torch_device/compile/traces/guards.py _TENSOR": "lines of torch's guards",
 }

@@ -20,7 +20,7 @@ from campaign import Campaign
 from forked_commands import CommandServer
 from workshop import PROFILES
 
-from fsdpbench.files.documents import to_toml
+from fsdpbench.base.files.documents import to_toml
 from fsdpbench.sim.model import software
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import load_profile, parse_profile, profile_names

@@ -26,17 +26,17 @@ row = figures.Figure(
 )
 figures.FIGURES += (row,)
 
-from fsdpbench.check.compare import compare
-from fsdpbench.check.records.entries import entry_of
-from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.settings import Settings
+from fsdpbench.answers.check.compare import compare
+from fsdpbench.answers.check.records.entries import entry_of
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.reports.consistency import contradiction
 from fsdpbench.reports.pages import load_run, write_csv, write_json, write_markdown
-from fsdpbench.results.index import build_index
-from fsdpbench.results.records import RankRecord, Status, write_record
-from fsdpbench.results.result import Outcome, write_result
-from fsdpbench.results.store import Store
+from fsdpbench.engine.results.index import build_index
+from fsdpbench.engine.results.records import RankRecord, Status, write_record
+from fsdpbench.engine.results.result import Outcome, write_result
+from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.repeats import merged
 
 config = Config(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.reports.reading import LONGEST_LINE, all_on_one_line, one_line, printable
+from fsdpbench.base.reading import LONGEST_LINE, all_on_one_line, one_line, printable
 
 
 def test_control_characters_are_shown_as_escapes() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reports.reading import UnreadableError, printable, read_bytes, read_json, read_toml
+from fsdpbench.base.reading import UnreadableError, printable, read_bytes, read_json, read_toml
 
 Reader = Callable[[Path], Any]
 DEEP = 10_000

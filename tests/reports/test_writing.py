@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reports import writing
-from fsdpbench.reports.writing import append_to, create, is_written_into, remove, replacing, write_whole
+from fsdpbench.base import writing
+from fsdpbench.base.writing import append_to, create, is_written_into, remove, replacing, write_whole
 
 LONG = b"x" * 300_000  # more than a pipe holds
 

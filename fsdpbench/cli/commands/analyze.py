@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
-from fsdpbench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.reports.analysis import Analysis
@@ -154,7 +154,7 @@ def _analyzed(
 
 def roofs(hardware: str | None) -> Roofs:
     """Links and chips by device name: of all that are known, or of the profile asked for, for any device."""
-    from fsdpbench.devices.detection import ChipsByDevice
+    from fsdpbench.engine.devices.detection import ChipsByDevice
     from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
     from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.base.errors import SomeFailedError, UsageError
+from fsdpbench.base.numbers import MOST_GPUS, whole_number
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.errors import SomeFailedError, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.numbers import MOST_GPUS, whole_number
 
 if TYPE_CHECKING:
-    from fsdpbench.atlas.space import Extent
+    from fsdpbench.answers.atlas.space import Extent
 
 _FOLDER = Path("runs/atlas")
 _RUNS = "runs"
@@ -55,13 +55,13 @@ def build_command(
     """
     extent = _extent(models, hardware, gpus, small)
     fork_server.start("sim")
-    from fsdpbench.atlas.answers import as_dict
-    from fsdpbench.atlas.lookup import FILE, as_atlas
-    from fsdpbench.atlas.space import build, cells
-    from fsdpbench.atlas.words import write_pages
+    from fsdpbench.answers.atlas.answers import as_dict
+    from fsdpbench.answers.atlas.lookup import FILE, as_atlas
+    from fsdpbench.answers.atlas.space import build, cells
+    from fsdpbench.answers.atlas.words import write_pages
+    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.whole_files import write_whole
-    from fsdpbench.results.store import disk_errors
+    from fsdpbench.engine.results.store import disk_errors
 
     found = cells(extent)
     tell(f"{len(found)} cells; {sum(cell.pruned for cell in found)} configurations cannot fit by arithmetic")
@@ -98,8 +98,8 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
     """Show the best settings of a model on a number of GPUs, from a built atlas. Nothing is run."""
     import msgspec
 
-    from fsdpbench.atlas.lookup import find, read_atlas
-    from fsdpbench.atlas.words import lines
+    from fsdpbench.answers.atlas.lookup import find, read_atlas
+    from fsdpbench.answers.atlas.words import lines
 
     atlas = read_atlas(place)
     cell = find(atlas, model, hardware, gpus)
@@ -111,7 +111,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
     """What to build. Raises `UsageError` for lists that name nothing."""
-    from fsdpbench.atlas.space import SMALL, WHOLE
+    from fsdpbench.answers.atlas.space import SMALL, WHOLE
 
     extent = SMALL if small else WHOLE
     if models is not None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fsdpbench.check import LEAVE_OUT as FLAG
+from fsdpbench.answers.check import LEAVE_OUT as FLAG
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
-from fsdpbench.files.documents import read_json_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    from fsdpbench.check.records.baseline import Baseline
-    from fsdpbench.check.records.sides import Side
+    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.sides import Side
 
 
 @click.group("baseline")
@@ -59,9 +59,9 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
     A sweep with a configuration that failed, is not finished or has an impossible figure is refused, unless
     that configuration is left out.
     """
-    from fsdpbench.check.records.baseline import Baseline
-    from fsdpbench.check.records.sides import stored_side
-    from fsdpbench.results.store import SWEEP_FILE, Store
+    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.sides import stored_side
+    from fsdpbench.engine.results.store import SWEEP_FILE, Store
     from fsdpbench.sweep.spaces.space_file import read_space
 
     space: dict[str, Any] = Store.open(folder).read_space()
@@ -84,7 +84,7 @@ def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: 
 
     Refused like `create` if a configuration failed or has an impossible figure.
     """
-    from fsdpbench.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.baseline import Baseline
     from fsdpbench.cli.commands.check import swept_side
 
     baseline = Baseline.read(file)
@@ -101,7 +101,7 @@ def _show(file: Path, as_json: bool) -> None:
 def _write(
     baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
 ) -> None:
-    from fsdpbench.check.records.sides import whole
+    from fsdpbench.answers.check.records.sides import whole
 
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
-from fsdpbench.devices.detection import number_of_launcher
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import MOST_GPUS
+from fsdpbench.engine.devices.detection import number_of_launcher
 
 if TYPE_CHECKING:
-    from fsdpbench.calibrate import Machine
+    from fsdpbench.lab.calibrate import Machine
 
 
 @click.command("calibrate")
@@ -74,10 +74,10 @@ def command(
 
         calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)
         return
-    from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
-    from fsdpbench.devices.detection import visible_gpus
-    from fsdpbench.files.documents import to_toml
-    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.base.files.documents import to_toml
+    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.engine.devices.detection import visible_gpus
+    from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.sim.model.profile import ProfileError, load_profile
 
     if device == "cuda" and not visible_gpus():
@@ -120,7 +120,7 @@ def _check_output(output: Path) -> None:
 
 def _rehearse() -> None:
     """In CI the GPU is a simulated one, if the environment says so."""
-    from fsdpbench.devices.base import Placement
+    from fsdpbench.engine.devices.base import Placement
     from fsdpbench.script.rehearsal import rehearse_where_asked
 
     world = number_of_launcher("WORLD_SIZE", 1)
@@ -151,7 +151,7 @@ def _process_group(device: str) -> Iterator[None]:
 
 def _base_of(machine: Machine) -> str:
     """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
-    from fsdpbench.devices.detection import profile_like
+    from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.sim.model.profile import profile_names
 
     found = profile_like(machine.name, machine.module.mem_get_info()[1])

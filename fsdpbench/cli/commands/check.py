@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench import interruption
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import CannotJudgeError, UsageError
 from fsdpbench.cli.output import show, tell
 from fsdpbench.cli.terminal.comparison_output import finish, format_options
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
-from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from fsdpbench.check.records.sides import Side
+    from fsdpbench.answers.check.records.sides import Side
 
 _NOISE_RUNS = 20
 
@@ -65,11 +65,11 @@ def command(
     if history:
         _history(baseline, folder, output, noise, "json" if as_json else form)
         return
-    from fsdpbench.check.compare import compare
-    from fsdpbench.check.records.baseline import Baseline
-    from fsdpbench.check.records.sides import absent_of, baseline_side, stored_side
-    from fsdpbench.check.records.surroundings import require_alike
-    from fsdpbench.check.thresholds import read_thresholds
+    from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
+    from fsdpbench.answers.check.records.surroundings import require_alike
+    from fsdpbench.answers.check.thresholds import read_thresholds
 
     if baseline is None and (folder is None or not noise):
         raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
@@ -97,8 +97,8 @@ def command(
 
 
 def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
-    from fsdpbench.check.history import read_history
-    from fsdpbench.check.records.sides import stored_side
+    from fsdpbench.answers.check.history import read_history
+    from fsdpbench.answers.check.records.sides import stored_side
     from fsdpbench.cli.terminal.history_output import show_history
 
     if baseline is None or noise:
@@ -109,8 +109,8 @@ def _history(baseline: Path | None, folder: Path | None, output: Path | None, no
 def _write_noise(side: Side, path: Path | None) -> None:
     from msgspec.structs import replace
 
-    from fsdpbench.check.noise import measure_noise
-    from fsdpbench.check.thresholds import read_thresholds
+    from fsdpbench.answers.check.noise import measure_noise
+    from fsdpbench.answers.check.thresholds import read_thresholds
 
     known = read_thresholds(path if path is not None and path.exists() else None)
     if side.absent:
@@ -130,7 +130,7 @@ def _write_noise(side: Side, path: Path | None) -> None:
 
 def swept_side(space: dict[str, Any], repeat: int) -> Side:
     """Run the sweep of `space` in a folder that is thrown away, and return its figures."""
-    from fsdpbench.check.records.sides import stored_side
+    from fsdpbench.answers.check.records.sides import stored_side
 
     sweep = _prepared(space, repeat)
     with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
@@ -145,7 +145,7 @@ def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
     fork_server.start(space.get("device"), True in (space.get("settings") or {}).get("compile", ()))
     from fsdpbench.cli.requests.request import request_of_space
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.results.store import Store
+    from fsdpbench.engine.results.store import Store
     from fsdpbench.sweep.runner import run_sweep
     from fsdpbench.sweep.trials import jobs_for
 

@@ -29,10 +29,10 @@ def command(before: Path, after: Path, thresholds: Path | None, form: str, as_js
     of `sweep --repeat N`: a change is a regression if a rank test finds it significant and it is large
     enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
-    from fsdpbench.check.compare import compare
-    from fsdpbench.check.records.sides import absent_of, notes_on, paired, read_side, require_common
-    from fsdpbench.check.records.surroundings import require_alike
-    from fsdpbench.check.thresholds import read_thresholds
+    from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
+    from fsdpbench.answers.check.records.surroundings import require_alike
+    from fsdpbench.answers.check.thresholds import read_thresholds
 
     allowed = read_thresholds(thresholds)
     first, second = read_side(before), read_side(after)

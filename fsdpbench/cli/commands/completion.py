@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.output import show
 from fsdpbench.cli.requests.completion import SHELLS, script_for
-from fsdpbench.errors import UsageError
 
 
 @click.command("completion")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.base.errors import ExitCode
 from fsdpbench.cli.output import show, show_json
-from fsdpbench.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fsdpbench.doctor import Finding
+    from fsdpbench.lab.doctor import Finding
 
 
 @click.command("doctor")
@@ -29,7 +29,7 @@ def command(quick: bool, as_json: bool) -> None:
 
     Exits with 5 if something that every command needs does not work.
     """
-    from fsdpbench.doctor import Verdict, examine
+    from fsdpbench.lab.doctor import Verdict, examine
 
     findings = examine(try_devices=not quick)
     if as_json:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.requests.options import given_settings, setting_options, single_settings, target_options
 from fsdpbench.cli.requests.script_request import script_config, script_options
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
-from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from fsdpbench.configuration.config import Config
-    from fsdpbench.explain import Advice
+    from fsdpbench.answers.explain import Advice
+    from fsdpbench.base.configuration.config import Config
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
@@ -68,7 +68,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             "or --script"
         )
     if options["output"] is not None:
-        from fsdpbench.explain.page import write_page
+        from fsdpbench.answers.explain.page import write_page
 
         write_page(options["output"], texts, advice)
         tell(f"wrote {options['output']}")
@@ -120,9 +120,9 @@ def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> Non
 
 
 def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
+    from fsdpbench.base.reading import UnreadableError, read_bytes, read_standard_input
     from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
-    from fsdpbench.reports.reading import UnreadableError, read_bytes, read_standard_input
 
     try:
         if source == _STDIN:
@@ -144,8 +144,8 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
-    from fsdpbench.files.documents import read_json_object
-    from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
+    from fsdpbench.base.files.documents import read_json_object
+    from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():
         points = [p for p in Store.open(path).points() if p.result.status == "oom"]
@@ -177,8 +177,8 @@ def _measured_config(
 ) -> Config:
     """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
     explained too. Raises `UsageError`."""
-    from fsdpbench.configuration.config import Config
-    from fsdpbench.devices.detection import profile_like
+    from fsdpbench.base.configuration.config import Config
+    from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
 
@@ -206,8 +206,8 @@ def _field(result: dict[str, Any], name: str, key: str) -> Any:
 
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
+    from fsdpbench.base.settings import Settings
     from fsdpbench.cli.requests.request import target_of, told_assumed
-    from fsdpbench.settings import Settings
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
@@ -232,7 +232,7 @@ def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config 
 def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice:
     from dataclasses import replace
 
-    from fsdpbench.explain import advise
+    from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import PROBE, as_simulated
     from fsdpbench.sweep.trials import jobs_for
 
@@ -251,7 +251,7 @@ def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice
 
 
 def _add(advice: Advice, content: dict[str, Any], texts: list[str]) -> None:
-    from fsdpbench.explain.text import as_dict, describe_advice
+    from fsdpbench.answers.explain.text import as_dict, describe_advice
 
     content["simulation"] = as_dict(advice)
     texts.append(describe_advice(advice))

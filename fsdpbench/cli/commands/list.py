@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.cli.output import make_console, show, show_json
-from fsdpbench.settings import SETTINGS, show_value
 
 Row = dict[str, Any]
 

@@ -22,7 +22,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fsdpbench.configuration.config import Config
+    from fsdpbench.base.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
 _GIB = 2**30

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.cli.output import show, tell
 from fsdpbench.cli.values import PlaceForFile, PossiblePath
-from fsdpbench.errors import BenchError, UsageError
 
 
 @click.command("report")
@@ -46,10 +46,10 @@ def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> 
 
 
 def _one(folder: Path, output: Path | None, form: str) -> None:
-    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.engine.results.index import refresh_index
+    from fsdpbench.engine.results.store import REPORT_FILE, Store
     from fsdpbench.reports.pages import RunFolderError, write_csv, write_json, write_markdown, write_report
-    from fsdpbench.results.index import refresh_index
-    from fsdpbench.results.store import REPORT_FILE, Store
 
     try:
         if form != "html":

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.base.errors import SomeFailedError, UsageError, unknown
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.errors import SomeFailedError, UsageError, unknown
+from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION
 from fsdpbench.launch import fork_server
-from fsdpbench.reproduce.catalogue import NAMES, PUBLICATION
 
 if TYPE_CHECKING:
-    from fsdpbench.reproduce.outcome import Outcome
+    from fsdpbench.lab.reproduce.outcome import Outcome
 
 _PAGE = "fsdp-paper.html"
 _JSON = "fsdp-paper.json"
@@ -45,15 +45,15 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     names = _names(only)
     fork_server.start("sim")
     began = time.monotonic()
+    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.whole_files import write_whole
-    from fsdpbench.reproduce.catalogue import figures
-    from fsdpbench.reproduce.document import as_dict
-    from fsdpbench.reproduce.outcome import outcome_of
-    from fsdpbench.reproduce.page import write_page
-    from fsdpbench.reproduce.run import run
-    from fsdpbench.reproduce.traced import traced_runs
-    from fsdpbench.results.store import disk_errors
+    from fsdpbench.engine.results.store import disk_errors
+    from fsdpbench.lab.reproduce.catalogue import figures
+    from fsdpbench.lab.reproduce.document import as_dict
+    from fsdpbench.lab.reproduce.outcome import outcome_of
+    from fsdpbench.lab.reproduce.page import write_page
+    from fsdpbench.lab.reproduce.run import run
+    from fsdpbench.lab.reproduce.traced import traced_runs
 
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -88,8 +88,8 @@ def _names(only: str | None) -> list[str]:
 
 
 def _print(outcomes: list[Outcome]) -> None:
+    from fsdpbench.lab.reproduce.outcome import Verdict, counted
     from fsdpbench.reports.pages.display import percent
-    from fsdpbench.reproduce.outcome import Verdict, counted
 
     show("figure  points  mean error   worst  claims that hold  of")
     for outcome in outcomes:

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.errors import ExitCode, UsageError
+from fsdpbench.base.reading import one_line
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.output import show, show_json, tell, terminal_width
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
@@ -29,15 +32,12 @@ from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_s
 from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.terminal.script_notes import buffer_notes, script_notes
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.reports.reading import one_line
-from fsdpbench.settings import Settings
 
 if TYPE_CHECKING:
-    from fsdpbench.configuration.config import Config
+    from fsdpbench.base.configuration.config import Config
+    from fsdpbench.engine.results.store import Store
     from fsdpbench.reports.result import Result
-    from fsdpbench.results.store import Store
 
 _FOLDERS = Path("runs")
 _LONGEST_NAME = 80
@@ -78,7 +78,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     fork_server.start(device, asks_to_compile(options, assignments))
     from fsdpbench.cli.terminal.progress import describe_result
     from fsdpbench.cli.terminal.script_notes import describe_script
-    from fsdpbench.results.records import Status
+    from fsdpbench.engine.results.records import Status
 
     advice = None
     config = script_config(options, assignments)
@@ -121,13 +121,13 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None:
     """For programs, and in words; None where the script did not run to its figures. Of one that ran out of
     memory, what fits."""
-    from fsdpbench.advise import advise_script
-    from fsdpbench.advise.text import as_dict, describe_advice
+    from fsdpbench.answers.advise import advise_script
+    from fsdpbench.answers.advise.text import as_dict, describe_advice
     from fsdpbench.sweep.trials import jobs_for
 
     if result.status == "oom":
-        from fsdpbench import explain
-        from fsdpbench.explain import text
+        from fsdpbench.answers import explain
+        from fsdpbench.answers.explain import text
 
         measurement = replace(config.measurement, traced_steps=0)
         explained = explain.advise(replace(config, measurement=measurement), jobs_for("sim"), tell)
@@ -142,7 +142,7 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     """The configuration that model and settings name."""
     from fsdpbench.cli.requests.request import target_of, told_assumed
-    from fsdpbench.results.result import not_applicable_result
+    from fsdpbench.engine.results.result import not_applicable_result
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
@@ -168,7 +168,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
-    from fsdpbench.configuration.config import JitterError, JitterSettings
+    from fsdpbench.base.configuration.config import JitterError, JitterSettings
 
     if text is None:
         return config
@@ -195,7 +195,7 @@ def _run(config: Config, output: Path | None) -> Result:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
     from fsdpbench.cli.terminal.progress import WaitingProgress
-    from fsdpbench.results.store import point_folder_name
+    from fsdpbench.engine.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
 
     with _locked(output, config) as store:
@@ -217,8 +217,8 @@ def own_name(config: Config) -> str:
 def _locked(output: Path | None, config: Config) -> Iterator[Store]:
     """The folder that was named, when it is free; else the configuration's own, or one beside it while
     another run is under way there."""
-    from fsdpbench.files.folder_lock import FolderTakenError
-    from fsdpbench.results.store import Store
+    from fsdpbench.base.files.folder_lock import FolderTakenError
+    from fsdpbench.engine.results.store import Store
 
     with contextlib.ExitStack() as held:
         for attempt in itertools.count(1):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.errors import BenchError, ExitCode, UsageError
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.requests.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.requests.options import (
@@ -26,15 +28,13 @@ from fsdpbench.cli.requests.options import (
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
-from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.settings import SETTINGS
 
 if TYPE_CHECKING:
+    from fsdpbench.base.configuration.config import Config
+    from fsdpbench.base.files.shared_log import SharedLog
     from fsdpbench.cli.requests.request import SweepRequest
-    from fsdpbench.configuration.config import Config
-    from fsdpbench.files.shared_log import SharedLog
-    from fsdpbench.results.store import Store, StoredPoint
+    from fsdpbench.engine.results.store import Store, StoredPoint
     from fsdpbench.sweep.runner import SweepSummary
     from fsdpbench.sweep.spaces.space import Plan
 
@@ -118,9 +118,9 @@ def announced(request: SweepRequest) -> Plan:
 
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
+    from fsdpbench.base.files.shared_log import SharedLog
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.shared_log import SharedLog
-    from fsdpbench.results.store import Store
+    from fsdpbench.engine.results.store import Store
     from fsdpbench.sweep.runner import run_sweep
     from fsdpbench.sweep.trials import jobs_for
 
@@ -161,11 +161,11 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
 
 def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
-    from fsdpbench.files.shared_log import records
+    from fsdpbench.base.files.shared_log import records
+    from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
     from fsdpbench.launch import fork_server
     from fsdpbench.reports.analysis.processes import kept
     from fsdpbench.reports.pages import write_report
-    from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommended import write_recommended
 
     pasted: list[Path] = []
@@ -181,7 +181,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
 
 def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
     """The points of the plan that are in the store."""
-    from fsdpbench.results.provenance import content_key
+    from fsdpbench.engine.results.provenance import content_key
 
     keys = {content_key(config) for config in plan.points}
     return [point for point in store.points() if point.key in keys]
@@ -192,7 +192,7 @@ def _tell_end(
 ) -> ExitCode:
     """What came out, for people or as JSON. `pasted`: files of code to paste."""
     from fsdpbench.cli.terminal.ranking import print_ranking
-    from fsdpbench.results.records import Status
+    from fsdpbench.engine.results.records import Status
 
     folder, stored = store.folder, _stored(store, plan)
     failed = [p for p in stored if not p.result.status.is_answer]
@@ -228,7 +228,7 @@ def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, 
 
 def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     """Return the best of each number of GPUs."""
-    from fsdpbench.results.records import Status
+    from fsdpbench.engine.results.records import Status
 
     running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]
     unit = "tokens" if all(each.result.tokens_per_s_per_gpu for each in running) else "samples"
@@ -239,8 +239,8 @@ def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
 
 def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:
     """Run this machine's share of a sweep that another machine leads."""
+    from fsdpbench.engine.results.store import Store
     from fsdpbench.launch.nodes import follow
-    from fsdpbench.results.store import Store
 
     assert launcher.nodes is not None
     store, began = Store(folder), False

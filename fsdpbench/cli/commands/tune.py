@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
 from fsdpbench.cli.output import make_console, make_table, show_json, tell
 from fsdpbench.cli.requests.options import (
@@ -19,14 +22,11 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.terminal.units import compiled_words, interval_lines, is_shared, plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
-from fsdpbench.errors import UsageError
-from fsdpbench.files.documents import read_json_object
 from fsdpbench.launch import fork_server
-from fsdpbench.numbers import with_unit
 
 if TYPE_CHECKING:
-    from fsdpbench.tune.front import Goal
-    from fsdpbench.tune.run import Answer, Effort
+    from fsdpbench.answers.tune.front import Goal
+    from fsdpbench.answers.tune.run import Answer, Effort
 
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
@@ -80,12 +80,12 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     for each FSDP API.
     """
     fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
+    from fsdpbench.answers.tune.front import Goal, figure_of
+    from fsdpbench.answers.tune.run import Effort, tune
     from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.engine.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.reports.pages import write_report
-    from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.trials import Progress
-    from fsdpbench.tune.front import Goal, figure_of
-    from fsdpbench.tune.run import Effort, tune
 
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)
@@ -158,8 +158,8 @@ def _tell(line: str) -> None:
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     from rich.text import Text
 
+    from fsdpbench.answers.tune.front import ranks
     from fsdpbench.cli.terminal.units import goal_unit
-    from fsdpbench.tune.front import ranks
 
     console = make_console()
     if console.is_terminal:

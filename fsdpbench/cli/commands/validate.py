@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from fsdpbench.validation.runs.case import Case
+    from fsdpbench.lab.validation.runs.case import Case
 
 
 @click.command("validate")
@@ -64,16 +64,16 @@ def command(
         _compare_operators(operators, as_json)
         return
     fork_server.start("sim")
+    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.lab.validation.conditions import compare_held_out, held_out_cases
+    from fsdpbench.lab.validation.coverage import interval_bars, judged_runs
+    from fsdpbench.lab.validation.judge import judge
+    from fsdpbench.lab.validation.page import write_page
+    from fsdpbench.lab.validation.paper_network import network_predictions, predict
+    from fsdpbench.lab.validation.runs.runs_file import cases_of_file
+    from fsdpbench.lab.validation.text import as_dict, as_markdown
     from fsdpbench.systems import get_system
-    from fsdpbench.validation.conditions import compare_held_out, held_out_cases
-    from fsdpbench.validation.coverage import interval_bars, judged_runs
-    from fsdpbench.validation.judge import judge
-    from fsdpbench.validation.page import write_page
-    from fsdpbench.validation.paper_network import network_predictions, predict
-    from fsdpbench.validation.runs.runs_file import cases_of_file
-    from fsdpbench.validation.text import as_dict, as_markdown
 
     if system is not None:
         get_system(system)
@@ -102,7 +102,7 @@ def command(
 
 
 def _compare_operators(folder: Path, as_json: bool) -> None:
-    from fsdpbench.validation.operators import as_dict, as_markdown, bars_of, compare
+    from fsdpbench.lab.validation.operators import as_dict, as_markdown, bars_of, compare
 
     comparison = compare(folder)
     if as_json:
@@ -114,10 +114,10 @@ def _compare_operators(folder: Path, as_json: bool) -> None:
 
 
 def _known_cases() -> list[Case]:
-    from fsdpbench.validation.runs.paper import paper_cases
-    from fsdpbench.validation.runs.paper_open import open_cases
-    from fsdpbench.validation.runs.paper_t5 import t5_cases
-    from fsdpbench.validation.runs.runs_file import torchtitan_cases
+    from fsdpbench.lab.validation.runs.paper import paper_cases
+    from fsdpbench.lab.validation.runs.paper_open import open_cases
+    from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+    from fsdpbench.lab.validation.runs.runs_file import torchtitan_cases
 
     return paper_cases() + t5_cases() + open_cases() + torchtitan_cases()
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsdpbench import interruption
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
-from fsdpbench.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.cli.terminal.watch_view import View

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show
-from fsdpbench.settings import SETTINGS
 
 COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
 """Set by the shell that asks what it could complete."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.cli.values import MOST_SECONDS, whole
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.launch.nodes import Nodes

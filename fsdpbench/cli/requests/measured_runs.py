@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.output import show_json, tell
-from fsdpbench.errors import UsageError
 from fsdpbench.reports.result import Result
 
 if TYPE_CHECKING:
-    from fsdpbench.calibrate.from_results import Factor, Fit, MeasuredRun
+    from fsdpbench.lab.calibrate.from_results import Factor, Fit, MeasuredRun
 
 
 def calibrate_from_results(
@@ -21,7 +21,7 @@ def calibrate_from_results(
 ) -> None:
     """Fit factors to the runs at `paths` (results, folders with such, tables of runs) and write the profile
     to `output`. Raises `UsageError` where the runs do not determine them."""
-    from fsdpbench.calibrate import from_results
+    from fsdpbench.lab.calibrate import from_results
     from fsdpbench.launch import fork_server
 
     tables = [path for path in paths if path.suffix == ".csv"]
@@ -44,9 +44,9 @@ def calibrate_from_results(
 
 def _runs_of_table(path: Path) -> list[MeasuredRun]:
     """Rows of a file that `validate --runs` takes, whose speed was measured."""
-    from fsdpbench.calibrate.from_results import MeasuredRun
-    from fsdpbench.validation.paper_network import config_of
-    from fsdpbench.validation.runs.runs_file import cases_of_file
+    from fsdpbench.lab.calibrate.from_results import MeasuredRun
+    from fsdpbench.lab.validation.paper_network import config_of
+    from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 
     found = []
     for case in cases_of_file(path):
@@ -79,7 +79,7 @@ def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
 
 def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
     """What is asked for; else the network of runs on several nodes, and computation on one."""
-    from fsdpbench.calibrate.from_results import Factor
+    from fsdpbench.lab.calibrate.from_results import Factor
 
     if given is None:
         several = any(run.config.gpus > run.config.ranks_per_node for run in runs)
@@ -99,7 +99,7 @@ class _Simulator:
     folder: Path
 
     def __call__(self, hardware: Path) -> list[Result]:
-        from fsdpbench.results.provenance import content_key
+        from fsdpbench.engine.results.provenance import content_key
         from fsdpbench.sweep.runner import UNTRACED, simulate
         from fsdpbench.sweep.trials import Progress
 

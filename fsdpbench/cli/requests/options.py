@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import read_toml
+from fsdpbench.base.settings import SETTINGS, TRUE_WORDS, Value, read_list, setting_named
 from fsdpbench.cli.requests.completion import (
     assignments,
     hardware_names,
@@ -18,9 +21,6 @@ from fsdpbench.cli.requests.completion import (
     values_of,
 )
 from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
-from fsdpbench.errors import UsageError
-from fsdpbench.files.documents import read_toml
-from fsdpbench.settings import SETTINGS, TRUE_WORDS, Value, read_list, setting_named
 from fsdpbench.sweep.spaces.space_file import read_space
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsdpbench.configuration.config import DEFAULT_HARDWARE, Measurement
-from fsdpbench.devices.detection import Choice, choose_device
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import whole_number
-from fsdpbench.results.provenance import node_stated
-from fsdpbench.settings import Value, show_value
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import whole_number
+from fsdpbench.base.settings import Value, show_value
+from fsdpbench.engine.devices.detection import Choice, choose_device
+from fsdpbench.engine.results.provenance import node_stated
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named

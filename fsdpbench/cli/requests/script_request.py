@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
-from fsdpbench.errors import UsageError
-from fsdpbench.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
-    from fsdpbench.configuration.config import Config
+    from fsdpbench.base.configuration.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -94,7 +94,7 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
 
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
-    from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+    from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
     from fsdpbench.sweep.planning import simulated_nodes  # needs the models: only when a script runs
 
     gpus = _world(options)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.values import whole
-from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsdpbench.configuration.config import Config
+    from fsdpbench.base.configuration.config import Config
     from fsdpbench.reports.result import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -58,8 +58,8 @@ def soak_options(function: F) -> F:
 
 def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     """`config` with the soak that was asked for, untraced. Raises `UsageError`."""
-    from fsdpbench.configuration.lengths import LengthSettings
-    from fsdpbench.configuration.soak import SoakSettings
+    from fsdpbench.base.configuration.lengths import LengthSettings
+    from fsdpbench.base.configuration.soak import SoakSettings
 
     if options.get("soak") is None:
         for name in _WITH_SOAK:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.values import Positive
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import with_unit
 
 if TYPE_CHECKING:
     from fsdpbench.workloads import Workload

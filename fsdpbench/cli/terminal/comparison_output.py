@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, SomeFailedError
+from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import show
-from fsdpbench.errors import CannotJudgeError, ExitCode, SomeFailedError
-from fsdpbench.reports.reading import one_line
 
 if TYPE_CHECKING:
-    from fsdpbench.check.compare import Comparison
-    from fsdpbench.check.records.entries import Entry
+    from fsdpbench.answers.check.compare import Comparison
+    from fsdpbench.answers.check.records.entries import Entry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ def format_options(function: F) -> F:
 def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
     """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
     judged, 4 if a configuration failed that the older side does not have; of several the first."""
-    from fsdpbench.check.text import as_github_benchmark, as_json, as_markdown, as_text
+    from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
         show(as_github_benchmark(after))

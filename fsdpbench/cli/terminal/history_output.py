@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdpbench.base.errors import BenchError
 from fsdpbench.cli.output import show, show_json, tell
-from fsdpbench.errors import BenchError
 
 if TYPE_CHECKING:
-    from fsdpbench.check.history import History
+    from fsdpbench.answers.check.history import History
     from fsdpbench.reports.pages.history_page import StepGroup
 
 

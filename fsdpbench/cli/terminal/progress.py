@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
-from fsdpbench.configuration.config import Config
-from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.base.reading import printable
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.side_by_side import print_side_by_side
 from fsdpbench.cli.terminal.units import each
 from fsdpbench.reports.pages import best_sentence, load_run
 from fsdpbench.reports.pages.ranking import is_risky, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.reading import printable
 from fsdpbench.reports.result import Cause
 
 _GIB = 2**30

@@ -18,10 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
-from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError, Replacements
-from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     INTERNALS,
     dynamo_torch_variables,
     find,
@@ -29,6 +26,9 @@ from fsdpbench.torch_internals import (
     replace,
     trace_rules,
 )
+from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
+from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError, Replacements
+from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 

@@ -22,8 +22,8 @@ import torch.cuda.profiler
 import torch.cuda.random
 import torch.cuda.streams
 
+from fsdpbench.base.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")

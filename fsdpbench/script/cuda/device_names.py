@@ -27,10 +27,16 @@ from typing import Any
 import torch
 from torch.utils.dlpack import DLDeviceType
 
+from fsdpbench.base.torch_internals import (
+    device_constructors,
+    expect,
+    is_autocast_available,
+    parse_to,
+    replace,
+)
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
-from fsdpbench.torch_internals import device_constructors, expect, is_autocast_available, parse_to, replace
 
 CUDA = "cuda"
 TAKES_DEVICE = "_takes_device"

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from fsdpbench.base.torch_internals import replace
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, SimProcessGroup
-from fsdpbench.torch_internals import replace
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation

@@ -15,9 +15,9 @@ import torch.cuda.comm
 import torch.cuda.graphs
 import torch.cuda.memory  # noqa: F401 - looked up by name
 
+from fsdpbench.base.torch_internals import IN_ITS_PLACE, expect, gone
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
-from fsdpbench.torch_internals import IN_ITS_PLACE, expect, gone
 
 
 class NotSimulatedError(NotImplementedError):

@@ -1,4 +1,4 @@
-"""Observations of a script that its figures do not show, for `fsdpbench/advise`. Nothing is changed by them.
+"""Observations of a script that its figures do not show, for advice. They change nothing.
 
 `calls.py` notes torch's calls and the modules that are wrapped, `gradients.py` the parameters that do not
 train, by the ranks that `exchange.py` finds for each reduction, `waits.py` the lines at which the CPU waits

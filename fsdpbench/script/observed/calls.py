@@ -17,6 +17,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     after_parsing,
     around,
@@ -27,7 +28,6 @@ from fsdpbench.script.interposing import (
 )
 from fsdpbench.script.model_blocks import blocks_of
 from fsdpbench.script.own_files import OwnFiles, Place
-from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 _SHARDING = (
     "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers",

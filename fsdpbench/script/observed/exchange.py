@@ -19,6 +19,7 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 
 import fsdpbench
+from fsdpbench.base.torch_internals import current_graph_task_id, replace
 from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped
 from fsdpbench.script.own_files import Place
@@ -27,7 +28,6 @@ from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators import kernels
 from fsdpbench.sim.torch_device.operators.known_values import written
 from fsdpbench.sim.torch_device.tensors import tensors_in
-from fsdpbench.torch_internals import current_graph_task_id, replace
 
 Ranks = Sequence[int]
 _RANKS, _WHEN = "_sim_reduced_over", "_sim_reduced_in"

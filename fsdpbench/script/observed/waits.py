@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
-from fsdpbench.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 
 _TORCHS_OWN = tuple(
     os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep

@@ -11,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fsdpbench.files.documents import read_json_object
-from fsdpbench.files.whole_files import write_whole
+from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.files.whole_files import write_whole
 
 T = TypeVar("T")
 LOG_NAME = "collectives.json"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fsdpbench.reports.reading import one_line
+from fsdpbench.base.reading import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, RankLog, Stack
 
 _PARTS = ("kind", "root", "sizes", "dtype", "reduction")

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 import fsdpbench
+from fsdpbench.base.torch_internals import expect, replace
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles
@@ -32,7 +33,6 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
 from fsdpbench.sim.torch_device.tensors import is_on_device
-from fsdpbench.torch_internals import expect, replace
 
 _MAIN = threading.main_thread().ident
 _MOST_LISTED = 16

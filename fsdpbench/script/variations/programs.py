@@ -13,6 +13,8 @@ import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from fsdpbench.base.torch_internals import BaseDataLoaderIter
+from fsdpbench.base.torch_internals import checkpoint_wrappers as wrappers
 from fsdpbench.script.interposing import (
     around,
     around_fsdp1,
@@ -24,8 +26,6 @@ from fsdpbench.script.model_blocks import has_units
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.device_module import Event
-from fsdpbench.torch_internals import BaseDataLoaderIter
-from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 
 class Fused:

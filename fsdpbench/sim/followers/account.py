@@ -25,11 +25,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from fsdpbench.base.torch_internals import set_is_profiler_enabled
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.tensors import address as storage_address
-from fsdpbench.torch_internals import set_is_profiler_enabled
 
 _MOST_PLACES = 5
 _SETTLED_STEP = 2

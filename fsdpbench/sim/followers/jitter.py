@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 from statistics import NormalDist
 
-from fsdpbench.configuration.config import JitterSettings
+from fsdpbench.base.configuration.config import JitterSettings
 from fsdpbench.sim.model.observed import Observer
 from fsdpbench.sim.model.timeline import Work
 

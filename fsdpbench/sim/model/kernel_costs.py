@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, Measured
+from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, Measured
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
 from fsdpbench.sim.model.library_costs import Array, attention_seconds, product_seconds
 from fsdpbench.sim.model.network import Network, curve_seconds
@@ -417,7 +417,7 @@ class AttentionCost:
 
 # What a profile says of operators that run alone, as benchmarks of one operator measure them.
 # The table of the library that was measured prices them; without one, what prices training runs, less what
-# only training does to a product (`under_load`). Lists of operators are `fsdpbench.files.operator_tables`.
+# only training does to a product (`under_load`). `operator_tables` reads lists of operators.
 
 _TYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 

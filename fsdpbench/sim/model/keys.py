@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.errors import UsageError
+from fsdpbench.base.errors import UsageError
 
 _FAR = 10.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from fsdpbench.numbers import finite_number
+from fsdpbench.base.numbers import finite_number
 from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.model.profile_files import ProfileFolder
 from fsdpbench.sim.model.sections import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fsdpbench.files.documents import UnreadableFileError, is_there, parse_toml, read_toml
-from fsdpbench.reports.reading import printable
+from fsdpbench.base.files.documents import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.base.reading import printable
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.sections import (
     AttentionTable,

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.reports.writing import create, replacing
+from fsdpbench.base.writing import create, replacing
 from fsdpbench.sim.model.profile import HardwareProfile
 
 HOST_PID = 1000

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 import hashlib
 import pickle
 
-from fsdpbench.files.shared_log import add_record, records
+from fsdpbench.base.files.shared_log import add_record, records
 
 DEVICE_TYPE = "sim"
 

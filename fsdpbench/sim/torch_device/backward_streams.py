@@ -35,8 +35,8 @@ from typing import Any, Protocol
 
 import torch
 
+from fsdpbench.base.torch_internals import current_autograd_node, get_sequence_nr, queue_callback
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker, Timeline
-from fsdpbench.torch_internals import current_autograd_node, get_sequence_nr, queue_callback
 
 
 class _Device(Protocol):

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import DeviceGuard, private_use_1
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
 from fsdpbench.sim.model.trace_recorder import EventRecord, WaitRecord, trace_stream
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.distributed.symmetric import use_pool
-from fsdpbench.torch_internals import DeviceGuard, private_use_1
 
 
 class MemoryFunctions:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from fsdpbench.torch_internals import current_graph_task_id
+from fsdpbench.base.torch_internals import current_graph_task_id
 
 _graph_task = current_graph_task_id
 _MAIN_SHARE = 0.99

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.base.torch_internals import patched
 from fsdpbench.sim.model.software import SoftwareProfile, TrainerSoftware
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.torch_internals import patched
 from fsdpbench.workloads import replacements
 
 # What torch 1.13 did otherwise, laid over the installed one; read from the source of torch 1.13.1

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsdpbench.sim.model.allocator import Block, CachingAllocator, SimOutOfMemoryError
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     DispatchKey,
     DispatchKeySet,
     ForceDispatchKeyGuard,
@@ -25,6 +23,8 @@ from fsdpbench.torch_internals import (
     reinterpret_tensor,
     set_storage_by_key,
 )
+from fsdpbench.sim.model.allocator import Block, CachingAllocator, SimOutOfMemoryError
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 
 _META = DispatchKey.Meta
 _create: Any = create_empty_tensor

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fsdpbench.errors import unknown
-from fsdpbench.settings import SETTINGS, Value
+from fsdpbench.base.errors import unknown
+from fsdpbench.base.settings import SETTINGS, Value
 from fsdpbench.sweep.spaces.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")

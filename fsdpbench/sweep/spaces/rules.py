@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import whole_number
-from fsdpbench.settings import Value, read_list, setting_named, show_value
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import whole_number
+from fsdpbench.base.settings import Value, read_list, setting_named, show_value
 
 _PLACES = ("system", "gpus")
 Match = Mapping[str, tuple[Value, ...]]

@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import UsageError
-from fsdpbench.settings import Settings, Value, show_value
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.sweep.planning import Target, make_config, without_absent
 from fsdpbench.sweep.spaces.rules import Rule
 from fsdpbench.systems import get_system

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fsdpbench.errors import UsageError
-from fsdpbench.numbers import LARGEST_INTEGER, MOST_GPUS
-from fsdpbench.settings import SETTINGS, Value, read_list, setting_named
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS
+from fsdpbench.base.settings import SETTINGS, Value, read_list, setting_named
 
 _Gpus = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
 _Names = str | list[str]

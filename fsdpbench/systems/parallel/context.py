@@ -22,7 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn import functional as F
 
-from fsdpbench.torch_internals import replaced, ring_attention, ring_attention_backward, set_rotate_method
+from fsdpbench.base.torch_internals import (
+    replaced,
+    ring_attention,
+    ring_attention_backward,
+    set_rotate_method,
+)
 from fsdpbench.workloads.rotations import shared_sequence
 
 _SEQUENCE = 1

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.advise.candidates import candidates
-from fsdpbench.advise.edits import diff_of
-from fsdpbench.advise.gradients import Candidate
-from fsdpbench.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.candidates import candidates
+from fsdpbench.answers.advise.edits import diff_of
+from fsdpbench.answers.advise.gradients import Candidate
+from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.base.configuration.config import WhatIf
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.configuration.config import WhatIf
 from fsdpbench.launch.pool import PointPool
 
 _DEADLINE_S = 240.0

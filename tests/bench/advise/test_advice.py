@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.advise import advise_script, advisor
-from fsdpbench.advise.text import as_dict, describe_advice
+from fsdpbench.answers.advise import advise_script, advisor
+from fsdpbench.answers.advise.text import as_dict, describe_advice
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.configuration.config import Config
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
 

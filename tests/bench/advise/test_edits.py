@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.advise.edits import Edit, diff_of
-from fsdpbench.advise.script_text import NoDiffError
+from fsdpbench.answers.advise.edits import Edit, diff_of
+from fsdpbench.answers.advise.script_text import NoDiffError
 
 
 def place(folder: Path, text: str, call: str, file: str = "train.py") -> dict[str, Any]:

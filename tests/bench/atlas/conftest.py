@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fsdpbench.atlas.space import Cell, Extent, cells, next_wave
-from fsdpbench.configuration.config import Config
+from fsdpbench.answers.atlas.space import Cell, Extent, cells, next_wave
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.reports.result import Cause, Result, Status
-from fsdpbench.results.provenance import content_key
 
 EXTENT = Extent(("llama-tiny",), ("a100-80gb",), (8, 16))
 Told = Callable[[Config], Result]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.answers import as_dict
-from fsdpbench.atlas.lookup import as_atlas, find, read_atlas
-from fsdpbench.atlas.space import Cell
-from fsdpbench.atlas.words import write_pages
-from fsdpbench.errors import UsageError
+from fsdpbench.answers.atlas.answers import as_dict
+from fsdpbench.answers.atlas.lookup import as_atlas, find, read_atlas
+from fsdpbench.answers.atlas.space import Cell
+from fsdpbench.answers.atlas.words import write_pages
+from fsdpbench.base.errors import UsageError
 from fsdpbench.reports.result import Cause, Result, Status
 
 
@@ -100,7 +100,7 @@ def test_an_ambiguous_name_is_refused(content: dict[str, Any]) -> None:
 
 def test_show_runs_nothing_and_needs_no_torch(built: Path) -> None:
     program = (
-        "import sys; from fsdpbench.atlas import lookup, words; from pathlib import Path;"
+        "import sys; from fsdpbench.answers.atlas import lookup, words; from pathlib import Path;"
         f"atlas = lookup.read_atlas(Path({str(built)!r})); cell = lookup.find(atlas, 'llama', 'a100', 16);"
         "print('\\n'.join(words.lines(atlas, cell))); sys.exit('torch' in sys.modules)"
     )

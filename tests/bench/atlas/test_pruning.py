@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.space import BATCHES, LONGEST, Extent, cells, least_bytes
-from fsdpbench.configuration.config import Config
-from fsdpbench.results.provenance import content_key
-from fsdpbench.settings import Settings
+from fsdpbench.answers.atlas.space import BATCHES, LONGEST, Extent, cells, least_bytes
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import UNTRACED, simulate

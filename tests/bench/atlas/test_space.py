@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.answers import as_dict
-from fsdpbench.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, next_wave
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import content_key
+from fsdpbench.answers.atlas.answers import as_dict
+from fsdpbench.answers.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, next_wave
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.sim.model.profile import profile_names
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads.registry import workload_names

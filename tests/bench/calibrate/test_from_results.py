@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.calibrate.from_results import Factor, MeasuredRun, fit, runs_of_results
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import UsageError
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
+from fsdpbench.lab.calibrate.from_results import Factor, MeasuredRun, fit, runs_of_results
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.settings import Settings
 from fsdpbench.sim.model.profile import load_profile
 
 BASE = "a100-80gb"

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsdpbench.calibrate.tables.collectives import fit_collectives
-from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
-from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
+from fsdpbench.base.files.operator_tables import COLLECTIVE, Measured, read_folder
+from fsdpbench.lab.calibrate.tables.collectives import fit_collectives
+from fsdpbench.lab.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
 from fsdpbench.sim.model.network import curve_seconds
 from fsdpbench.sim.model.sections import LibraryTables
@@ -66,7 +66,7 @@ def test_profiles_meet_their_bars() -> None:
     whole = os.environ.get("FSDPBENCH_SHARED")
     assert whole, "set FSDPBENCH_SHARED: 5 rows a chip, as in the sample, say nothing of a mean"
     folder = Path(whole) / "data" / "measured"
-    from fsdpbench.validation.operators import bars_of, compare
+    from fsdpbench.lab.validation.operators import bars_of, compare
 
     assert len(read_folder(folder)) > 5000
     assert [bar.name for bar in bars_of(compare(folder)) if not bar.met] == []

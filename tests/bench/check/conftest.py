@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.records.entries import Entry
-from fsdpbench.results.records import Status
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.engine.results.records import Status
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.records.baseline import torch_minor
+from fsdpbench.answers.check.records.baseline import torch_minor
 from fsdpbench.reports.result_figures import spread
 from fsdpbench.sweep.repeats import first_run, merged
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.measuring.soak import TrainingLoop
+from fsdpbench.engine.results.store import Store, point_folder_name
 from fsdpbench.impl.collectives import comm
 from fsdpbench.impl.runtime import schedule
 from fsdpbench.launch.point import run_point
-from fsdpbench.measuring.soak import TrainingLoop
-from fsdpbench.results.store import Store, point_folder_name
-from fsdpbench.settings import Settings
 from fsdpbench.sim import preload
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 

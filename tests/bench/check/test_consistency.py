@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.compare import Comparison, compare
-from fsdpbench.check.metrics import ALL, METRICS
-from fsdpbench.check.records.baseline import Baseline
-from fsdpbench.check.records.entries import entry_of
-from fsdpbench.check.records.sides import Side, absent_of, read_side
-from fsdpbench.check.text import as_text
-from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.errors import ExitCode
+from fsdpbench.answers.check.compare import Comparison, compare
+from fsdpbench.answers.check.metrics import ALL, METRICS
+from fsdpbench.answers.check.records.baseline import Baseline
+from fsdpbench.answers.check.records.entries import entry_of
+from fsdpbench.answers.check.records.sides import Side, absent_of, read_side
+from fsdpbench.answers.check.text import as_text
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.base.errors import ExitCode
+from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.consistency import (
     WORDS,
     Contradiction,
@@ -32,7 +33,6 @@ from fsdpbench.reports.consistency import (
 )
 from fsdpbench.reports.figures import FIGURES, ranges
 from fsdpbench.reports.pages import load_run
-from fsdpbench.results.store import Store
 
 from .gate_edits import at, put, read, write
 

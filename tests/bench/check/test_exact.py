@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.compare import Verdict, compare
-from fsdpbench.check.diagnosis import diagnose
-from fsdpbench.check.metrics import METRICS, figures_of
-from fsdpbench.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
-from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.text import as_json, as_markdown, as_text
-from fsdpbench.check.thresholds import Thresholds, read_thresholds
-from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.answers.check.compare import Verdict, compare
+from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.metrics import METRICS, figures_of
+from fsdpbench.answers.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
+from fsdpbench.answers.check.records.entries import Entry, entry_of
+from fsdpbench.answers.check.text import as_json, as_markdown, as_text
+from fsdpbench.answers.check.thresholds import Thresholds, read_thresholds
+from fsdpbench.base.errors import CannotJudgeError, UsageError
 from fsdpbench.reports.consistency import values_of
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.check.history import exact_steps, measured_steps
-from fsdpbench.check.records.baseline import torch_minor
+from fsdpbench.answers.check.history import exact_steps, measured_steps
+from fsdpbench.answers.check.records.baseline import torch_minor
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 FIGURES = {

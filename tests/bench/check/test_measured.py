@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.check.compare import Comparison, Verdict, compare
-from fsdpbench.check.diagnosis import diagnose
-from fsdpbench.check.noise import measure_noise
-from fsdpbench.check.records.entries import Entry
-from fsdpbench.check.text import as_text
-from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.errors import CannotJudgeError
+from fsdpbench.answers.check.compare import Comparison, Verdict, compare
+from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.noise import measure_noise
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.answers.check.text import as_text
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.base.errors import CannotJudgeError
 
 Run = Mapping[str, float | None]
 MakeEntry = Callable[[list[Run]], Entry]

@@ -8,12 +8,12 @@ from typing import Any
 import click
 import pytest
 
-from fsdpbench.check.compare import Verdict, compare, outcome
-from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.thresholds import Thresholds
+from fsdpbench.answers.check.compare import Verdict, compare, outcome
+from fsdpbench.answers.check.records.entries import Entry, entry_of
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.base.errors import BenchError, ExitCode
 from fsdpbench.cli.terminal.comparison_output import finish
-from fsdpbench.errors import BenchError, ExitCode
-from fsdpbench.results.records import Status
+from fsdpbench.engine.results.records import Status
 
 DOCS = Path(__file__).parents[3] / "docs" / "gate.md"
 FAILURES = [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RACE, Status.RANK_MISMATCH]
@@ -52,7 +52,7 @@ def test_every_pair_is_in_the_table() -> None:
 
 
 def test_the_table_of_the_code_is_that_of_the_docs() -> None:
-    import fsdpbench.check.compare as module
+    import fsdpbench.answers.check.compare as module
 
     assert module.__doc__ is not None
     printed = [line for line in module.__doc__.replace("\\\\", "\\").splitlines() if line.startswith("|")]

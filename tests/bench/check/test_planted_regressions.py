@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.compare import Comparison, compare
-from fsdpbench.check.diagnosis import diagnose
-from fsdpbench.check.records.sides import read_side
-from fsdpbench.check.records.surroundings import require_alike
-from fsdpbench.check.text import as_markdown, as_text
-from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.errors import ExitCode
+from fsdpbench.answers.check.compare import Comparison, compare
+from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.records.sides import read_side
+from fsdpbench.answers.check.records.surroundings import require_alike
+from fsdpbench.answers.check.text import as_markdown, as_text
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.base.errors import ExitCode
 
 
 def compared(planted: Path, variant: str) -> Comparison:

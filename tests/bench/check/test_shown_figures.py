@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from fsdpbench.check.compare import Verdict, compare
-from fsdpbench.check.metrics import METRICS
-from fsdpbench.check.records.entries import Entry
-from fsdpbench.check.text import as_text, shown_pair, shown_percent
-from fsdpbench.check.thresholds import Thresholds
+from fsdpbench.answers.check.compare import Verdict, compare
+from fsdpbench.answers.check.metrics import METRICS
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.answers.check.text import as_text, shown_pair, shown_percent
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
-from fsdpbench.results.records import Status
 
 RUN = {
     "step_time_s": 1.890182549,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fsdpbench.check.records.baseline import Baseline
-from fsdpbench.check.records.sides import read_side
-from fsdpbench.check.thresholds import read_thresholds
+from fsdpbench.answers.check.records.baseline import Baseline
+from fsdpbench.answers.check.records.sides import read_side
+from fsdpbench.answers.check.thresholds import read_thresholds
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, UsageError
 from fsdpbench.cli.commands import baseline as baseline_command
 from fsdpbench.cli.commands import check as check_command
 from fsdpbench.cli.commands import compare as compare_command
-from fsdpbench.errors import CannotJudgeError, ExitCode, UsageError
 
 STEPS = [0.100, 0.103, 0.101, 0.102, 0.104, 0.1005, 0.1015, 0.1025]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.records.baseline import Baseline
-from fsdpbench.errors import ExitCode
+from fsdpbench.answers.check.records.baseline import Baseline
+from fsdpbench.base.errors import ExitCode
 
 from .gate_edits import Files, in_result, name_of, new_status, read, write
 from .gate_files import committed, repeated

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli import main
-from fsdpbench.settings import SETTINGS
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.settings import SETTINGS, read_list
 from fsdpbench.cli.requests.completion import values_of
-from fsdpbench.settings import SETTINGS, read_list
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import progress
 from fsdpbench.cli.terminal.progress import LiveProgress, shortened, told_apart
-from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.reports.result import Result
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 
 RESULT = Result.of(

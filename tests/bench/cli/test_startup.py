@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.base.errors import BenchError
 from fsdpbench.cli.startup import standard_stream
-from fsdpbench.errors import BenchError
 
 PROGRAM = "from fsdpbench.cli import main; main()"
 

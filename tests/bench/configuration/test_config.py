@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement, check_world
-from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import content_key
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.base.configuration.config import Config, Measurement, check_world
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import SETTINGS, Settings
+from fsdpbench.engine.results.provenance import content_key
 
 CONFIG = Config(
     model="gpt-tiny",

@@ -38,7 +38,7 @@ class Planted(importlib.machinery.SourceFileLoader):
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "fsdpbench.settings.table":
+        if name == "fsdpbench.base.settings.table":
             place = f"{path[0]}/table.py"
             return importlib.util.spec_from_file_location(name, place, loader=Planted(name, place))
 
@@ -88,10 +88,10 @@ def test_spaces_and_presets_sweep_it(tmp_path: Path) -> None:
 
 REST = """
 import json
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.explain.changes import changes_for
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.answers.explain.changes import changes_for
 from fsdpbench.reports.analysis.findings import Finding, Outcome, Verdict, in_torch, remedies
-from fsdpbench.settings import Settings
+from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.snippets import snippets
 
 config = Config(

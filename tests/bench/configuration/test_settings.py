@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.errors import ExitCode, UsageError
-from fsdpbench.settings import SETTINGS, Settings, setting_named, show_value
+from fsdpbench.base.errors import ExitCode, UsageError
+from fsdpbench.base.settings import SETTINGS, Settings, setting_named, show_value
 
 
 def test_every_default_is_a_value_of_its_setting() -> None:

@@ -8,12 +8,12 @@ from statistics import mean
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.lengths import LengthSettings
-from fsdpbench.configuration.soak import SoakSettings, StepShape
-from fsdpbench.errors import UsageError
-from fsdpbench.measuring.soak import ShapedBatches
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.lengths import LengthSettings
+from fsdpbench.base.configuration.soak import SoakSettings, StepShape
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.measuring.soak import ShapedBatches
 
 
 @pytest.mark.parametrize(

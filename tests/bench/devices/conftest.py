@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.records import RankRecord, read_records
+from fsdpbench.engine.results.result import Outcome
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.elastic import RankFunction, run_elastic
-from fsdpbench.results.records import RankRecord, read_records
-from fsdpbench.results.result import Outcome
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.worker import run_rank
 
 SHAPE = {"layers": 2, "d_model": 32, "heads": 2, "vocab": 64, "max_seq": 16}
 
@@ -30,7 +30,11 @@ collect_ignore = [] if torch.cuda.is_available() else ["test_cuda_ranks.py"]
 @pytest.fixture(scope="session", autouse=True)
 def imported() -> None:
     """What a rank needs: forked from this process, each would import it again."""
-    for module in ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "fsdpbench.devices.cpu"):
+    for module in (
+        "torch._dynamo",
+        "torch.distributed.checkpoint.state_dict",
+        "fsdpbench.engine.devices.cpu",
+    ):
         importlib.import_module(module)
 
 

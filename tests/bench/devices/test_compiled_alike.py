@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.devices.base import Placement
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.records import RankRecord, Status, read_records
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.elastic import run_elastic
-from fsdpbench.results.records import RankRecord, Status, read_records
-from fsdpbench.worker import run_rank
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 WRAPS = (

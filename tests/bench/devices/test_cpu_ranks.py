@@ -2,8 +2,8 @@
 
 import pytest
 
+from fsdpbench.engine.results.records import Status
 from fsdpbench.launch.elastic import run_elastic
-from fsdpbench.results.records import Status
 
 # The launcher forks ranks beside its own threads; they start afresh and take no lock of its.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

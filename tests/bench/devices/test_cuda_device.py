@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fsdpbench.devices.base import Placement
-from fsdpbench.devices.cuda import CudaDevice
-from fsdpbench.errors import BenchError
+from fsdpbench.base.errors import BenchError
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.devices.cuda import CudaDevice
 
 
 def test_a_rank_without_a_gpu_is_told_so(cpu_config):

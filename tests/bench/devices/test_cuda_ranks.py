@@ -2,9 +2,9 @@
 
 import pytest
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.results.records import Status
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 

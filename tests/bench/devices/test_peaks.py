@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsdpbench.devices.detection import peak_flops_of
+from fsdpbench.engine.devices.detection import peak_flops_of
 
 
 @pytest.mark.parametrize(

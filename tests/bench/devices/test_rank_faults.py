@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fsdpbench.engine.results.records import Status
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.elastic import run_elastic
-from fsdpbench.results.records import Status
-from fsdpbench.worker import run_rank
 from fsdpbench.workloads.families.gpt import GPTBlock
 
 # The launcher forks ranks beside its own threads; they start afresh and take no lock of its.

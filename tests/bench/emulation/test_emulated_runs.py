@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdpbench.emulation import init_process_group
+from fsdpbench.engine.emulation import init_process_group
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import load_profile
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from fsdpbench.emulation.process_group import fill_outputs
+from fsdpbench.engine.emulation.process_group import fill_outputs
 
 RANK, SIZE = 1, 3
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.answers.explain import advice, changes
 from fsdpbench.cli.commands import explain as explain_command
-from fsdpbench.explain import advice, changes
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status
 from fsdpbench.sweep.trials import Trial
 
 CommandLine = Callable[..., Any]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from fsdpbench import worker
-from fsdpbench.configuration.config import Config, WhatIf
-from fsdpbench.devices.base import Placement
-from fsdpbench.explain.advice import grows, steps_until_full
-from fsdpbench.explain.changes import Change
+from fsdpbench.answers.explain.advice import grows, steps_until_full
+from fsdpbench.answers.explain.changes import Change
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.engine import worker
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.records import RankRecord, Status
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import RankRecord, Status
 from fsdpbench.sweep.trials import Trial
 
 CommandLine = Callable[..., Any]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import target_of
 from fsdpbench.launch.point import run_point
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config
 
 SPACE = ("--system", "torch-ddp", "--batch", "1,8", "--seq", "64")

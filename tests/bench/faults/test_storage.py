@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.errors import BenchError, ExitCode
-from fsdpbench.results.store import Store
+from fsdpbench.base.errors import BenchError, ExitCode
+from fsdpbench.engine.results.store import Store
 
 SIM = (
     "--model",

@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.files import folder_lock
-from fsdpbench.files.folder_lock import FolderLock
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.files import folder_lock
+from fsdpbench.base.files.folder_lock import FolderLock
 
 BEAT_S, SILENCE_S = 0.05, 0.8
 HOLDER = """
 import socket, sys, time
 from pathlib import Path
 socket.gethostname = lambda: "elsewhere"
-from fsdpbench.files.folder_lock import FolderLock
+from fsdpbench.base.files.folder_lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]), beat_s=0.05)
 with lock.held():
     print("held", flush=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.files import shared_log
-from fsdpbench.files.shared_log import SharedLog, add_record, records
+from fsdpbench.base.files import shared_log
+from fsdpbench.base.files.shared_log import SharedLog, add_record, records
 
 WRITER = """
 import sys
-from fsdpbench.files.shared_log import add_record
+from fsdpbench.base.files.shared_log import add_record
 for number in range(200):
     add_record(sys.argv[1], (sys.argv[2] * (number * 37 % 5000)).encode())
 """

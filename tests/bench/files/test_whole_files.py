@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.files import whole_files
-from fsdpbench.files.whole_files import clear_leftovers, move_new, write_new, write_whole
-from fsdpbench.reports import writing
+from fsdpbench.base import writing
+from fsdpbench.base.files import whole_files
+from fsdpbench.base.files.whole_files import clear_leftovers, move_new, write_new, write_whole
 
 
 def test_of_many_writers_the_last_one_is_whole(tmp_path: Path) -> None:

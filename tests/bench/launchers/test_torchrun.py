@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.cli.requests.launchers import make_launcher
-from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.launch.nodes import Nodes, follow
 
 PROGRAM = "from fsdpbench.cli import main; main()"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fsdpbench.configuration.compute_type import compute_type
+from fsdpbench.base.configuration.compute_type import compute_type
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.results.machine_state import MachineState, doubts, environment_of, observe
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.machine_state import MachineState, doubts, environment_of, observe
 
 QUIET = MachineState(busy_cores=0.1, cores=8, governor="performance", swapped_bytes=0)
 GPU = {

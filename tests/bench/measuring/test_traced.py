@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.measuring.warmup import TimedSteps, WarmUp, time_and_trace
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.engine.measuring.warmup import TimedSteps, WarmUp, time_and_trace
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def worker_result(record: dict[str, Any], folder: Path) -> dict[str, Any]:
     script = (
         "import json, sys; from pathlib import Path\n"
         "import fsdpbench.launch.preload\n"
-        "from fsdpbench.configuration.config import Config\n"
-        "from fsdpbench.devices.base import Placement\n"
-        "from fsdpbench.worker import run_rank\n"
+        "from fsdpbench.base.configuration.config import Config\n"
+        "from fsdpbench.engine.devices.base import Placement\n"
+        "from fsdpbench.engine.worker import run_rank\n"
         "config = Config.from_dict(json.loads(Path(sys.argv[1]).read_text()))\n"
         "run_rank(config, Placement(0, 8, 0), Path(sys.argv[2]))"
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.engine.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.rank_record import RankRecord
 from fsdpbench.reports.result_figures import Ran, measured, spread

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.terminal.progress import describe_result
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.measuring.watched_settings import unread_settings, watched
+from fsdpbench.engine.measuring.watched_settings import unread_settings, watched
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.systems import BuildContext, System
 
 # One value a setting that is not the default, with what it needs beside it.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.lookup import as_atlas
-from fsdpbench.atlas.words import write_pages
+from fsdpbench.answers.atlas.lookup import as_atlas
+from fsdpbench.answers.atlas.words import write_pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.campaign]
 
@@ -56,10 +56,10 @@ def an_atlas() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from fsdpbench.reproduce.catalogue import figures
-    from fsdpbench.reproduce.outcome import outcome_of
-    from fsdpbench.reproduce.page import write_page
-    from fsdpbench.reproduce.run import Runs
+    from fsdpbench.lab.reproduce.catalogue import figures
+    from fsdpbench.lab.reproduce.outcome import outcome_of
+    from fsdpbench.lab.reproduce.page import write_page
+    from fsdpbench.lab.reproduce.run import Runs
 
     folder = tmp_path_factory.mktemp("pages")
     chosen = figures(folder, ["2a", "2b"])

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.records.sides import side_of
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.simulated_cuda import VARIABLE, SimulatedCuda, simulated_cuda
-from fsdpbench.devices.base import Placement
-from fsdpbench.devices.detection import choose_device
-from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.answers.check.records.sides import side_of
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.simulated_cuda import VARIABLE, SimulatedCuda, simulated_cuda
+from fsdpbench.base.errors import CannotJudgeError, UsageError
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.devices.detection import choose_device
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.records import read_records
+from fsdpbench.engine.results.result import outcome_of_records
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.point import record_result, timestamp
 from fsdpbench.launch.rehearse import rehearse
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.records import read_records
-from fsdpbench.results.result import outcome_of_records
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.worker import run_rank
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

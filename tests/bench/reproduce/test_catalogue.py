@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reproduce.catalogue import NAMES, figures
-from fsdpbench.reproduce.figure import PaperFigure, words
+from fsdpbench.lab.reproduce.catalogue import NAMES, figures
+from fsdpbench.lab.reproduce.figure import PaperFigure, words
+from fsdpbench.lab.validation.paper_network import config_of
+from fsdpbench.lab.validation.runs.paper import published, published_figures
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import not_applicable
-from fsdpbench.validation.paper_network import config_of
-from fsdpbench.validation.runs.paper import published, published_figures
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reproduce import catalogue, evaluation
-from fsdpbench.reproduce.catalogue import figures
-from fsdpbench.reproduce.claims import Bounds, Claim, Kind, level, ran_out, ratio, retries
-from fsdpbench.validation.runs.paper import PublishedFigure, published
+from fsdpbench.lab.reproduce import catalogue, evaluation
+from fsdpbench.lab.reproduce.catalogue import figures
+from fsdpbench.lab.reproduce.claims import Bounds, Claim, Kind, level, ran_out, ratio, retries
+from fsdpbench.lab.validation.runs.paper import PublishedFigure, published
 
 PUBLISHED = PublishedFigure(
     "6a", "somebody", "D (0.4 GB)", "GB", (8, 16), {"a": (100.0, 50.0), "b": (99.0, None), "c": (0.0, 46.0)}

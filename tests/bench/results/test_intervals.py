@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.residuals.intervals import interval_of, unknowns
+from fsdpbench.engine.results.residuals.widths import LEVEL, MORE_GPUS, Quantity, Unknown, width_of
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.residuals.intervals import interval_of, unknowns
-from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Quantity, Unknown, width_of
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import get_workload, workload_names
 

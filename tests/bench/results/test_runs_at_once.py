@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.run import own_name
 from fsdpbench.cli.requests.request import target_of
-from fsdpbench.results.store import Store
-from fsdpbench.settings import Settings
+from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import make_config
 
 RUN = ("run", "--model", "gpt-125m", "--shape", "layers=1", "--gpus", "8", "--device", "sim", "--json")

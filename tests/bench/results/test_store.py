@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.records.sides import stored_side
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.answers.check.records.sides import stored_side
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.index import build_index, refresh_index
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
 from fsdpbench.reports.result import Cause, Result, Status
-from fsdpbench.results.index import build_index, refresh_index
-from fsdpbench.results.provenance import content_key
-from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
-from fsdpbench.settings import Settings
 
 
 def a_config(**settings: object) -> Config:
@@ -111,7 +111,7 @@ def test_a_second_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_does_not_hold(tmp_path: Path) -> None:
     holder = (
-        "import os, sys; from pathlib import Path; from fsdpbench.results.store import Store\n"
+        "import os, sys; from pathlib import Path; from fsdpbench.engine.results.store import Store\n"
         "store = Store.open_or_create(Path(sys.argv[1]))\n"
         "lock = store.locked(); lock.__enter__(); os._exit(9)"
     )

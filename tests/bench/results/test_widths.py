@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import scipy.stats
 
-from fsdpbench.results.residuals.intervals import difference_quantile
-from fsdpbench.results.residuals.widths import (
+from fsdpbench.engine.results.residuals.intervals import difference_quantile
+from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
     Condition,
     Quantity,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import WhatIf
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.configuration.config import WhatIf
 from fsdpbench.launch.pool import PointPool
 
 _DEADLINE_S = 240.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module
-from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import run_command
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy, file_of_module
+from fsdpbench.base.errors import UsageError
+from fsdpbench.engine.results.provenance import run_command
 
 TRAIN = """
 import sys

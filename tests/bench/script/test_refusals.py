@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
     from conftest import RunScript

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import target_of
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, without_absent
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.terminal.by_count import Budget, parse_tokens, rows_by_count, short
-from fsdpbench.errors import UsageError
 
 
 def test_the_best_of_each_count_is_told_with_its_arithmetic() -> None:

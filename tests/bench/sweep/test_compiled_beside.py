@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.options import asks_to_compile
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.provenance import content_key
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.recommended import compiled_beside_best
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import ranking
 from fsdpbench.cli.terminal.progress import shortened
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.results.store import Store
-from fsdpbench.settings import Settings
+from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import without_absent
 
 

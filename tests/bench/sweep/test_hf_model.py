@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.requests.request import make_request, request_of_space
-from fsdpbench.errors import UsageError
 from fsdpbench.sweep.hf_model import with_hf_model
 from fsdpbench.workloads import get_workload
 

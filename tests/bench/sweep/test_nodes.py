@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import make_request, request_of_space
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import UsageError
-from fsdpbench.results.provenance import nodes_of, run_command
-from fsdpbench.settings import Settings
+from fsdpbench.engine.results.provenance import nodes_of, run_command
+from fsdpbench.lab.validation.paper_network import config_of
+from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.sweep.prediction import as_simulated
-from fsdpbench.validation.paper_network import config_of
-from fsdpbench.validation.runs.runs_file import cases_of_file
 
 GIVEN = {"model": "gpt-tiny", "device": "sim", "system": "torch-fsdp2", "hardware": "h100-80gb"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.results.machine_state import available_memory
+from fsdpbench.engine.results.machine_state import available_memory
 
 Plan = Callable[..., dict[str, Any]]
 FOUR_LAYERS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import DEFAULT_GPUS, make_request, request_of_space
-from fsdpbench.errors import UsageError
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, not_applicable
 
@@ -94,7 +94,7 @@ def test_bad_targets_name_the_way_out(given: dict[str, Any], told: str) -> None:
 
 
 def test_auto_takes_simulated_gpus_where_there_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fsdpbench.devices.detection.visible_gpus", lambda: 2)
+    monkeypatch.setattr("fsdpbench.engine.devices.detection.visible_gpus", lambda: 2)
     asked = make_request({"model": "gpt-tiny"}, {}, whole_space=False)
     assert asked.target.device == "sim"
     assert asked.target.gpus == DEFAULT_GPUS

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import SweepRequest, make_request
-from fsdpbench.configuration.config import Config
-from fsdpbench.errors import UsageError
 from fsdpbench.reports.result import Result
-from fsdpbench.settings import Settings
 from fsdpbench.sweep import prediction
 from fsdpbench.sweep.planning import make_config, without_absent
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.repeats import interleaved, merged
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.files.shared_log import SharedLog, records
+from fsdpbench.base.files.shared_log import SharedLog, records
+from fsdpbench.base.settings import Settings
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.point import run_point
-from fsdpbench.settings import Settings
 from fsdpbench.sim.torch_device.accelerator import SharedPlans
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.reports.result import Result
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.sweep.recommended import write_recommended
 from fsdpbench.sweep.snippets import snippets

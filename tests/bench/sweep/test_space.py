@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.requests.options import read_space_file
 from fsdpbench.cli.requests.request import SweepRequest, make_request, request_of_space
-from fsdpbench.errors import UsageError
-from fsdpbench.files.documents import to_toml
 from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, TORCHS_AND_OURS, preset_names
 from fsdpbench.sweep.spaces.space import MOST_COMBINATIONS
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.cli.commands import watch as watch_command
-from fsdpbench.files.folder_lock import FolderLock
 from fsdpbench.sweep.sweep_state import SweepFolder, point_name
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench import plugins, workloads
+from fsdpbench import workloads
+from fsdpbench.base import plugins
 from fsdpbench.systems import registry
 
 Install = Callable[[Path, Mapping[str, str], Mapping[str, str]], Path]

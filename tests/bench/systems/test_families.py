@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import target_of
-from fsdpbench.configuration.config import Measurement
+from fsdpbench.engine.results.store import Store
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.results.store import Store
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, without_absent
 
 Result = dict[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import make_request
-from fsdpbench.settings import Settings
 from fsdpbench.sweep.planning import make_config, not_applicable
 from fsdpbench.systems.registry import get_system
 

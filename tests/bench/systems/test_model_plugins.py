@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench import plugins
+from fsdpbench.base import plugins
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.list import command as list_command
-from fsdpbench.doctor import Verdict, _plugins
-from fsdpbench.results.store import config_record
-from fsdpbench.settings import Settings
+from fsdpbench.engine.results.store import config_record
+from fsdpbench.lab.doctor import Verdict, _plugins
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import PluginError, UnknownModelError, families, get_workload, offered_families
 

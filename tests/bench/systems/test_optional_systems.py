@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.commands.sweep import command as sweep
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.degrees import PARALLEL
-from fsdpbench.errors import UsageError
-from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import System, get_system
 from fsdpbench.systems.deepspeed_zero3 import zero3_config

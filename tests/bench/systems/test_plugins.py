@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench import plugins
+from fsdpbench.base import plugins
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.plugins import foreign_identity
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.list import command as list_command
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import UsageError
-from fsdpbench.plugins import foreign_identity
-from fsdpbench.settings import Settings
 from fsdpbench.systems import get_system, offers
 
 GOOD = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.workloads import get_workload
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.answers.tune.front import Candidate, Goal, judge, pareto
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.tune import parse_memory
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import UsageError
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status
-from fsdpbench.settings import Settings
-from fsdpbench.tune.front import Candidate, Goal, judge, pareto
 
 CONFIG = Config(
     model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=8,

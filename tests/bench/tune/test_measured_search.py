@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
+from fsdpbench.answers.tune.front import Candidate
+from fsdpbench.answers.tune.measured_search import RealBudget, search_measured
+from fsdpbench.answers.tune.real_runs import rank_agreement
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import Value
 from fsdpbench.cli.requests.request import make_request
-from fsdpbench.configuration.config import Config
+from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
-from fsdpbench.results.records import Status
-from fsdpbench.settings import Value
 from fsdpbench.sweep.repeats import first_run, merged
-from fsdpbench.tune.front import Candidate
-from fsdpbench.tune.measured_search import RealBudget, search_measured
-from fsdpbench.tune.real_runs import rank_agreement
 
 Speed = Callable[[Config], float]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from fsdpbench.answers.tune.front import Candidate, pareto
+from fsdpbench.answers.tune.run import BATCH, search
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.cli.requests.request import make_request
-from fsdpbench.configuration.config import Config
-from fsdpbench.results.records import Status
-from fsdpbench.tune.front import Candidate, pareto
-from fsdpbench.tune.run import BATCH, search
+from fsdpbench.engine.results.records import Status
 
 
 def points() -> list[Config]:

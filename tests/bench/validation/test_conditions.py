@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from fsdpbench.results.residuals.widths import Condition
+from fsdpbench.engine.results.residuals.widths import Condition
+from fsdpbench.lab.validation.conditions import under
+from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.software import load_software
-from fsdpbench.validation.conditions import under
-from fsdpbench.validation.runs.case import Case, Figure, Network
 
 FSDP1 = Case(
     name="7B",

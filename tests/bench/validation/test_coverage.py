@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.engine.results.residuals.widths import Condition, Quantity, Unknown, width_of
+from fsdpbench.lab.validation.conditions import under
+from fsdpbench.lab.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs, residuals_of
+from fsdpbench.lab.validation.page import write_page
+from fsdpbench.lab.validation.paper_network import Prediction, config_of
+from fsdpbench.lab.validation.runs.case import Case, Figure, Network
+from fsdpbench.lab.validation.text import as_dict, as_markdown
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.results.residuals.widths import Condition, Quantity, Unknown, width_of
-from fsdpbench.validation.conditions import under
-from fsdpbench.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs, residuals_of
-from fsdpbench.validation.page import write_page
-from fsdpbench.validation.paper_network import Prediction, config_of
-from fsdpbench.validation.runs.case import Case, Figure, Network
-from fsdpbench.validation.text import as_dict, as_markdown
 
 
 def a_case(name: str = "run", source: str = "someone", **changes: Any) -> Case:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.errors import UsageError
+from fsdpbench.base.errors import UsageError
+from fsdpbench.lab.validation.paper_network import config_of
+from fsdpbench.lab.validation.runs.case import Case, Figure, Network
+from fsdpbench.lab.validation.runs.framework_file import COLUMNS
+from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.validation.paper_network import config_of
-from fsdpbench.validation.runs.case import Case, Figure, Network
-from fsdpbench.validation.runs.framework_file import COLUMNS
-from fsdpbench.validation.runs.runs_file import cases_of_file
 
 ROW = {
     "source": "someone", "run": "13B", "gpu": "a100-80gb", "gpus": "128", "network": "400 Gb/s a node",

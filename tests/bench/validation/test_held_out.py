@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.lab.validation.conditions import compare_held_out, held_out_cases, with_keys_of
+from fsdpbench.lab.validation.paper_network import Prediction, config_of
+from fsdpbench.lab.validation.runs.case import Case, Figure
+from fsdpbench.lab.validation.text import as_dict, as_markdown
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import load_software
-from fsdpbench.validation.conditions import compare_held_out, held_out_cases, with_keys_of
-from fsdpbench.validation.paper_network import Prediction, config_of
-from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.text import as_dict, as_markdown
 
 
 def a_case(hardware: str, name: str = "run") -> Case:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.lab.validation.judge import group_errors, judge
+from fsdpbench.lab.validation.paper_network import Prediction, config_of, network_predictions
+from fsdpbench.lab.validation.runs.case import Figure
+from fsdpbench.lab.validation.runs.paper_open import open_cases
+from fsdpbench.lab.validation.runs.runs_file import torchtitan_cases
+from fsdpbench.lab.validation.text import as_markdown
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.planning import not_applicable
-from fsdpbench.validation.judge import group_errors, judge
-from fsdpbench.validation.paper_network import Prediction, config_of, network_predictions
-from fsdpbench.validation.runs.case import Figure
-from fsdpbench.validation.runs.paper_open import open_cases
-from fsdpbench.validation.runs.runs_file import torchtitan_cases
-from fsdpbench.validation.text import as_markdown
 
 
 def test_every_case_can_run_and_says_what_it_assumes() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.commands.validate import command
-from fsdpbench.errors import UsageError
 
 SAMPLES = Path(__file__).parents[2] / "data" / "operators"
 GEMM = "gpu,measured_with,dtype,m,n,k,us\n"

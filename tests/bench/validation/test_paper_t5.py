@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fsdpbench.lab.validation.judge import group_errors, judge
+from fsdpbench.lab.validation.paper_network import Prediction, config_of
+from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
 from fsdpbench.reports.result import Result
-from fsdpbench.validation.judge import group_errors, judge
-from fsdpbench.validation.paper_network import Prediction, config_of
-from fsdpbench.validation.runs.paper_t5 import t5_cases
 
 
 def predictions(factor: float) -> list[Prediction]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.validation.runs.case import Case, Figure
 
 SCRIPT = Path(__file__).parents[3] / "ci" / "refit_keys.py"
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.errors import UsageError
+from fsdpbench.base.errors import UsageError
+from fsdpbench.lab.validation.judge import judge
+from fsdpbench.lab.validation.page import write_page
+from fsdpbench.lab.validation.paper_network import Prediction, config_of
+from fsdpbench.lab.validation.runs.case import Case, Figure
+from fsdpbench.lab.validation.runs.paper import paper_cases
+from fsdpbench.lab.validation.runs.runs_file import COLUMNS, cases_of_file
+from fsdpbench.lab.validation.text import as_dict, as_markdown
 from fsdpbench.reports.result import Result, Status
-from fsdpbench.validation.judge import judge
-from fsdpbench.validation.page import write_page
-from fsdpbench.validation.paper_network import Prediction, config_of
-from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.paper import paper_cases
-from fsdpbench.validation.runs.runs_file import COLUMNS, cases_of_file
-from fsdpbench.validation.text import as_dict, as_markdown
 
 ROW = {
     "source": "someone", "layers": "24", "d_model": "2048", "heads": "16", "vocab": "50368", "seq": "2048",

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pytest
 from plotly.offline import get_plotlyjs
 
-from fsdpbench.reports import writing
+from fsdpbench.base import writing
 from fsdpbench.reports.pages import RunFolderError, write_report
 
 HOSTILE = "<script>alert(1)</script>\"'&--><!--{{7*7}}]]></style>"

@@ -12,11 +12,11 @@ import sys
 
 import torch
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.devices import make_device
-from fsdpbench.devices.base import Placement
-from fsdpbench.measuring.soak import TrainingLoop
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.devices import make_device
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.sim import preload
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.systems import BuildContext, get_system

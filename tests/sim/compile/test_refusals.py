@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.errors import BenchError
-from fsdpbench.results.records import RankRecord
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.results.records import RankRecord
+from fsdpbench.engine.worker import require_compiled
 from fsdpbench.sim.torch_device.compile.refusals import CompileRefusedError, refuse_mode, refuse_options
 from fsdpbench.systems import get_system
-from fsdpbench.worker import require_compiled
 
 
 @pytest.mark.parametrize(

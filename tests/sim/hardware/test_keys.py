@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import fsdpbench.sim.model.profile as hardware
-from fsdpbench.calibrate.from_results.fit import Factor, ScaledProfile
-from fsdpbench.files.documents import to_toml
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.lab.calibrate.from_results.fit import Factor, ScaledProfile
 from fsdpbench.sim.model.keys import KEYS, Key, far_figures, figures
 from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profile, profile_names
 from fsdpbench.sim.model.software import load_software, software_names

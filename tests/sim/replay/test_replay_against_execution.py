@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config, JitterSettings
-from fsdpbench.configuration.lengths import LengthSettings
-from fsdpbench.configuration.soak import SoakSettings
-from fsdpbench.devices.base import Placement
-from fsdpbench.measuring.soak import Soak
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, JitterSettings
+from fsdpbench.base.configuration.lengths import LengthSettings
+from fsdpbench.base.configuration.soak import SoakSettings
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.measuring.soak import Soak
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.sim.model.allocator import AllocatorEvent
 from fsdpbench.sim.model.allocator.types import AllocatorAction
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.worker import run_rank
 
 pytestmark = pytest.mark.simulated
 

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsdpbench.configuration.config import Config, JitterSettings, Measurement
-from fsdpbench.errors import UsageError
+from fsdpbench.base.configuration.config import Config, JitterSettings, Measurement
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.settings import SETTINGS, Settings
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 
 SYSTEMS = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2", "torch-ddp")

@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.config import Measurement
-from fsdpbench.devices.base import Placement
-from fsdpbench.results.records import record_path
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Measurement
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.records import record_path
+from fsdpbench.engine.worker import run_rank
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
-from fsdpbench.worker import run_rank
 
 STEPS = Measurement(1, 2, 0, timeout_s=60.0)
 

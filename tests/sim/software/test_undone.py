@@ -32,7 +32,7 @@ def places() -> dict[str, Any]:
     """What mechanisms replace."""
     from torch.nn import functional
 
-    from fsdpbench.torch_internals import find
+    from fsdpbench.base.torch_internals import find
     from fsdpbench.workloads import checkpointing, rotations
     from fsdpbench.workloads.families import gpt
 
@@ -76,9 +76,9 @@ def test_everything_is_put_back(ended_by: str) -> None:
 def test_what_cannot_be_put_in_place_leaves_nothing_behind() -> None:
     from torch.distributed.fsdp import _runtime_utils
 
+    from fsdpbench.base.torch_internals import TorchInternalError
     from fsdpbench.sim.model.software import load_software
     from fsdpbench.sim.torch_device.software import install
-    from fsdpbench.torch_internals import TorchInternalError
 
     before = places()
     del _runtime_utils._prefetch_handle
@@ -89,7 +89,7 @@ def test_what_cannot_be_put_in_place_leaves_nothing_behind() -> None:
 
 
 def test_an_inherited_method_is_inherited_again() -> None:
-    from fsdpbench.torch_internals import replaced
+    from fsdpbench.base.torch_internals import replaced
 
     class Above:
         def answer(self) -> int:

@@ -7,7 +7,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from fsdpbench.configuration.config import JitterError, JitterSettings
+from fsdpbench.base.configuration.config import JitterError, JitterSettings
 from fsdpbench.sim.followers.jitter import Jitter
 from fsdpbench.sim.model.timeline import Work
 

@@ -9,6 +9,14 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from fsdpbench.base.torch_internals import (
+    TorchDispatchMode,
+    current_autograd_node,
+    current_graph_task_id,
+    get_sequence_nr,
+    tree_leaves,
+    tree_map_only,
+)
 from fsdpbench.sim.followers.sanitizer.findings import Findings
 from fsdpbench.sim.followers.sanitizer.regions import host_uses, region_of
 from fsdpbench.sim.followers.sanitizer.shadow import (
@@ -23,14 +31,6 @@ from fsdpbench.sim.followers.sanitizer.shadow import (
 )
 from fsdpbench.sim.torch_device.followed import Region
 from fsdpbench.sim.torch_device.tensors import Lent, is_on_device, record_of, with_memory
-from fsdpbench.torch_internals import (
-    TorchDispatchMode,
-    current_autograd_node,
-    current_graph_task_id,
-    get_sequence_nr,
-    tree_leaves,
-    tree_map_only,
-)
 
 
 class Operations:

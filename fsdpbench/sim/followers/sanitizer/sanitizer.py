@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import set_is_profiler_enabled
 from fsdpbench.sim.followers.sanitizer.findings import Findings, StreamNames, frames
 from fsdpbench.sim.followers.sanitizer.operations import DeviceMemory, HostMemory, Operations
 from fsdpbench.sim.followers.sanitizer.regions import uses_of
@@ -28,7 +29,6 @@ from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.followed import Region, Use
 from fsdpbench.sim.torch_device.tensors import Lent, record_of
-from fsdpbench.torch_internals import set_is_profiler_enabled
 
 
 class _Order(Observer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.base.numbers import finite_number, whole_number
 
 MIB = 1 << 20
 UNLIMITED = (1 << 63) - 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.whole_files import write_whole
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import UNLIMITED
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.model.timeline import Timeline, Work
-from fsdpbench.sim.model.trace_recorder import KernelRecord
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import address, is_on_device, new_tensor, record_of
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     check_cudagraph_devices,
     check_cudagraph_mutation,
     first_node_not_for_cudagraphs,
     inductor_virtualized,
 )
+from fsdpbench.sim.model.timeline import Timeline, Work
+from fsdpbench.sim.model.trace_recorder import KernelRecord
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.tensors import address, is_on_device, new_tensor, record_of
 
 MOST_CAPTURES = 128
 """Of one graph; then torch runs it without (`triton.cudagraph_unexpected_rerecord_limit`)."""

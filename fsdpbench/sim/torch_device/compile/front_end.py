@@ -13,6 +13,13 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import (
+    ShortenTraceback,
+    compiler_config,
+    functorch_config,
+    patch,
+    trace_rules,
+)
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.compile.refusals import (
     REFUSED_OPTIONS,
@@ -24,7 +31,6 @@ from fsdpbench.sim.torch_device.compile.refusals import (
 )
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
-from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
 _PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
@@ -89,7 +95,7 @@ def _hide_the_simulator() -> None:
     """Dynamo looks into every frame of Python while something compiled runs, so into the device's kernels
     where an eager operator calls them. A GPU's are not frames of Python; these are to be none."""
     trace_rules.add("fsdpbench.sim")
-    trace_rules.add("fsdpbench.torch_internals")
+    trace_rules.add("fsdpbench.base.torch_internals")
 
 
 def _no_name(filename: str, lineno: int) -> None:

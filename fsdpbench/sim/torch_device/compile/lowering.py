@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
-from fsdpbench.sim.torch_device.compile.cuda_graphs import why_not_captured
-from fsdpbench.sim.torch_device.compile.plan import Launch
-from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
-from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
-from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
-from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     PythonWrapperCodegen,
     TritonScheduling,
     compiler_config,
@@ -24,6 +18,12 @@ from fsdpbench.torch_internals import (
     inductor_config,
     inductor_virtualized,
 )
+from fsdpbench.sim.torch_device.compile.cuda_graphs import why_not_captured
+from fsdpbench.sim.torch_device.compile.plan import Launch
+from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
+from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
+from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
+from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
 
 _GPU = ("cuda", 0)
 SETTINGS: dict[str, Any] = {

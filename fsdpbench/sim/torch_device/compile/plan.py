@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import assert_size_stride
 from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts, fused
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
@@ -17,7 +18,6 @@ from fsdpbench.sim.torch_device.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.torch_device.compile.refusals import REPORT
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
 from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_tensor, new_view, record_of
-from fsdpbench.torch_internals import assert_size_stride
 
 _REDUCTIONS = ("red", "per")
 """Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""

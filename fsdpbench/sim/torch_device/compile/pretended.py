@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
-from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     DeviceOpOverrides,
     DispatchKey,
     device_interface,
@@ -27,6 +25,8 @@ from fsdpbench.torch_internals import (
     run_and_save_rng_state,
     run_with_rng_state,
 )
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _FEW_THREADS = ((8, 6), (8, 9), (12, 0))
 """Capabilities whose multiprocessors hold 1,536 threads; those of data centres hold 2,048 (CUDA programming

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fsdpbench.torch_internals import dynamo_utils
+from fsdpbench.base.torch_internals import dynamo_utils
 
 _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulate the eager program"
 

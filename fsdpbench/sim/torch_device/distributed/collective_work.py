@@ -9,10 +9,10 @@ import torch
 from torch.distributed import Work
 from torch.futures import Future
 
+from fsdpbench.base.torch_internals import current_graph_task_id, queue_callback
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.strict.words import scalar_type
-from fsdpbench.torch_internals import current_graph_task_id, queue_callback
 
 if TYPE_CHECKING:
     from fsdpbench.sim.model.trace_recorder import TraceRecorder

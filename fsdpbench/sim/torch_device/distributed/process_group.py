@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
+from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
@@ -40,7 +41,6 @@ from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_eng
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
 from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
-from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import expect, replace, symmetric_memory
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.tensors import is_on_device, record_of
-from fsdpbench.torch_internals import expect, replace, symmetric_memory
 
 _POLICY = "NCCL_CTA_POLICY"
 _ZERO = "2"

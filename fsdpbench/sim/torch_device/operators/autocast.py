@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fsdpbench.base.torch_internals import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.torch_internals import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
 
 _KEY = "AutocastPrivateUse1"
 _LOWER_PRECISION = (

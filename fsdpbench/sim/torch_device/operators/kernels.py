@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import (
+    dispatch_get_all_op_names,
+    dispatch_has_kernel_for_dispatch_key,
+)
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.known_values import follow
 from fsdpbench.sim.torch_device.operators.plans import (
@@ -23,10 +27,6 @@ from fsdpbench.sim.torch_device.operators.plans import (
 )
 from fsdpbench.sim.torch_device.operators.special_operators import SPECIAL_OPERATORS
 from fsdpbench.sim.torch_device.prices.families import has_own_price
-from fsdpbench.torch_internals import (
-    dispatch_get_all_op_names,
-    dispatch_has_kernel_for_dispatch_key,
-)
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import torch
 
-from fsdpbench.configuration.compute_type import compute_type
+from fsdpbench.base.configuration.compute_type import compute_type
+from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import Accelerator
@@ -34,7 +35,6 @@ from fsdpbench.sim.torch_device.tensors import (
     set_geometry,
     tensors_in,
 )
-from fsdpbench.torch_internals import current_graph_task_id
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)
 

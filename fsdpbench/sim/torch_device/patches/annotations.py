@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from fsdpbench.base.torch_internals import RecordFunctionFast, profiler_enabled, replace
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, Accelerator
-from fsdpbench.torch_internals import RecordFunctionFast, profiler_enabled, replace
 
 _OUTSIDE = -1
 

@@ -19,8 +19,7 @@ from typing import Any, overload
 import torch
 from torch.distributed.tensor import Partial
 
-from fsdpbench.sim.torch_device.tensors import contiguous_strides, is_simulated
-from fsdpbench.torch_internals import (
+from fsdpbench.base.torch_internals import (
     DTensorSpec,
     OffsetBasedRNGTracker,
     OutputSharding,
@@ -29,6 +28,7 @@ from fsdpbench.torch_internals import (
     patch,
     replace,
 )
+from fsdpbench.sim.torch_device.tensors import contiguous_strides, is_simulated
 
 _ALIKE = ("aten::detach", "aten::empty_like", "aten::zeros_like", "aten::ones_like")
 _ELEMENTWISE = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::_foreach_")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.torch_internals import INTERNALS, find_builtin, gone, last_part, register_builtin
+from fsdpbench.base.torch_internals import INTERNALS, find_builtin, gone, last_part, register_builtin
 
 _NAME = INTERNALS["dynamo"].path
 _ATTRIBUTE = last_part("dynamo")

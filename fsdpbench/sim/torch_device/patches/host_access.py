@@ -13,12 +13,12 @@ import torch
 from torch.distributed.fsdp import FlatParameter
 from torch.nn.utils import rnn
 
+from fsdpbench.base.torch_internals import replace, swap_tensor_impl, tree_leaves
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.operators.known_values import mark_as_placeholders
 from fsdpbench.sim.torch_device.strict.words import legacy_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, pinned_copy
 from fsdpbench.sim.torch_device.tensors import is_pinned as lies_in_pinned_memory
-from fsdpbench.torch_internals import replace, swap_tensor_impl, tree_leaves
 
 
 def install_host_access(accelerator: Accelerator) -> None:

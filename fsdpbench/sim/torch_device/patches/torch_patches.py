@@ -45,6 +45,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fsdpbench.base.torch_internals import expect, patch, replace
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
@@ -66,7 +67,6 @@ from fsdpbench.sim.torch_device.tensors import (
     record_of,
     resize,
 )
-from fsdpbench.torch_internals import expect, patch, replace
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsdpbench.configuration.compute_type import compute_type
+from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 
 _SCALED = ("fp8", "nvfp4")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
     from conftest import RunScript

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.script_source import spread_ranks
-from fsdpbench.errors import UsageError
+from fsdpbench.base.configuration.script_source import spread_ranks
+from fsdpbench.base.errors import UsageError
 from fsdpbench.script.rank_check.calls import Call, Ended, Frame, Group, RankLog
 from fsdpbench.script.rank_check.comparison import first_difference, sentence, to_dict
 

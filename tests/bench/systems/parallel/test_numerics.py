@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.degrees import Degrees
-from fsdpbench.measuring.soak import TrainingLoop
-from fsdpbench.settings import Settings
+from fsdpbench.base.configuration.config import Config, Measurement
+from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.settings import Settings
+from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.narrow import workload_of

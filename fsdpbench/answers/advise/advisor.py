@@ -1,0 +1,241 @@
+"""Simulates what could be changed in a script, and puts what is worth it in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdpbench.answers.advise.candidates import candidates
+from fsdpbench.answers.advise.edits import Edit, diff_of
+from fsdpbench.answers.advise.gradients import Candidate, Kind, place_of
+from fsdpbench.answers.advise.script_text import NoDiffError
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.engine.results.residuals.intervals import apart
+from fsdpbench.reports.result import Result
+from fsdpbench.sweep.trials import Trial, expected, simulate
+
+_WORTH_SAYING = 0.03
+_WORTH_CHOOSING = 0.10
+"""A gain from which a change of the batch is."""
+_SAME = 0.001
+_STARVING = 0.02
+"""What a step takes longer with the loader's own time, from which the loader is named."""
+_MOST_WORKERS = 16
+_MUCH_MEMORY = 0.1
+"""Of what is reserved: what leaves so much free and is as fast, is worth it."""
+_ALWAYS = (Kind.WRONG, Kind.FAULT)
+_ORDER = {Kind.WRONG: 0, Kind.FAULT: 1, Kind.MISTAKE: 1, Kind.FREE: 2, Kind.CHOICE: 3, Kind.NO_EFFECT: 4}
+_GROUPS = ("advice", "possible", "no_effect", "nothing")
+_LEFT_OUT = "left out"
+_REORDERING = frozenset({"prefetch", "wrap-pairs"})
+"""What can only take away time in which nothing computes."""
+_LONGEST_FIRST = "compile"
+"""What takes longest to simulate, so that no core waits for it at the end."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %), None where it cannot
+    run."""
+
+    candidate: Candidate
+    trial: Trial
+    gain: float | None
+    saves: float = 0.0
+    """Share of the reserved memory that it leaves free; below 0, what it takes more."""
+    more: int = 0
+    """Parameters that it trains beyond those that the script trains: then it is not compared."""
+    diff: str = ""
+    no_diff: str = ""
+    """Why there is none."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the real gain is in 9 of 10 cases."""
+        if self.gain is None:
+            return None
+        factor = math.exp(apart())
+        return (1 + self.gain) / factor - 1, (1 + self.gain) * factor - 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """advice: faults and changes worth it, the largest gain first. possible: what else gains, at a price.
+    no_effect: settings that change nothing. nothing: tried, and not worth it or not possible."""
+
+    advice: tuple[Tried, ...]
+    possible: tuple[Tried, ...]
+    no_effect: tuple[Tried, ...]
+    nothing: tuple[Tried, ...]
+
+
+def advise_script(
+    config: Config, result: Mapping[str, Any], jobs: int, tell: Callable[[str], None]
+) -> Advice:
+    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
+    started."""
+    base = Trial(config, Result.of(result))
+    bound = _bound(result)
+    found = [_bounded(candidate, bound) for candidate in candidates(result)]
+    asked_for = [each for each in found if each.variation and each.most is None]
+    distinct = sorted({each.variation: None for each in asked_for}, key=lambda name: name != _LONGEST_FIRST)
+    loader = _loader(result, base)
+    asked = distinct + list(loader)
+
+    def progress(done: int) -> None:
+        tell(f"simulated {done} of {len(asked)} variants")
+
+    tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
+    steady = _is_steady(result)
+    configs = [_varied(config, variation, steady=steady) for variation in asked]
+    trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
+    tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
+    starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
+    folder = "" if config.script is None else str(config.script.own_folder)
+    return _sorted([_with_diff(each, folder) for each in (*starving, *tried)], base)
+
+
+def _with_diff(each: Tried, folder: str) -> Tried:
+    edits = each.candidate.edits
+    try:
+        return (
+            replace(each, no_diff=edits)
+            if isinstance(edits, str)
+            else replace(each, diff=diff_of(edits, folder))
+        )
+    except NoDiffError as error:
+        return replace(each, no_diff=str(error))
+
+
+def _varied(config: Config, variation: str, *, steady: bool) -> Config:
+    """`steady`: the script's steps are alike from the second on, so that one of a variant says as much as
+    their median, unless it has retries."""
+    measurement = replace(config.measurement, traced_steps=0)
+    if steady and not variation.startswith("loader-time"):
+        warmup = measurement.warmup_steps if variation == _LONGEST_FIRST else 1
+        measurement = replace(
+            measurement, warmup_steps=warmup, timed_steps=1, most_timed_steps=measurement.timed_steps
+        )
+    script = config.script
+    if script is not None:
+        script = replace(script, check_ranks=(), to_the_end=False)
+    return replace(
+        config, what_if=WhatIf(variation=variation), measurement=measurement, sanitize=False, script=script
+    )
+
+
+def _is_steady(result: Mapping[str, Any]) -> bool:
+    measured = result.get("measured") or {}
+    timed, warmup = measured.get("step_times_s") or [], measured.get("warmup_times_s") or []
+    times = [*warmup, *timed]
+    return len(timed) > 1 and max(times) <= (1 + _SAME) * min(times) and not result["alloc_retries_per_step"]
+
+
+def _bound(result: Mapping[str, Any]) -> float | None:
+    """The most that could be gained if the device always computed; None where no trace says."""
+    parts, step = result.get("time_s"), result.get("traced_step_time_s")
+    if not parts or not step:
+        return None
+    waiting = (parts["exposed_communication"] + parts["idle"]) / step
+    return float(waiting / (1 - waiting)) if waiting < 1 else None
+
+
+def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
+    """With what it can gain at most, where that is known and too little: it need not be simulated."""
+    if bound is None or bound >= candidate.worth or candidate.variation not in _REORDERING:
+        return candidate
+    return replace(candidate, most=bound)
+
+
+def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
+    if trial is None or candidate.most is not None:
+        return Tried(candidate, base, None)
+    if trial.untrained != base.untrained:
+        return Tried(candidate, trial, None, more=base.untrained - trial.untrained)
+    saves = 1 - trial.reserved / base.reserved if trial.reserved and base.reserved else 0.0
+    return Tried(candidate, trial, _gain(candidate, base, trial), saves)
+
+
+def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
+    if not trial.fits or not trial.step_time_s or not base.step_time_s:
+        return None
+    work = 1.0
+    if candidate.changes_work:
+        if not trial.flops or not base.flops or trial.flops < 1.5 * base.flops:
+            return None  # what was doubled is no batch
+        work = trial.flops / base.flops
+    return work * base.step_time_s / trial.step_time_s - 1
+
+
+def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
+    groups: dict[str, list[Tried]] = {name: [] for name in (*_GROUPS, _LEFT_OUT)}
+    for each in tried:
+        groups[_group(each, base)].append(each)
+    del groups[_LEFT_OUT]
+    return Advice(**{name: tuple(sorted(group, key=_place)) for name, group in groups.items()})
+
+
+def _group(each: Tried, base: Trial) -> str:
+    """The field of `Advice` that it belongs to."""
+    kind, gain = each.candidate.kind, each.gain
+    tight = each.trial.risky and not base.risky
+    if kind is Kind.NO_EFFECT:
+        return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
+    if gain is None:
+        return "advice" if kind in _ALWAYS else "nothing"
+    worth = kind is Kind.MISTAKE and gain > -_SAME and each.saves >= _MUCH_MEMORY
+    worth |= kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
+    worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
+    if kind in _ALWAYS or (worth and not tight):
+        return "advice"
+    return "possible" if gain >= _WORTH_SAYING else "nothing"
+
+
+def _place(tried: Tried) -> tuple[int, float]:
+    """Order faults before gains, and gains before what changes the training."""
+    return _ORDER[tried.candidate.kind], -(tried.gain if tried.gain is not None else -1.0)
+
+
+def _is_same(tried: Tried, base: Trial) -> bool:
+    memory = abs((tried.trial.reserved or 0) - (base.reserved or 0))
+    return abs(tried.gain or 0.0) < _SAME and memory <= _SAME * (base.reserved or 0)
+
+
+def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
+    """Return the variations of the loader: as it is, and with as many workers as it would need."""
+    seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
+    batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
+    if not batches or not loaders or not base.step_time_s:
+        return ()
+    workers = loaders[0]["num_workers"]
+    a_step = batches["seconds"] * batches["batches"] / max(workers, 1)
+    if a_step < _STARVING * base.step_time_s:
+        return ()
+    needed = math.ceil(1.25 * batches["seconds"] * batches["batches"] / base.step_time_s) + 1
+    needed = min(max(needed, workers + 1), _MOST_WORKERS)
+    return f"loader-time={batches['seconds']:.6f}/{workers}", f"loader-time={batches['seconds']:.6f}/{needed}"
+
+
+def _starving(
+    result: Mapping[str, Any], base: Trial, trials: Sequence[Trial], variations: Sequence[str]
+) -> list[Tried]:
+    """The loader, where a step takes longer with what it really takes than without."""
+    if len(trials) < 2 or not all(trial.step_time_s for trial in trials):
+        return []
+    batches, loader = result["bench"]["loader"], result["script"]["observed"]["loaders"][0]
+    slow, better = (trial.step_time_s or 0.0 for trial in trials)
+    if slow < (1 + _STARVING) * better:
+        return []
+    workers = variations[1].rpartition("/")[2]
+    candidate = Candidate(
+        variations[1],
+        Kind.FAULT,
+        place_of(loader),
+        f"the loader starves the GPU: a batch takes it {1e3 * batches['seconds']:,.1f} ms here, and a step "
+        f"takes {1e3 * slow:,.1f} ms instead of {1e3 * better:,.1f} ms",
+        f"DataLoader(..., num_workers={workers}{'' if loader['pin_memory'] else ', pin_memory=True'})",
+        tuple(Edit(loader, "keyword", each) for each in (("num_workers", workers), ("pin_memory", "True"))),
+    )
+    return [Tried(candidate, trials[1], slow / better - 1)]

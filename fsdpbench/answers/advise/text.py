@@ -1,0 +1,129 @@
+"""The advice in words, and as plain values."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from fsdpbench.answers.advise.advisor import Advice, Tried
+from fsdpbench.answers.advise.gradients import Kind
+
+_MOST_POSSIBLE = 6
+_MUCH = 0.1
+_NOTHING = 0.0005
+_WIDTH = 80
+
+
+def describe_advice(advice: Advice) -> str:
+    """Several lines, for people: words in 80 columns, lines of the script as they are."""
+    return "\n".join(line for text in _lines(advice) for line in _wrapped(text))
+
+
+def _wrapped(text: str) -> list[str]:
+    is_code = text.startswith("    ") and text[4:5] in "+-@"
+    indent = "    " if text.startswith((" ", "No ", "Not ", "Do ", "Could ")) else ""
+    return (
+        [text] if is_code else textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
+    )
+
+
+def _lines(advice: Advice) -> Iterator[str]:
+    tried = len(advice.advice) + len(advice.possible) + len(advice.nothing)
+    if advice.advice:
+        yield "Advice; gains are simulated, and the real one is in the brackets in 9 of 10 cases:"
+        for number, each in enumerate(advice.advice, 1):
+            yield from _numbered(number, each)
+    else:
+        yield f"No advice: nothing is wrong with the script, and none of {tried} variants is worth a change."
+    for each in advice.no_effect:
+        setting = f"{each.candidate.what} ({each.candidate.place})"
+        yield f"No effect: {setting} changes neither time nor memory here."
+    if advice.possible:
+        yield "Faster too, at a price:"
+        for each in advice.possible[:_MOST_POSSIBLE]:
+            tight = " (memory is tight)" if each.trial.risky else ""
+            yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
+    others = [each for each in advice.nothing if each.more]
+    slower = [each for each in advice.nothing if each.gain is not None]
+    bounded = [each for each in advice.nothing if each.candidate.most is not None]
+    without = [each for each in advice.nothing if each.gain is None and each not in (*bounded, *others)]
+    unfit = [each for each in without if each.trial.status.value == "oom"]
+    failed = [each for each in without if each.trial.status.value != "oom"]
+    if slower:
+        yield "No gain: " + ", ".join(f"{e.candidate.variation} ({e.gain:+.1%})" for e in slower)
+    if bounded:
+        most = max(each.candidate.most or 0.0 for each in bounded)
+        names = ", ".join(each.candidate.variation for each in bounded)
+        yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
+    for each in others:
+        more = f"{abs(each.more)} parameters {'more' if each.more > 0 else 'fewer'}"
+        yield f"Not compared: {each.candidate.variation} trains {more} than the script"
+    if unfit:
+        yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
+    if failed:
+        yield "Could not be tried: " + ", ".join(each.candidate.variation for each in failed)
+
+
+def _numbered(number: int, each: Tried) -> Iterator[str]:
+    candidate = each.candidate
+    place = f"{candidate.place}: " if candidate.place else ""
+    less = f", {each.saves:.0%} less memory".replace("%", " %") if each.saves >= _MUCH else ""
+    told = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
+    yield f"{number:>2}. {told}{less}: {place}{candidate.what}"
+    yield f"    write: {candidate.write}"
+    if each.diff:
+        yield from (
+            f"    {line}" for line in each.diff.splitlines() if not line.startswith(("---", "+++", " "))
+        )
+    else:
+        yield f"    no diff: {each.no_diff}"
+
+
+def gain_words(each: Tried) -> str:
+    """`12.3 % faster [6, 19]`."""
+    if each.gain is None or each.interval is None:
+        return "not simulated"
+    low, high = (100 * bound for bound in each.interval)
+    if abs(each.gain) < _NOTHING:
+        return f"as fast [{low:.0f}, {high:.0f}]"
+    told = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
+    if each.gain >= 1:
+        told = f"{1 + each.gain:.1f} x as fast"
+        return f"{told} [{1 + low / 100:.1f}, {1 + high / 100:.1f}]"
+    return f"{told} [{low:.0f}, {high:.0f}]"
+
+
+def as_dict(advice: Advice) -> dict[str, Any]:
+    """Return the advice as plain values."""
+    return {
+        "simulated": True,
+        "level": 0.9,
+        **{
+            name: [_entry(each) for each in getattr(advice, name)]
+            for name in ("advice", "possible", "no_effect", "nothing")
+        },
+    }
+
+
+def _entry(each: Tried) -> dict[str, Any]:
+    candidate = each.candidate
+    return {
+        "variation": candidate.variation,
+        "kind": candidate.kind.value,
+        "place": candidate.place,
+        "what": candidate.what,
+        "write": candidate.write,
+        "diff": each.diff or None,
+        "no_diff": each.no_diff or None,
+        "trains_more": each.more,
+        "gain": each.gain,
+        "gain_at_most": candidate.most,
+        "memory_saved": each.saves,
+        "interval": None if each.interval is None else list(each.interval),
+        "status": each.trial.status.value,
+        "cause": each.trial.cause,
+        "step_time_s": each.trial.step_time_s,
+        "peak_reserved_bytes": each.trial.reserved,
+        "risky": each.trial.risky,
+    }

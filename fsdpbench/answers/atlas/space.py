@@ -1,0 +1,229 @@
+"""A cell of the atlas and what is tried in it: each strategy, recomputation and batch that may fit.
+
+arithmetic ──> does not fit: not simulated            (`least_bytes`)
+what ran   ──> cannot fit or is slower: not simulated (known.py)
+the rest   ──> simulated, cells with most GPUs first: what runs out of memory there does so on fewer GPUs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fsdpbench.answers.atlas.known import RECOMPUTED, Known
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.reports.result import Result
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sweep.planning import configured, make_target, not_applicable
+from fsdpbench.sweep.prediction import state_bytes
+from fsdpbench.sweep.runner import UNTRACED, simulate
+from fsdpbench.sweep.trials import Progress
+from fsdpbench.workloads import get_workload
+
+BATCHES = (16, 8, 4, 2, 1)
+LONGEST = 4096
+"""Tokens a sample, or what the model was published with, if that is less."""
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP")
+_BETWEEN_NODES = ("HYBRID_SHARD",)
+
+Results = Mapping[str, Result]
+"""Results by content key."""
+
+
+@dataclass
+class Walk:
+    """Configurations of one strategy in one cell, in the order in which they are tried."""
+
+    configs: dict[str, Config] = field(default_factory=dict)
+    """By content key."""
+    pruned: int = 0
+    """Further ones that cannot fit by arithmetic."""
+
+    def next(self, results: Results, known: Known) -> Config | None:
+        """Return the configuration to simulate next; None: nothing more."""
+        for key, config in self.configs.items():
+            if key not in results and not known.rules_out(config):
+                return config
+        return None
+
+
+@dataclass
+class Cell:
+    """One model on one kind and number of GPUs."""
+
+    model: str
+    hardware: str
+    gpus: int
+    walks: list[Walk] = field(default_factory=list)
+
+    @property
+    def pruned(self) -> int:
+        return sum(walk.pruned for walk in self.walks)
+
+    @property
+    def simulable(self) -> int:
+        """Return the number of configurations that arithmetic left."""
+        return sum(len(walk.configs) for walk in self.walks)
+
+    def found(self, results: Results) -> Iterator[tuple[Config, Result]]:
+        """Yield what was simulated in it."""
+        for walk in self.walks:
+            for key, config in walk.configs.items():
+                if key in results:
+                    yield config, results[key]
+
+
+def cells(extent: Extent) -> list[Cell]:
+    """All cells with what may be tried in them. Raises `UsageError` for unknown names."""
+    most = max(extent.gpus)
+    return [
+        _cell(model, hardware, gpus, explores=gpus == most)
+        for model in extent.models
+        for hardware in extent.hardware
+        for gpus in extent.gpus
+    ]
+
+
+def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
+    """Return the configurations to simulate next, at most one a walk; empty: nothing more.
+
+    Of each model and chip, the cells with most GPUs come first, and in them the strategy that holds least.
+    """
+    known = Known()
+    for cell in found:
+        for config, result in cell.found(results):
+            known.add(config, result)
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in found:
+        rows.setdefault((cell.model, cell.hardware), []).append(cell)
+    wave: list[Config] = []
+    for row in rows.values():
+        steps = (step for cell in sorted(row, key=lambda cell: -cell.gpus) for step in _steps(cell))
+        for step in steps:
+            if configs := [c for walk in step if (c := walk.next(results, known)) is not None]:
+                wave += configs
+                break
+    return wave
+
+
+def build(
+    cells: Sequence[Cell],
+    folder: Path,
+    progress: Callable[[], Progress],
+    jobs: int | None = None,
+) -> Results:
+    """Simulate what the atlas needs, wave by wave; return the results of all that was tried, by content key.
+    Interrupted, call it again to resume."""
+    results: Results = {}
+    tried: list[Config] = []
+    while wave := next_wave(cells, results):
+        tried += wave
+        results = simulate(tried, folder, progress(), jobs)
+    return results
+
+
+def _steps(cell: Cell) -> tuple[list[Walk], list[Walk]]:
+    """The strategy that holds least, then the others side by side."""
+    return cell.walks[:1], cell.walks[1:]
+
+
+def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
+    target = make_target(model=model, hardware=hardware, gpus=gpus, measurement=UNTRACED)
+    workload = target.workload()
+    seq = min(LONGEST, workload.resolve_seq(None) or LONGEST)
+    usable = load_profile(hardware).usable_memory_bytes
+    several = _BETWEEN_NODES if gpus > target.gpus_per_node else ()
+    cell = Cell(model, hardware, gpus)
+    for strategy in (*_STRATEGIES, *several):
+        walk = Walk()
+        for checkpointing, batch in _order(explores and strategy == _STRATEGIES[0]):
+            config = configured(
+                target,
+                SYSTEM,
+                strategy=strategy,
+                activation_checkpointing=checkpointing,
+                batch=batch,
+                seq=seq,
+            )
+            if not_applicable(config):
+                continue
+            needed = least_bytes(config)
+            if needed is not None and needed > usable:
+                walk.pruned += 1
+            else:
+                walk.configs[content_key(config)] = config
+        cell.walks.append(walk)
+    return cell
+
+
+def _order(explores: bool) -> list[tuple[str, int]]:
+    """Recomputation and batch. Where nothing is known yet, what needs least memory comes first at each batch,
+    because its failure rules out the others; elsewhere the fastest, because its success does."""
+    if explores:
+        return [(how, batch) for batch in BATCHES for how in reversed(RECOMPUTED)]
+    return [(how, batch) for how in RECOMPUTED for batch in BATCHES]
+
+
+SYSTEM = "torch-fsdp2"
+"""What most new scripts use."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Models, chips and numbers of GPUs; a cell is one of each."""
+
+    models: tuple[str, ...]
+    hardware: tuple[str, ...]
+    gpus: tuple[int, ...]
+
+
+WHOLE = Extent(
+    (
+        *("gpt-2.8b", "mistral-7b", "llama3-8b", "llama2-13b", "gemma3-27b", "qwen3-30b-a3b"),
+        *("qwen3-32b", "mixtral-8x7b", "llama3-70b", "llama3-405b"),
+    ),
+    ("a100-40gb", "a100-80gb", "h100-80gb", "h200", "b200", "gb200", "l40s", "rtx-pro-6000"),
+    (8, 16, 32, 64, 128, 256, 512, 1024),
+)
+SMALL = Extent(("llama3-8b", "qwen3-32b", "llama3-70b"), ("a100-80gb", "h100-80gb", "b200"), (8, 16, 64, 256))
+"""What the documentation's workflow builds."""
+
+
+# What cannot fit by arithmetic, so that it is not simulated. The bound is never above the truth.
+# Two moments of a step are counted, each by what a rank surely holds then:
+#     optimizer's step   parameters, gradients and AdamW's two states of its share       (`state_bytes`)
+#     loss               parameters and states of its share, the input of every block, the logits, and, where
+#                        nothing is resharded after forward, all gathered parameters; where nothing is
+#                        recomputed, the inputs of a block's first products too
+
+_SHARE_BEFORE_GRADIENTS = 12 / 16
+"""AdamW's states and the parameters, of all that `state_bytes` counts."""
+_HALF = 2
+_FULL = 4
+"""Logits are cast for the loss: both are there while they are."""
+_KEEPS_GATHERED = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
+_KEPT_OF_A_BLOCK = 3
+"""Of tensors as wide as the model: the block's input, what attention and feed-forward project at first."""
+_BLOCKS = ("layers", "d_model", "vocab")
+
+
+def least_bytes(config: Config) -> int | None:
+    """At least so many bytes the allocator needs for a step of `config`; None where that is not known."""
+    step = state_bytes(config)
+    if step is None:
+        return None
+    settings = config.settings
+    if settings.param_dtype not in ("bf16", "fp16") or settings.optimizer == "sgd":
+        return step
+    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    loss = int(step * _SHARE_BEFORE_GRADIENTS)
+    if settings.strategy in _KEEPS_GATHERED and settings.reshard_after_forward is None:
+        loss += _HALF * workload.parameters
+    if all(name in workload.shape for name in _BLOCKS) and settings.seq:
+        layers, width, vocab = (int(workload.shape[name]) for name in _BLOCKS)
+        kept = _KEPT_OF_A_BLOCK if settings.activation_checkpointing == "none" else 1
+        logit = _HALF + (_FULL if workload.shape.get("fp32_loss") else 0)
+        loss += settings.batch * settings.seq * (_HALF * kept * layers * width + logit * vocab)
+    return max(step, loss)

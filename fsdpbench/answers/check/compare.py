@@ -1,0 +1,274 @@
+"""Compares two sides, configuration by configuration and figure by figure.
+
+    how it ended differs                                 the table of `outcomes`
+    a figure that is known on one side alone, or is not one  cannot be judged
+    exact (simulated, or equal in all runs of a side)    any difference counts, thresholds by metric
+    else                                                 rank test and minimum effect, over runs
+
+All tests of a comparison are corrected together. What cannot be judged stops nothing else from being judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+from fsdpbench.answers.check.metrics import METRICS, communicates
+from fsdpbench.answers.check.noise import effect, holm, least_p_value, p_value, runs_needed
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.engine.results.records import Status
+from fsdpbench.reports.figures import Worse
+
+Entries = Mapping[str, Entry]
+
+_ROUNDING = 1e-12
+"""Relative: what sums of a few figures differ by when they are added in another order."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure that differs, or cannot be judged. `before` and `after`: medians over runs, None where it
+    was not known.
+
+    chance: p-value of the rank test, adjusted for the number of tests; None for exact figures.
+    runs: on each side.  reason: why it cannot be judged, what a failure says, or what speaks against it.
+    """
+
+    configuration: str
+    metric: str
+    before: float | str | None
+    after: float | str | None
+    verdict: Verdict
+    relative: float | None = None
+    chance: float | None = None
+    runs: tuple[int, int] = (1, 1)
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All changes, and configurations that only one side has; of the added ones also those that failed.
+
+    absent: configurations that a side names and has no usable result of, with the reason.
+    """
+
+    changes: tuple[Change, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+    compared: int
+    absent: Mapping[str, str] = field(default_factory=dict)
+    added_failed: tuple[str, ...] = ()
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        return self.of(Verdict.WORSE)
+
+    @property
+    def unjudged(self) -> list[str]:
+        """The changes that cannot be judged: configuration, figure, reason."""
+        told = [
+            f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
+        ]
+        told += [f"{name}: {reason}" for name, reason in self.absent.items()]
+        told += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
+        return told
+
+    def of(self, verdict: Verdict) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.verdict is verdict)
+
+
+def compare(
+    before: Entries,
+    after: Entries,
+    thresholds: Thresholds,
+    absent: Mapping[str, str] | None = None,
+    left_out: Collection[str] = (),
+) -> Comparison:
+    """Both map configuration names to entries. `left_out`: names that the older side does without."""
+    both = [name for name in before if name in after]
+    found: list[Change] = []
+    for name in both:
+        found += _changes(name, before[name], after[name], thresholds)
+    added = tuple(name for name in after if name not in before and name not in left_out)
+    return Comparison(
+        changes=tuple(_corrected(found, thresholds)),
+        missing=tuple(name for name in before if name not in after),
+        added=added,
+        compared=len(both),
+        absent={name: reason for name, reason in (absent or {}).items() if name not in left_out},
+        added_failed=tuple(name for name in added if not after[name].status.is_answer),
+    )
+
+
+def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> Iterator[Change]:
+    verdict = outcome(before.status, after.status)
+    if verdict is not None:
+        ended = (before.status.value, after.status.value)
+        reason = after.cause
+        if verdict is Verdict.UNKNOWN:
+            reason = f"was {ended[0]} and is {ended[1]}" + (f" ({reason})" if reason else "")
+        yield Change(name, "status", *ended, verdict, reason=reason)
+    if Status.OK in (before.status, after.status) and before.device != after.device:
+        reason = f"is of {before.device} and of {after.device}"
+        yield Change(name, "device", before.device, after.device, Verdict.UNKNOWN, reason=reason)
+    elif before.status is after.status is Status.OK:
+        for metric in METRICS:
+            change = _change(name, metric, before, after, thresholds)
+            if change is not None:
+                yield change
+        for side, flaws in (("older", before.flaws()), ("newer", after.flaws())):
+            for figure in (figure for figure in flaws if figure not in METRICS):
+                reason = f"{flaws[figure]} on the {side} side"
+                yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=reason)
+    elif after.status is Status.OK:
+        # That it ends well now is not a gain if its figures are impossible.
+        for figure, why in after.flaws().items():
+            yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=why)
+
+
+def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thresholds) -> Change | None:
+    old, new = before.values(metric), after.values(metric)
+    problems = _of_sides(before.problem(metric) or before.doubt(metric), after.problem(metric))
+    if not problems and bool(old) != bool(new):
+        if metric == "overlap_fraction" and not all(communicates(r) for e in (before, after) for r in e.runs):
+            # Without communication there is nothing to overlap: the collectives' figures tell.
+            return Change(name, metric, _median(old), _median(new), Verdict.CHANGED)
+        problems = ["is known on the newer side alone" if new else "is unknown on the newer side"]
+    if problems:
+        known = f" (was {_median(old):g})" if old and not new else ""
+        return Change(
+            name, metric, _median(old), _median(new), Verdict.UNKNOWN, reason=" and ".join(problems) + known
+        )
+    if not old:
+        return None
+    doubt = next(iter(_of_sides(None, after.doubt(metric))), None)
+    constant = len(set(old)) == len(set(new)) == 1 and len(old) + len(new) > 2
+    if before.is_exact or constant:
+        change = _exact(name, metric, old, new, thresholds)
+        if doubt is None or (change is not None and change.verdict is Verdict.WORSE):
+            return change if change is None else replace(change, reason=doubt)
+        return Change(name, metric, old[0], new[0], Verdict.UNKNOWN, reason=doubt)
+    return replace(_tested(name, metric, old, new), reason=doubt)
+
+
+def _of_sides(older: str | None, newer: str | None) -> list[str]:
+    return [f"{told} on the {side} side" for side, told in (("older", older), ("newer", newer)) if told]
+
+
+def _exact(
+    name: str, metric: str, before: list[float], after: list[float], thresholds: Thresholds
+) -> Change | None:
+    old, new = before[0], after[0]
+    if math.isclose(old, new, rel_tol=_ROUNDING):
+        return None
+    relative = (new - old) / abs(old) if old else None
+    verdict = _direction(metric, new - old)
+    if thresholds.allows(metric, old, new):
+        verdict = Verdict.ALLOWED
+    return Change(name, metric, old, new, verdict, relative, runs=(len(before), len(after)))
+
+
+def _tested(name: str, metric: str, before: list[float], after: list[float]) -> Change:
+    """Its `chance` is not adjusted yet, nor its verdict final."""
+    change = effect(before, after)
+    runs = (len(before), len(after))
+    verdict = _direction(metric, change)
+    chance = p_value(before, after)
+    return Change(name, metric, median(before), median(after), verdict, change, chance, runs)
+
+
+def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change]:
+    """The changes with all rank tests corrected for their number."""
+    tested = [change for change in changes if change.chance is not None]
+    too_few = _too_few(tested, thresholds.level)
+    chances = iter(holm([change.chance or 0.0 for change in tested]))
+    for change in changes:
+        if change.chance is None:
+            yield change
+            continue
+        chance = next(chances)
+        if too_few:
+            yield replace(change, chance=None, verdict=Verdict.UNKNOWN, reason=too_few)
+        else:
+            yield replace(change, chance=chance, **_shown(change, chance, thresholds))
+
+
+def _shown(change: Change, chance: float, thresholds: Thresholds) -> dict[str, Any]:
+    """The verdict on a tested figure. What other figures speak against may be worse, but no better."""
+    size = change.relative or 0.0
+    certain = chance < thresholds.level and abs(size) >= thresholds.least_effect(change.metric)
+    assert isinstance(change.before, int | float)
+    assert isinstance(change.after, int | float)
+    if certain and (change.after - change.before) * size <= 0:
+        reason = "has medians that say another thing than the ranks of its runs"
+        return {"verdict": Verdict.UNKNOWN, "reason": reason}
+    if change.reason and not (certain and change.verdict is Verdict.WORSE):
+        return {"verdict": Verdict.UNKNOWN}
+    return {} if certain else {"verdict": Verdict.NOISE}
+
+
+def _too_few(tested: list[Change], level: float) -> str | None:
+    """Why the rank test could not tell anything at this level, if so."""
+    if not tested:
+        return None
+    fewest = min(tested, key=lambda change: min(change.runs))
+    if least_p_value(*fewest.runs) * len(tested) <= level:
+        return None
+    needed = runs_needed(level / len(tested))
+    return (
+        f"has too few runs: {fewest.runs[0]} and {fewest.runs[1]} cannot show a change at level {level:g} "
+        f"over {len(tested)} figures: at least {needed} a side are needed "
+        f"(`fsdpbench sweep --repeat {needed}`)"
+    )
+
+
+def _direction(metric: str, change: float) -> Verdict:
+    worse = METRICS[metric].worse
+    if worse is Worse.NEITHER:
+        return Verdict.CHANGED
+    return Verdict.WORSE if (change > 0) == (worse is Worse.HIGHER) else Verdict.BETTER
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
+
+
+# What it means that a configuration ended in another way than before.
+# | before \\ after | ok | oom | not applicable | any failure | no result |
+# |---|---|---|---|---|---|
+# | ok | its figures | worse | worse | worse | cannot judge |
+# | oom | better | equal | cannot judge | worse | cannot judge |
+# | not applicable | better | cannot judge | equal | worse | cannot judge |
+# | any failure | better | cannot judge | cannot judge | cannot judge | cannot judge |
+# | not there | added | added | added | added, and failed | cannot judge |
+# Failures are error, crash, timeout, race and rank mismatch. Out of memory and not applicable are answers, a
+# failure is not. So a failure that was not there before is a regression, and of what failed before nothing is
+# known that could have become worse.
+
+
+class Verdict(StrEnum):
+    """The meaning of one change, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that
+    the runs can show."""
+
+    WORSE = "worse"
+    UNKNOWN = "unknown"
+    BETTER = "better"
+    CHANGED = "changed"
+    ALLOWED = "allowed"
+    NOISE = "noise"
+
+
+def outcome(before: Status, after: Status) -> Verdict | None:
+    """The verdict on how a configuration ended; None where there is no change, and its figures tell."""
+    if before is after and before.is_answer:
+        return None
+    if after is Status.OK:
+        return Verdict.BETTER
+    if before is Status.OK or (before.is_answer and not after.is_answer):
+        return Verdict.WORSE
+    return Verdict.UNKNOWN

@@ -1,0 +1,333 @@
+"""The history of a gate: the figures of a committed baseline at each commit that changed it.
+
+git log -- ci/baseline.json    commits, oldest first
+git show COMMIT:…              the baseline as it was: figures by configuration
+steps.py                       where each figure changes level
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fsdpbench.answers.check.metrics import METRICS
+from fsdpbench.answers.check.records.baseline import Baseline, FigureSet, torch_minor
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.answers.check.records.sides import Side
+from fsdpbench.base.errors import CannotJudgeError, UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, parse_json
+from fsdpbench.base.reading import one_line
+from fsdpbench.reports.figures import Worse
+
+MOST_COMMITS = 1000
+_GIT_S = 60
+_SEPARATOR = "\x1f"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A point of the history; `revision` is "" for what is not committed yet."""
+
+    revision: str
+    date: str
+    subject: str
+    entries: Mapping[str, Entry] = field(repr=False)
+    surroundings: Mapping[str, str] = field(repr=False, default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.revision[:9] or "now"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A figure of a configuration that has a new level from `commits[place]` on. worse: None where neither
+    direction is."""
+
+    place: int
+    configuration: str
+    metric: str
+    before: float
+    after: float
+    worse: bool | None
+
+    @property
+    def change(self) -> float | None:
+        """Relative; None where it was 0."""
+        return (self.after - self.before) / abs(self.before) if self.before else None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One figure of one configuration; None at commits that do not know it."""
+
+    configuration: str
+    metric: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """Oldest first. notes: what is not in it, and why."""
+
+    path: str
+    commits: tuple[Commit, ...]
+    series: tuple[Series, ...]
+    steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        commits = [
+            {"revision": each.revision or None, "date": each.date, "subject": each.subject}
+            for each in self.commits
+        ]
+        return {
+            "schema": 1,
+            "baseline": self.path,
+            "commits": commits,
+            "series": [
+                {
+                    "configuration": each.configuration,
+                    "metric": each.metric,
+                    "unit": METRICS[each.metric].unit,
+                }
+                | {"values": list(each.values)}
+                for each in self.series
+            ],
+            "steps": [
+                {
+                    "revision": self.commits[step.place].revision or None,
+                    "configuration": step.configuration,
+                    "metric": step.metric,
+                    "before": step.before,
+                    "after": step.after,
+                    "change": step.change,
+                    "worse": step.worse,
+                }
+                for step in self.steps
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def read_history(path: Path, now: Side | None = None) -> History:
+    """The history of the baseline at `path`, and `now` behind it.
+
+    Raises `UsageError` where there is no history to read, `CannotJudgeError` where no commit has figures.
+    """
+    commits, notes = _commits(path)
+    if now is not None:
+        commits.append(Commit("", "", "not committed", now.entries, now.surroundings.facts))
+    if not commits:
+        told = f": {notes[0]}" if notes else ""
+        raise CannotJudgeError(f"{path}: no commit has figures that can be read{told}")
+    if len(commits) == 1:
+        notes.append("the history has one commit: a shallow clone has no more (fetch-depth: 0 gets all)")
+    notes += _changes(commits)
+    series = _series(commits)
+    return History(str(path), tuple(commits), tuple(series), tuple(_steps(commits, series)), tuple(notes))
+
+
+def _commits(path: Path) -> tuple[list[Commit], list[str]]:
+    folder = path.resolve().parent
+    _git(folder, "rev-parse", "--is-inside-work-tree", of=path)
+    form = _SEPARATOR.join(("%H", "%ad", "%s"))
+    told = _git(
+        folder,
+        "log",
+        f"--max-count={MOST_COMMITS}",
+        "--date=short",
+        f"--format={form}",
+        "--",
+        path.name,
+        of=path,
+    )
+    lines = [line.split(_SEPARATOR) for line in told.splitlines() if line.count(_SEPARATOR) == 2]
+    if not lines:
+        raise UsageError(f"{path}: git knows no commit of it; --history reads a committed baseline")
+    found: list[Commit] = []
+    notes: list[str] = []
+    for revision, date, subject in reversed(lines):
+        try:
+            baseline = _at(folder, revision, path)
+        except (UsageError, UnreadableFileError) as error:
+            notes.append(f"{revision[:9]} is left out: {one_line(error)}")
+            continue
+        figures = _set_of(baseline)
+        if figures is None:
+            notes.append(f"{revision[:9]} is left out: no figures for torch {torch_minor()}")
+            continue
+        found.append(Commit(revision, date, subject, figures.entries(), figures.surroundings))
+    return found, notes
+
+
+def _at(folder: Path, revision: str, path: Path) -> Baseline:
+    text = _git(folder, "show", f"{revision}:./{path.name}", of=path)
+    return Baseline.of(parse_json(text.encode(), str(path)), path)
+
+
+def _set_of(baseline: Baseline) -> FigureSet | None:
+    return baseline.sets.get(torch_minor())
+
+
+def _git(folder: Path, *words: str, of: Path) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True, text=True, timeout=_GIT_S, check=True, errors="replace",
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise UsageError("--history needs git, and there is none on the path") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        raise UsageError(f"{of}: git: {one_line(lines[-1] if lines else error)}") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"{of}: git: {one_line(error)}") from None
+    return done.stdout
+
+
+def _changes(commits: Sequence[Commit]) -> list[str]:
+    """Where what the figures belong to changed: steps there may be its, and not the code's."""
+    notes = []
+    for before, after in pairwise(commits):
+        names = before.surroundings.keys() | after.surroundings.keys()
+        changed = sorted(
+            name for name in names if before.surroundings.get(name) != after.surroundings.get(name)
+        )
+        if changed:
+            notes.append(f"{after.label}: {', '.join(changed)} changed")
+    return notes
+
+
+def _series(commits: Sequence[Commit]) -> list[Series]:
+    names = dict.fromkeys(name for commit in commits for name in commit.entries)
+    found = []
+    for name in names:
+        for metric in METRICS:
+            values = tuple(_value(commit.entries.get(name), metric) for commit in commits)
+            if any(value is not None for value in values):
+                found.append(Series(name, metric, values))
+    return found
+
+
+def _value(entry: Entry | None, metric: str) -> float | None:
+    """The median over runs."""
+    known = entry.values(metric) if entry is not None else []
+    return float(median(known)) if known else None
+
+
+def _steps(commits: Sequence[Commit], series: Sequence[Series]) -> list[Step]:
+    found = []
+    for each in series:
+        places = [place for place, value in enumerate(each.values) if value is not None]
+        values = [value for value in each.values if value is not None]
+        last = commits[places[-1]].entries[each.configuration]
+        at = exact_steps(values) if last.is_exact else measured_steps(values)
+        edges = [0, *at, len(values)]
+        for number, place in enumerate(at, start=1):
+            before = float(median(values[edges[number - 1] : place]))
+            after = float(median(values[place : edges[number + 1]]))
+            found.append(
+                Step(
+                    places[place],
+                    each.configuration,
+                    each.metric,
+                    before,
+                    after,
+                    _is_worse(each, before, after),
+                )
+            )
+    return sorted(found, key=lambda step: (step.place, list(METRICS).index(step.metric), step.configuration))
+
+
+def _is_worse(series: Series, before: float, after: float) -> bool | None:
+    direction = METRICS[series.metric].worse
+    if direction is Worse.NEITHER or before == after:
+        return None
+    return (after > before) is (direction is Worse.HIGHER)
+
+
+# Where a series of figures over commits changes level.
+# Exact figures (simulated ones) change where they differ. Of measured ones the steps are found by E-divisive
+# means (Matteson and James, "A nonparametric approach for multiple change point analysis of multivariate
+# data", JASA 2014): the split whose two sides are farthest apart in energy distance, believed if few
+# permutations of the series split as well, and then each side again. It asks nothing of the noise's shape and
+# is what performance tests of databases are watched by (Daly et al., "The use of change point detection to
+# identify software performance regressions in a continuous integration system", ICPE 2020).
+
+EXACT = 1e-12
+"""Relative differences up to this are the rounding of a sum."""
+LEVEL = 0.05
+PERMUTATIONS = 199
+LEAST_SEGMENT = 3
+"""Commits on either side of a step of measured figures: fewer look like noise at this level."""
+
+Floats = npt.NDArray[np.float64]
+
+
+def exact_steps(values: Sequence[float]) -> list[int]:
+    """Each place whose value differs from the one before it."""
+    return [
+        place
+        for place in range(1, len(values))
+        if abs(values[place] - values[place - 1]) > EXACT * max(abs(values[place]), abs(values[place - 1]))
+    ]
+
+
+def measured_steps(values: Sequence[float], *, level: float = LEVEL, seed: int = 0) -> list[int]:
+    """Places where a new level begins, in order. The same for the same values: permutations have a seed."""
+    series = np.asarray(values, np.float64)
+    found: list[int] = []
+    random = np.random.default_rng(seed)
+    parts = [(0, len(series))]
+    while parts:
+        low, high = parts.pop()
+        split = _split(series[low:high], level, random)
+        if split is not None:
+            found.append(low + split)
+            parts += [(low, low + split), (low + split, high)]
+    return sorted(found)
+
+
+def _split(series: Floats, level: float, random: np.random.Generator) -> int | None:
+    """The most likely place, if it is one."""
+    if len(series) < 2 * LEAST_SEGMENT or not np.ptp(series):
+        return None
+    apart = np.abs(series[:, None] - series[None, :])
+    best, place = _farthest(apart)
+    as_good = 0
+    for _ in range(PERMUTATIONS):
+        order = random.permutation(len(series))
+        as_good += _farthest(apart[np.ix_(order, order)])[0] >= best
+    return place if (as_good + 1) / (PERMUTATIONS + 1) <= level else None
+
+
+def _farthest(apart: Floats) -> tuple[float, int]:
+    """The largest scaled energy distance of two sides, and where the second one begins.
+
+    For sides of n and m values: mn/(m+n) (2 mean|x-y| - mean|x-x'| - mean|y-y'|).
+    """
+    count = len(apart)
+    # Sums of the distances inside the first k, inside the rest, and between both, for every k at once.
+    upper = np.triu(apart, 1)
+    first = np.cumsum(upper.sum(axis=0))
+    rest = np.cumsum(upper.sum(axis=1)[::-1])[::-1]
+    best, place = -1.0, LEAST_SEGMENT
+    total = upper.sum()
+    for k in range(LEAST_SEGMENT, count - LEAST_SEGMENT + 1):
+        n, m = k, count - k
+        inside, beyond = first[k - 1], rest[k]
+        between = total - inside - beyond
+        energy = 2 * between / (n * m) - 2 * inside / (n * (n - 1)) - 2 * beyond / (m * (m - 1))
+        scaled = n * m / (n + m) * energy
+        if scaled > best:
+            best, place = float(scaled), k
+    return best, place

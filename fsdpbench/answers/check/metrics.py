@@ -1,0 +1,141 @@
+"""The figures that the gate compares, and which way each of them gets worse.
+
+On `sim` every one of them is exact. On real devices counts still are, as a rule, and the rest has a
+distribution over runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.base.reading import one_line
+from fsdpbench.reports.analysis.model import Analysis
+from fsdpbench.reports.consistency import Contradiction, broken_rules, with_sums
+from fsdpbench.reports.figures import FIGURES, LARGEST, Judged, computed
+from fsdpbench.reports.figures import Figure as Row
+from fsdpbench.reports.rank_record import RankRecord
+
+# One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
+# instead and why it cannot be one.
+
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """`shown`: what was read.  why: it is not a figure."""
+
+    shown: str
+    why: str
+
+    @classmethod
+    def of(cls, value: object, why: str) -> Unusable:
+        """For what was read, of any type and length."""
+        huge = isinstance(value, int) and abs(value) > LARGEST
+        return cls("an integer beyond 2^63" if huge else one_line(repr(value), _LONGEST_VALUE), why)
+
+    def __str__(self) -> str:
+        return f"{self.shown} ({self.why})"
+
+
+Figure = float | None | Unusable
+
+
+def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Figure:
+    """`value` as a figure between `least` and `most`."""
+    if value is None or isinstance(value, Unusable):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Unusable.of(value, "no number")
+    if isinstance(value, float) and not math.isfinite(value):
+        return Unusable.of(value, "not finite")
+    if value < least:
+        return Unusable.of(value, "negative" if value < 0 else "impossibly small")
+    if value > most:
+        return Unusable.of(value, f"above {most:g}, which cannot be")
+    return value
+
+
+METRICS = {row.name: row for row in FIGURES if row.judged in (Judged.YES, Judged.MEASURED)}
+
+WITNESSES = {row.name: row for row in FIGURES if row.judged is Judged.WITNESS}
+"""Not judged, but kept in a baseline: they bind the figures that are (`reports.consistency`)."""
+
+ALL = {**METRICS, **WITNESSES}
+
+ALWAYS_KNOWN = "step_time_s"
+"""Of every configuration that ended well, on every device."""
+
+
+def figures_of(values: Mapping[str, Any]) -> dict[str, Figure]:
+    """Return every metric and witness by name, of `values` by name in `reports.consistency`: None where it
+    is not known, `Unusable` where it cannot be one."""
+    unknown = [Judged.MEASURED] if values.get("device") == "sim" else []
+    return {
+        name: None if row.judged in unknown else checked(row, values.get(row.path))
+        for name, row in ALL.items()
+    }
+
+
+def checked(row: Row, value: object) -> Figure:
+    """Return `value` as the figure of `row`."""
+    return figure_from(value, row.least_judged, min(row.most, LARGEST))
+
+
+# The figures of one run, checked alone, beside each other, and beside the records that they were made of.
+# A baseline holds fewer figures than a result: a relation whose figures are not all known says nothing.
+
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+_METRIC_OF = {row.path: name for name, row in ALL.items()} | {
+    "time_s.compute_only": "compute_s",
+    "measured.step_times_s": "fastest_step_s",
+    "late_all_gathers.late": "late_all_gathers",
+    "late_all_gathers.prefetched": "prefetched_all_gathers",
+}
+
+
+def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
+    """The figures of a run by metric, each checked alone. Where there is no collective of a kind, none of its
+    bytes were moved."""
+    figures = {name: checked(row, run.get(name)) for name, row in ALL.items()}
+    for kind in _KINDS:
+        if figures[f"{kind}_count"] == 0 and figures[f"{kind}_bytes"] is None:
+            figures[f"{kind}_bytes"] = 0
+    return figures
+
+
+def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Return what speaks against a figure beside the others of its run, by metric."""
+    known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+    values: dict[str, Any] = {ALL[name].path: value for name, value in known.items()}
+    values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
+    return by_metric(broken_rules(with_sums(values)))
+
+
+def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
+    """The first sentence against each figure, by metric, or by its own name where no metric reads it."""
+    sentences: dict[str, str] = {}
+    for each in found:
+        named = [_METRIC_OF[name] for name in each.figures if name in _METRIC_OF]
+        for name in named or each.figures[:1]:
+            sentences.setdefault(name, each.sentence)
+    return sentences
+
+
+def with_records(result: Mapping[str, Any], records: Sequence[RankRecord]) -> Mapping[str, Any]:
+    """`result`, and under `records` the figures that it was made of, where no rank's record is missing."""
+    try:
+        if len(records) >= (result["device"] == "sim" or records[0].world_size):
+            return {**result, "records": computed(records, Analysis(ranks=(), configurations={}))}
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        pass  # a broken record says nothing
+    return result
+
+
+def communicates(figures: Mapping[str, Figure]) -> bool:
+    """Whether the run had any communication that could overlap; also where that is not known."""
+    known = (*(f"{kind}_count" for kind in _KINDS), "exposed_communication_s")
+    return any(figures[name] != 0 for name in known)

@@ -1,0 +1,159 @@
+"""A baseline: the figures of a sweep, committed to a repository, with where they came from.
+
+Simulated figures are exact for one version of torch, so a baseline holds one set a torch version (its minor
+one); the space they belong to is in it too, so that `fsdpbench check` can run the same sweep again. A set
+carries its provenance: versions, revision, date, command, and what its figures belong to. It names no host.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdpbench.answers.check.metrics import ALL
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.answers.check.records.strict import check_names, strictly
+from fsdpbench.answers.check.records.surroundings import Surroundings
+from fsdpbench.base.errors import BenchError, CannotJudgeError, UsageError
+from fsdpbench.base.files.documents import read_json
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.engine.results.provenance import git_revision, versions
+from fsdpbench.engine.results.records import Status
+
+SCHEMA = 1
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a set came from."""
+
+    versions: dict[str, str]
+    revision: str | None
+    date: str
+    command: str
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One configuration, as `Entry.to_dict` writes it. What is not a figure is kept: it is judged by name."""
+
+    status: Status
+    device: str
+    runs: list[dict[str, Any]]
+
+
+class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The figures of one torch version. `left_out`: configurations of the space that are not judged."""
+
+    configurations: dict[str, Figures]
+    surroundings: dict[str, str] = {}
+    provenance: Provenance | None = None
+    left_out: list[str] = []
+
+    def entries(self) -> dict[str, Entry]:
+        return {
+            name: Entry(record.status, record.device, tuple(record.runs))
+            for name, record in self.configurations.items()
+        }
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`sets` by torch version."""
+
+    space: dict[str, Any]
+    sets: dict[str, FigureSet]
+    schema: int = SCHEMA
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Raises `UsageError` naming the file and what is wrong with it."""
+        return cls.of(read_json(path), path)
+
+    @classmethod
+    def of(cls, content: object, path: Path) -> Baseline:
+        """From what was read at `path`. Raises `UsageError`."""
+        if not is_baseline(content):
+            raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
+        baseline = strictly(content, cls, str(path))
+        for version, figures in baseline.sets.items():
+            for name, record in figures.configurations.items():
+                where = f"sets.{version}.configurations.{name}"
+                for run in record.runs:
+                    check_names(run, ALL, str(path), where, "metric")
+                device = figures.surroundings.get("device", record.device)
+                if record.device != device:
+                    raise UsageError(f"{path}: {where} is of {record.device!r}, and its set of {device!r}")
+        return baseline
+
+    def write(self, path: Path) -> None:
+        """Whole or not at all. Raises `BenchError`."""
+        content = msgspec.to_builtins(self)
+        replace_file(path, json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+    def of_this_torch(self, path: Path) -> FigureSet:
+        """The set for the torch at hand. Raises `CannotJudgeError` if there is none."""
+        mine = torch_minor()
+        if mine not in self.sets:
+            have = ", ".join(sorted(self.sets)) or "none"
+            raise CannotJudgeError(
+                f"{path}: holds figures for torch {have}, and this is torch {mine}: simulated figures are "
+                f"exact for one version only. Add a set with `fsdpbench baseline update {path}`."
+            )
+        return self.sets[mine]
+
+    def entries(self, path: Path) -> dict[str, Entry]:
+        """The figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
+        return self.of_this_torch(path).entries()
+
+    def surroundings(self, path: Path) -> Surroundings:
+        """Return the surroundings that the figures of the torch at hand belong to."""
+        return Surroundings(self.of_this_torch(path).surroundings)
+
+    @property
+    def repeat(self) -> int:
+        """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
+        mine = self.sets.get(torch_minor())
+        return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
+
+    def updated(
+        self,
+        space: Mapping[str, Any],
+        entries: Mapping[str, Entry],
+        surroundings: Surroundings,
+        command: str,
+        left_out: Sequence[str],
+    ) -> Baseline:
+        """With the figures `entries` as the set of the torch at hand."""
+        figures = FigureSet(
+            configurations={name: Figures(**entry.to_dict()) for name, entry in entries.items()},
+            surroundings=dict(surroundings.facts),
+            provenance=Provenance(
+                versions=dict(versions()),
+                revision=git_revision(),
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                command=command,
+            ),
+            left_out=sorted(left_out),
+        )
+        return Baseline(dict(space), {**self.sets, torch_minor(): figures})
+
+
+def is_baseline(content: object) -> bool:
+    """Whether JSON content is a baseline of this schema."""
+    return isinstance(content, Mapping) and content.get("schema") == SCHEMA and "sets" in content
+
+
+def torch_minor() -> str:
+    """The torch at hand as `2.13`: a baseline holds one set of figures for each."""
+    return ".".join(versions()["torch"].split(".")[:2])
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put `text` instead of what is at `path`. Raises `BenchError`."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written ({error.strerror})") from None

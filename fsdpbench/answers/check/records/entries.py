@@ -1,0 +1,152 @@
+"""One configuration of one side: how it ended, and its figures, run by run.
+
+A simulated configuration has one run, which is exact. A measured one has as many as were repeated; the run is
+the replicate, since steps of one run share what that run happened to get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdpbench.answers.check.metrics import (
+    ALL,
+    ALWAYS_KNOWN,
+    METRICS,
+    Figure,
+    Unusable,
+    by_metric,
+    checked,
+    checked_run,
+    contradictions,
+    figures_of,
+)
+from fsdpbench.engine.results.records import Status
+from fsdpbench.reports.consistency import broken_rules, values_of
+
+Figures = Mapping[str, Figure]
+
+_WORST_FIRST = (
+    Status.CRASH,
+    Status.TIMEOUT,
+    Status.ERROR,
+    Status.RACE,
+    Status.RANK_MISMATCH,
+    Status.OOM,
+    Status.NOT_APPLICABLE,
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
+    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what
+    speaks against a figure of each run, by metric, or by the name in a result of what no metric reads."""
+
+    status: Status
+    device: str
+    runs: tuple[Figures, ...]
+    cause: str | None = field(default=None, compare=False)
+    contradictions: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        runs = tuple(checked_run(run) for run in self.runs)
+        object.__setattr__(self, "runs", runs)
+        found: Sequence[Mapping[str, str]] = self.contradictions or [{}] * len(runs)
+        both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
+        object.__setattr__(self, "contradictions", tuple(both))
+
+    @property
+    def is_exact(self) -> bool:
+        return self.device == "sim"
+
+    def values(self, metric: str) -> list[float]:
+        """The figure in every run that knows it."""
+        return [value for run in self.runs if isinstance(value := run[metric], int | float)]
+
+    def problem(self, metric: str) -> str | None:
+        """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
+        know it."""
+        for run in self.runs:
+            if isinstance(broken := run.get(metric), Unusable):
+                return f"is {broken}{self._in_one}"
+        if metric not in METRICS:
+            return None
+        known = len(self.values(metric))
+        if 0 < known < len(self.runs):
+            return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
+        if self.is_exact and len(set(self.values(metric))) > 1:
+            return "differs between runs of a simulation, which is exact"
+        if metric == ALWAYS_KNOWN and not known:
+            return "is unknown"
+        return None
+
+    def doubt(self, metric: str) -> str | None:
+        """Return why this figure, possible alone, cannot be beside others of its run; else None."""
+        for run, found in zip(self.runs, self.contradictions, strict=True):
+            if metric in found:
+                value = run.get(metric)
+                known = f" {value:g}" if isinstance(value, int | float) else ""
+                return f"cannot be{known}{self._in_one}: {found[metric]}"
+        return None
+
+    def flaws(self) -> dict[str, str]:
+        """Why figures cannot be judged, by name; figures that no metric reads, too: others rest on them."""
+        named = [*ALL, *(name for found in self.contradictions for name in found)]
+        reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
+        return {name: why for name, why in reasons if why is not None}
+
+    @property
+    def _in_one(self) -> str:
+        return f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a baseline's file; figures that are not known are left out."""
+        runs = [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
+        return {"status": self.status.value, "device": self.device, "runs": runs}
+
+
+def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
+    """From the results of all runs of a configuration, the first one first."""
+    statuses = [Status(result["status"]) for result in results]
+    worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
+    repeats = results[0].get("repeats")
+    steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
+    runs, against = [], []
+    for number, (result, status) in enumerate(zip(results, statuses, strict=True)):
+        values = values_of(result)
+        if number and isinstance(steps, list) and len(steps) == len(results):
+            values["step_time_s_in_repeats"] = steps[number]
+        figures = figures_of(values)
+        if result.get("repeats") is not None and isinstance(figures["step_time_s"], int | float):
+            figures["step_time_s"] = _own_step(result["repeats"], alone=len(results) == 1)
+        if status is Status.OK:
+            runs.append(figures)
+            against.append(by_metric(broken_rules(values)))
+    cause = _cause(results, statuses, worst)
+    return Entry(worst, results[0]["device"], tuple(runs) or (figures,), cause, tuple(against))
+
+
+def _own_step(repeats: object, alone: bool) -> Figure:
+    """The first run's step time, from what the store merged into its result. `alone`: the other runs are not
+    at hand."""
+    if not isinstance(repeats, Mapping):
+        return Unusable.of(repeats, "repeats is not an object")
+    steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")
+    if not isinstance(steps, list) or not steps:
+        return Unusable.of(steps, "repeats.step_time_s is not a list of times")
+    if not isinstance(samples, list) or not all(isinstance(run, list) for run in samples):
+        return Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
+    if alone and repeats.get("failed"):
+        return Unusable.of(repeats["failed"], "runs failed, and how is not known here")
+    return checked(METRICS["step_time_s"], steps[0])
+
+
+def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:
+    if worst is Status.OK:
+        return None
+    cause = results[statuses.index(worst)].get("cause")
+    message = cause.get("message") if isinstance(cause, Mapping) else None
+    where = f"in {statuses.count(worst)} of {len(results)} runs" if len(results) > 1 else None
+    return ": ".join(str(part) for part in (where, message) if part) or None

@@ -1,0 +1,352 @@
+"""Reads one side of a comparison, whatever it is in, with the surroundings that its figures belong to.
+
+A side is a sweep's folder, a configuration's folder in one (its repeated runs with it), a `result.json`, what
+`sweep --json` printed, or a baseline.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fsdpbench.answers.check import LEAVE_OUT as FLAG
+from fsdpbench.answers.check.metrics import with_records
+from fsdpbench.answers.check.records.baseline import Baseline, is_baseline
+from fsdpbench.answers.check.records.entries import Entry, entry_of
+from fsdpbench.answers.check.records.strict import check_names, strictly
+from fsdpbench.answers.check.records.surroundings import Surroundings, surroundings_of
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.simulated_cuda import VARIABLE
+from fsdpbench.base.errors import CannotJudgeError, UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json
+from fsdpbench.base.reading import one_line
+from fsdpbench.engine.results.provenance import another_key
+from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
+from fsdpbench.reports.consistency import misfiled
+
+Result = Mapping[str, Any]
+
+_KEY = re.compile(r"-[0-9a-f]{8}$")
+_FURTHER_RUN = re.compile(r"\.run([2-9]|[1-9][0-9]{1,8})$")
+
+
+@dataclass(frozen=True)
+class Side:
+    """`absent`: configurations that it names and has no usable result of, with the reason.  `left_out`: those
+    that a baseline does without.  `took_place`: when its first and its last run began (ISO 8601), where it is
+    known."""
+
+    label: str
+    entries: dict[str, Entry]
+    surroundings: Surroundings
+    took_place: tuple[str, str] | None = field(default=None, compare=False)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    how: str = ""
+    """`eager`, `compiled` or `eager and compiled`; empty where nothing says it."""
+
+
+def read_side(path: Path) -> Side:
+    """Raises `UsageError` for a path that holds no results, `CannotJudgeError` for one that holds none of
+    this torch, or none that is usable."""
+    if os.path.isdir(path):
+        if (path / SWEEP_FILE).is_file():
+            return stored_side(path)
+        if (path / RESULT_FILE).is_file():
+            return _judgeable(side_of(str(path), {_name_in(path): _runs_beside(path)}))
+        raise UsageError(f"{path}: neither a sweep's folder ({SWEEP_FILE}) nor a result's ({RESULT_FILE})")
+    content = read_json(path)
+    if is_baseline(content):
+        return baseline_side(Baseline.of(content, path), path)
+    if isinstance(content, Mapping) and isinstance(content.get("results"), list):
+        return _judgeable(side_of(str(path), _named_results(path, content["results"])))
+    if isinstance(content, Mapping) and "config" in content and "status" in content:
+        return _judgeable(side_of(str(path), {_name_of(path, content): [content]}))
+    raise UsageError(f"{path}: is not a result, the output of `sweep --json` or a baseline of this version")
+
+
+def baseline_side(baseline: Baseline, path: Path) -> Side:
+    """The set of the torch at hand. Raises `CannotJudgeError` if there is none."""
+    figures = baseline.of_this_torch(path)
+    surroundings = Surroundings(figures.surroundings)
+    return Side(str(path), figures.entries(), surroundings, left_out=tuple(figures.left_out))
+
+
+def stored_side(folder: Path) -> Side:
+    """The configurations that a sweep's folder names, all runs of each."""
+    named = Store.open(folder).read_space().get("points", [])
+    if not isinstance(named, list) or not all(_is_folder_name(name) for name in named):
+        raise UsageError(f"{folder / SWEEP_FILE}: points must be a list of folders beside it")
+    found: dict[str, list[Result] | str] = {}
+    for name in named:
+        path = folder / name
+        runs = _runs_beside(path)
+        configuration = _KEY.sub("", name) if isinstance(runs, str) else _name_in(path)
+        if configuration in found:
+            raise CannotJudgeError(f"{folder}: holds two configurations named {configuration}")
+        found[configuration] = runs
+    if not found:
+        raise CannotJudgeError(f"{folder}: holds no finished configuration")
+    return _judgeable(side_of(str(folder), found))
+
+
+def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
+    """From the results of all runs, by configuration name; or why there are none."""
+    usable: dict[str, Sequence[Result]] = {}
+    absent: dict[str, str] = {}
+    for name, runs in results.items():
+        try:
+            if isinstance(runs, str):
+                raise UsageError(runs)
+            usable[name] = [checked_result(run) for run in runs]
+        except UsageError as error:
+            absent[name] = str(error)
+    every = [result for runs in usable.values() for result in runs]
+    _refuse_rehearsals(label, usable)
+    began = sorted(start for result in every if isinstance(start := _began(result), str))
+    return Side(
+        label,
+        {name: entry_of(runs) for name, runs in usable.items()},
+        surroundings_of(every),
+        (began[0], began[-1]) if began else None,
+        absent,
+        how=_how(every),
+    )
+
+
+def _how(results: Sequence[Result]) -> str:
+    found = {known for result in results if isinstance(known := result.get("compiled"), bool)}
+    return " and ".join(word for word, known in (("eager", False), ("compiled", True)) if known in found)
+
+
+def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
+    """Raises `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
+    figures are neither measured nor those of `--device sim`."""
+    for name, runs in results.items():
+        for run in runs:
+            hardware = run.get("hardware")
+            if run.get("device") != "sim" and isinstance(hardware, Mapping) and hardware.get("simulated"):
+                raise CannotJudgeError(
+                    f"{label}: {name} says cuda and ran on a simulated GPU ({VARIABLE} was set): measure it "
+                    "on a GPU, or take --device sim"
+                )
+
+
+def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """The entries of both by name; where each side holds one configuration, those two, whatever their
+    names."""
+    first, second = before.entries, after.entries
+    alone = not before.absent and not after.absent
+    if alone and len(first) == len(second) == 1 and first.keys() != second.keys():
+        name = f"{next(iter(first))} -> {next(iter(second))}"
+        return {name: next(iter(first.values()))}, {name: next(iter(second.values()))}
+    return first, second
+
+
+def absent_of(before: Side, after: Side) -> dict[str, str]:
+    """Return the configurations without a usable result on either side, with side and reason."""
+    told = {name: f"on the older side, {reason}" for name, reason in before.absent.items()}
+    return told | {name: f"on the newer side, {reason}" for name, reason in after.absent.items()}
+
+
+def notes_on(before: Side, after: Side) -> list[str]:
+    """Return remarks for the reader of a comparison: how it was measured, and whether eager or compiled."""
+    return _drift(before, after) + _compiled(before, after)
+
+
+def _compiled(before: Side, after: Side) -> list[str]:
+    if before.how == after.how:
+        return [f"both sides: {after.how}"] if after.how else []
+    return [
+        "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
+    ]
+
+
+def _drift(before: Side, after: Side) -> list[str]:
+    if before.surroundings.is_exact or before.took_place is None or after.took_place is None:
+        return []
+    if before.took_place[1] < after.took_place[0] or after.took_place[1] < before.took_place[0]:
+        return [
+            "the sides were measured one after the other: a drift of the machine would pass for a change; "
+            "one sweep of both with --repeat interleaves them"
+        ]
+    return []
+
+
+def require_common(before: Iterable[str], after: Iterable[str]) -> None:
+    """Raises `CannotJudgeError` if no configuration is on both sides."""
+    first, second = set(before), set(after)
+    if not first & second:
+        raise CannotJudgeError(
+            f"no configuration is on both sides: {len(first)} on one ({min(first, default='none')}), "
+            f"{len(second)} on the other ({min(second, default='none')})"
+        )
+
+
+def _judgeable(side: Side) -> Side:
+    """Raises `CannotJudgeError` for a side of which nothing is usable."""
+    if not side.entries:
+        told = "; ".join(f"{name}: {reason}" for name, reason in list(side.absent.items())[:3])
+        raise CannotJudgeError(f"{side.label}: holds no usable result ({told or 'it is empty'})")
+    return side
+
+
+def _runs_beside(folder: Path) -> list[Result] | str:
+    """The result in a configuration's folder, and those of its further runs; or why one cannot be read."""
+    further = {}
+    for name in os.listdir(folder.parent):
+        found = _FURTHER_RUN.search(name) if name.startswith(folder.name) else None
+        if found and name == f"{folder.name}{found[0]}":
+            further[int(found[1])] = folder.parent / name
+    results = []
+    for number, run in {1: folder, **dict(sorted(further.items()))}.items():
+        file = run / RESULT_FILE
+        try:
+            result = read_json(file)
+        except UnreadableFileError as error:
+            return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
+        if why := _other_files_say(run, result):
+            return why if number == 1 else f"of run {number}, {why}"
+        results.append(with_records(result, read_records(run)) if isinstance(result, Mapping) else result)
+    return results
+
+
+def _other_files_say(folder: Path, result: object) -> str | None:
+    """Why the files beside a result say that it is not of this configuration, or has other figures."""
+    try:
+        config = read_json(folder / "config.json")
+    except UnreadableFileError:
+        return None  # gone or broken: the result says itself what it is of
+    if not isinstance(config, Mapping) or not isinstance(result, Mapping):
+        return None
+    return misfiled(folder.resolve().name, config, result) or another_key(config, result)
+
+
+def _name_in(folder: Path) -> str:
+    """From `config.json`; where that is broken or not there, from the result or the folder's own name."""
+    for file, name_of in (("config.json", _recorded_name), (RESULT_FILE, _result_name)):
+        try:
+            name = name_of(read_json(folder / file))
+        except UnreadableFileError:
+            continue
+        if name is not None:
+            return name
+    return _KEY.sub("", folder.resolve().name)
+
+
+def _recorded_name(content: object) -> str | None:
+    name = content.get("name") if isinstance(content, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _result_name(content: object) -> str | None:
+    """Return the name of its `config`; None where that is not one of this version."""
+    try:
+        return Config.from_dict(content["config"]).name  # type: ignore[index]
+    except (AttributeError, KeyError, TypeError, ValueError, UsageError):
+        return None
+
+
+def _name_of(path: Path, result: Result) -> str:
+    name = _result_name(result)
+    if name is None:
+        raise UsageError(f"{path}: its `config` is not that of this version")
+    return name
+
+
+def _named_results(path: Path, results: Iterable[object]) -> dict[str, list[Result] | str]:
+    """Return the results in the output of `sweep --json`, by configuration. Raises `UsageError`."""
+    found: dict[str, list[Result] | str] = {}
+    for result in results:
+        name = _recorded_name(result)
+        if name is None or not isinstance(result, Mapping):
+            raise UsageError(f"{path}: holds a result without a name")
+        if name in found:
+            raise CannotJudgeError(f"{path}: holds two configurations named {name}")
+        found[name] = [result]
+    return found
+
+
+def _is_folder_name(name: object) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def _began(result: Result) -> object:
+    bench = result.get("bench")
+    return bench.get("started") if isinstance(bench, Mapping) else None
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    versions: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
+    variables: dict[str, Any] | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    shape: dict[str, Any] | None = None
+
+
+class _SeenResult(msgspec.Struct, frozen=True):
+    status: Status
+    device: str
+    schema: Literal[1] = 1
+    config: _Config | None = None
+    hardware: dict[str, Any] | None = None
+    environment: _Environment | None = None
+
+
+def checked_result(content: Any) -> dict[str, Any]:
+    """`content`, if it is a result. Raises `UsageError` saying where and what it is not."""
+    strictly(content, _SeenResult, "its result")
+    result: dict[str, Any] = content
+    return result
+
+
+_NAMED = 5
+_LONGEST = 500
+
+
+def whole(side: Side, leave_out: Collection[str]) -> Side:
+    """`side` without `leave_out`. Raises `CannotJudgeError` naming every other configuration that failed, is
+    not finished or has an impossible figure; `UsageError` for a name that the sweep does not have."""
+    check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
+    kept = replace(
+        side,
+        entries={name: entry for name, entry in side.entries.items() if name not in leave_out},
+        absent={name: reason for name, reason in side.absent.items() if name not in leave_out},
+    )
+    flaws = flaws_of(kept)
+    if flaws:
+        told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
+        shown = "; ".join(told[:_NAMED])
+        more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
+        raise CannotJudgeError(
+            f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
+            f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
+        )
+    if not kept.entries:
+        raise CannotJudgeError(f"{side.label}: no configuration is left for a baseline")
+    return kept
+
+
+def flaws_of(side: Side) -> dict[str, str]:
+    """Why a configuration cannot be compared with, by name."""
+    flaws = dict(side.absent)
+    most = max((len(entry.runs) for entry in side.entries.values() if entry.status.is_answer), default=0)
+    for name, entry in side.entries.items():
+        if not entry.status.is_answer:
+            flaws[name] = f"ended with {entry.status.value}" + (f" ({entry.cause})" if entry.cause else "")
+        elif entry.status is Status.OK:
+            broken = next((f"{figure} {why}" for figure, why in entry.flaws().items()), None)
+            if broken is not None:
+                flaws[name] = broken
+            elif len(entry.runs) < most:
+                flaws[name] = f"has {len(entry.runs)} of {most} runs"
+    return flaws

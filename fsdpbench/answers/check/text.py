@@ -1,0 +1,224 @@
+"""A comparison in words, for a terminal or as Markdown for a job's summary, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from fsdpbench.answers.check.compare import Change, Comparison, Verdict
+from fsdpbench.answers.check.diagnosis import Finding, diagnose
+from fsdpbench.answers.check.metrics import METRICS
+from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.base.reading import one_line
+from fsdpbench.engine.results.records import Status
+from fsdpbench.reports.figures import Worse
+
+SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
+_NAMED = 3
+
+
+def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """Likely causes, then a table for each configuration: verdict, metric, both values, the change."""
+    lines = [f"cause: {told_finding(finding)}" for finding in diagnose(comparison)]
+    shown = [change for change in comparison.changes if change.verdict in SHOWN]
+    for name in dict.fromkeys(change.configuration for change in shown):
+        of_name = [change for change in shown if change.configuration == name]
+        lines += ["", f"{one_line(name)}:", *_table(of_name)]
+    lines += [""] if lines else []
+    lines += [f"unknown: {one_line(name)}: {one_line(why)}" for name, why in comparison.absent.items()]
+    lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
+    lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
+    lines += [f"note: {one_line(note)}" for note in notes]
+    return "\n".join([*lines, summary(comparison)])
+
+
+def _table(changes: Sequence[Change]) -> list[str]:
+    """Aligned columns, the most pressing verdicts first; a reason last, whatever its length."""
+    ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
+    rows = [
+        (
+            change.verdict.value,
+            change.metric,
+            *shown_pair(change.metric, change.before, change.after),
+            shown_percent(change.relative),
+            f"p {_chance(change)}" if change.chance is not None else "",
+        )
+        for change in ordered
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    texts = []
+    for row, change in zip(rows, ordered, strict=True):
+        words = [row[0].ljust(widths[0]), row[1].ljust(widths[1])]
+        numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        reason = [one_line(change.reason)] if change.reason else []
+        texts.append("  " + "  ".join(words + numbers + reason).rstrip())
+    return texts
+
+
+def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """The comparison as Markdown: the causes, then a table of what changed."""
+    causes = [f"- **{finding.cause}**: {_cell(told_finding(finding))}" for finding in diagnose(comparison)]
+    shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
+    head = "| | configuration | metric | before | after | change | p | why |"
+    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    for change in shown:
+        before, after = shown_pair(change.metric, change.before, change.after)
+        rows.append(
+            f"| {change.verdict.value} | {_cell(change.configuration)} | {change.metric} "
+            f"| {_cell(before)} | {_cell(after)} "
+            f"| {shown_percent(change.relative)} | {_chance(change)} | {_cell(change.reason or '')} |"
+        )
+    only = [f"- unknown: {_cell(name)}: {_cell(why)}" for name, why in comparison.absent.items()]
+    only += [f"- missing, not on the newer side: {_cell(name)}" for name in comparison.missing]
+    only += [f"- added, on the newer side only: {_cell(name)}" for name in comparison.added]
+    told = [f"> {_cell(note)}" for note in notes]
+    blocks = [causes, rows if shown else [], only, told, [summary(comparison)]]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """One object; `changes` holds measured figures within noise as well."""
+    content: dict[str, Any] = {
+        "schema": 1,
+        "compared": comparison.compared,
+        "regressions": len(comparison.regressions),
+        "missing": comparison.missing,
+        "added": comparison.added,
+        "added_failed": comparison.added_failed,
+        "cannot_judge": comparison.unjudged,
+        "notes": list(notes),
+        "causes": [
+            {
+                "cause": finding.cause,
+                "sentence": finding.sentence,
+                "configurations": finding.configurations,
+            }
+            for finding in diagnose(comparison)
+        ],
+        "changes": [_record(change) for change in comparison.changes],
+    }
+    return json.dumps(content, allow_nan=False)
+
+
+def told_finding(finding: Finding) -> str:
+    """The sentence, and where it was found."""
+    names = ", ".join(finding.configurations[:_NAMED])
+    more = len(finding.configurations) - _NAMED
+    return one_line(f"{finding.sentence} ({names}{f' and {more} more' if more > 0 else ''})")
+
+
+def summary(comparison: Comparison) -> str:
+    """One line: how many were compared and what came of it."""
+    worse, better = len(comparison.regressions), len(comparison.of(Verdict.BETTER))
+    unjudged = len(comparison.unjudged)
+    noun = "configuration" if comparison.compared == 1 else "configurations"
+    if not comparison.changes and not unjudged:
+        return f"{comparison.compared} {noun} compared: all figures are equal."
+    figures = "figure" if worse == 1 else "figures"
+    told = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
+    if unjudged:
+        told += f" {unjudged} cannot be judged."
+    noise = comparison.of(Verdict.NOISE)
+    if noise:
+        told += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
+    if better and not worse and not unjudged:
+        told += " Keep the gain: `fsdpbench baseline update` writes it down."
+    return told
+
+
+def _runs(changes: Sequence[Change]) -> str:
+    counts = sorted({count for change in changes for count in change.runs})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _record(change: Change) -> dict[str, Any]:
+    finite = change.relative is not None and math.isfinite(change.relative)
+    return {
+        "configuration": change.configuration,
+        "metric": change.metric,
+        "before": change.before,
+        "after": change.after,
+        "relative": change.relative if finite else None,
+        "p": change.chance,
+        "runs": list(change.runs),
+        "verdict": change.verdict.value,
+        "reason": change.reason,
+    }
+
+
+def _chance(change: Change) -> str:
+    return "" if change.chance is None else f"{change.chance:.2g}"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end a table's cell."""
+    return one_line(text).replace("|", "\\|")
+
+
+_MOST_DECIMALS = 17
+_SMALLEST_PERCENT = 5e-5
+
+
+def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
+    """Both in the metric's unit. Never the same text for two figures that are not the same."""
+    for extra in range(_MOST_DECIMALS):
+        first, second = (_shown(metric, value, extra) for value in (before, after))
+        if first != second or before == after:
+            return first, second
+    return repr(before), repr(after)
+
+
+def shown_percent(relative: float | None) -> str:
+    """A signed share in percent; empty where there is none to tell."""
+    if relative is None or not math.isfinite(relative):
+        return ""
+    if 0 < abs(relative) < _SMALLEST_PERCENT:
+        return f"{relative * 100:+.1g}%"  # two decimals would tell it as none
+    return f"{relative:+.2%}"
+
+
+def _shown(metric: str, value: Any, extra: int) -> str:
+    """`extra`: decimals more than usual."""
+    if value is None:
+        return "-"
+    unit = METRICS[metric].unit if metric in METRICS else ""
+    if unit == "s":
+        return f"{value * 1e3:,.{4 + extra}f} ms"
+    if unit == "B":
+        return f"{value / 2**20:,.{2 + extra}f} MiB"
+    return f"{value:.{6 + extra}g}" if isinstance(value, float) else str(value)
+
+
+# Figures in the shape that github-action-benchmark reads (`tool: customSmallerIsBetter`), to chart them over
+# commits: an array of {"name", "unit", "value", "range", "extra"}.
+
+
+def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
+    """Every figure of `entries` that gets worse as it grows (the format knows no other); medians over runs,
+    `range` their quartiles' half distance."""
+    rows = []
+    for name, entry in entries.items():
+        if entry.status is not Status.OK:
+            continue
+        for metric in METRICS.values():
+            values = entry.values(metric.name)
+            if values and metric.worse is Worse.HIGHER:
+                rows.append(_row(name, metric.name, metric.unit, values))
+    return json.dumps(rows, indent=1)
+
+
+def _row(configuration: str, metric: str, unit: str, values: list[float]) -> dict[str, object]:
+    row: dict[str, object] = {
+        "name": f"{configuration}: {metric}",
+        "unit": unit or "count",
+        "value": median(values),
+    }
+    if len(values) > 1:
+        ordered = sorted(values)
+        half = (ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]) / 2
+        row["range"] = f"± {half:g}"
+    row["extra"] = f"{len(values)} runs" if len(values) > 1 else "1 run"
+    return row

@@ -1,0 +1,256 @@
+"""Why a configuration runs out of memory, and what to change: everything in here was simulated.
+
+as it is ─────────> does it run out? who held what?
+with more room ───> what it would need, how fast it would be ── price of a change
+each change ──────> fits? how fast? ── none fits ──> pairs of those that take most, then all of them
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fsdpbench.answers.explain.changes import Change, changes_for, is_possible
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.engine.results.records import Status
+from fsdpbench.script.variations.sharding import Variation
+from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
+
+_STRONGEST = 5
+"""Changes of which pairs are tried."""
+_MOST_PAIRS = 8
+_ENOUGH = 3
+"""Combinations that fit, after which no more are tried: those that take most memory come first."""
+_DEAR = 0.3
+"""Above this price of every single change, combinations are looked at too."""
+_SAME_PRICE = 0.005
+_LESS = 0.99
+"""Of the memory that a run reserves which fits just so: what another one may reserve that fits better."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None
+    where the speed without it is not known."""
+
+    change: Change
+    trial: Trial
+    price: float | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest
+    first, those with retries after those without, last resorts after the others. misses: those that do
+    not."""
+
+    as_it_is: Trial
+    roomy: Trial
+    fits: tuple[Proposal, ...] = ()
+    misses: tuple[Change, ...] = ()
+    simulated: int = field(default=0)
+    unstopped: bool = False
+    """Whether memory grows, and nothing that was tried stops it."""
+
+
+def advise(
+    config: Config, jobs: int, tell: Callable[[str], None], *, search: bool = True, ran_out: bool = False
+) -> Advice:
+    """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. `ran_out`: on real GPUs it
+    did, whatever its simulation does. Raises `BenchError`."""
+    tell(f"simulating {config.name}, as it is and with more room")
+    roomy_config = with_room(config)
+    if config.script is not None:  # what grows is seen where memory suffices for some steps
+        roomy_config = with_account(roomy_config)
+    as_it_is, roomy = simulate([with_account(config), roomy_config], jobs, lambda done: None)
+    growing = grows(as_it_is) or grows(roomy)
+    asked = as_it_is.status is Status.OOM or growing or as_it_is.retries or as_it_is.risky
+    asked = asked or (ran_out and as_it_is.fits)
+    if not asked or not search:
+        return Advice(as_it_is, roomy, simulated=2)
+    if growing:
+        return _without_growth(config, as_it_is, roomy, jobs, tell)
+    return _searched(config, as_it_is, roomy, jobs, tell)
+
+
+def _without_growth(
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> Advice:
+    """First what stops the growth, then, where that is not enough, what else has to change."""
+    changes = stops()
+    tell("memory grows from step to step; trying what may stop it")
+    configs = [with_account(change.applied_to(config)) for change in changes]
+    trials = simulate([*configs, *map(with_account, map(with_room, configs))], jobs, lambda done: None)
+    ended = [not grows(trial) and trial.fits for trial in trials[len(changes) :]]
+    proposals = [
+        Proposal(change, trial, None if change.unpriced else _price(change, trial, roomy))
+        for change, trial in zip(changes, trials, strict=False)
+        if trial.fits and not grows(trial)
+    ]
+    simulated = 2 + len(trials)
+    if proposals or not any(ended):
+        return Advice(as_it_is, roomy, tuple(proposals[:1]), simulated=simulated, unstopped=not proposals)
+    stop = changes[ended.index(True)]
+    base = trials[ended.index(True)]
+    found = _searched(stop.applied_to(config), base, roomy, jobs, tell)
+    fits = tuple(replace(each, change=stop.with_(each.change)) for each in found.fits)
+    return replace(found, as_it_is=as_it_is, fits=fits, simulated=simulated + found.simulated)
+
+
+def _searched(
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> Advice:
+    changes = changes_for(config)
+    tell(f"trying {len(changes)} changes{expected(roomy, len(changes), jobs)}")
+    trials = _tried(config, changes, jobs, tell)
+    simulated = 2 + len(changes)
+    if not any(_is_good(change, trial, roomy) for change, trial in zip(changes, trials, strict=True)):
+        singles = [change for change in changes if not change.last_resort]
+        tell(f"none is enough; trying pairs{expected(roomy, len(singles) + _MOST_PAIRS, jobs)} at most")
+        more = combinations(config, singles, roomy, jobs, tell)
+        found = _until_some_fit(config, more, jobs, tell)
+        simulated += len(singles) + len(found)
+        changes, trials = [*changes, *more[: len(found)]], [*trials, *found]
+    pairs = list(zip(changes, trials, strict=True))
+    proposals = [
+        Proposal(change, trial, _price(change, trial, roomy))
+        for change, trial in pairs
+        if trial.fits and _has_more_room(trial, as_it_is)
+    ]
+    misses = tuple(
+        change for change, trial in pairs if trial.status is Status.OOM or not _has_more_room(trial, as_it_is)
+    )
+    return Advice(as_it_is, roomy, tuple(sorted(_without_needless(proposals), key=_order)), misses, simulated)
+
+
+def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
+    """Whether it leaves memory free that a configuration which nearly fits, or just so, does not."""
+    if not as_it_is.fits or not trial.fits:
+        return True
+    return not trial.retries and not trial.risky and (trial.reserved or 0) < _LESS * (as_it_is.reserved or 0)
+
+
+def _until_some_fit(
+    config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None]
+) -> list[Trial]:
+    """Trials of the first changes, in their order, until enough of them fit without retries."""
+    trials: list[Trial] = []
+    while len(trials) < len(changes) and sum(each.fits and not each.retries for each in trials) < _ENOUGH:
+        trials += _tried(config, changes[len(trials) : len(trials) + max(jobs, _ENOUGH)], jobs, tell)
+    return trials
+
+
+def combinations(
+    config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> list[Change]:
+    """Pairs of the changes that take most memory, those that take most first, each of these with less
+    fragmentation, and all of them at the same time; what they take is seen on GPUs with more room."""
+    needs = _tried(config, singles, jobs, tell, room=True)
+    base = roomy.allocated or 0
+    taken = {
+        change: base - trial.allocated
+        for change, trial in zip(singles, needs, strict=True)
+        if trial.allocated is not None and trial.allocated < base
+    }
+    strongest = sorted(taken, key=lambda change: -taken[change])
+    distinct: list[Change] = []
+    for change in strongest:
+        if not any(change.clashes_with(other) for other in distinct):
+            distinct.append(change)
+    pairs = [
+        first.with_(second)
+        for first, second in itertools.combinations(strongest[: 2 * _STRONGEST], 2)
+        if not first.clashes_with(second)
+    ]
+    pairs = [pair for pair in pairs if is_possible(pair, config)][:_MOST_PAIRS]
+    allocator = [change for change in singles if change.is_of_allocator]
+    whole = [
+        change.with_(each) for each in allocator for change in distinct[:2] if not change.clashes_with(each)
+    ]
+    pairs += [pair for pair in whole if is_possible(pair, config)]
+    for count in range(3, min(len(distinct), _STRONGEST) + 1):
+        joined = distinct[0]
+        for change in distinct[1:count]:
+            joined = joined.with_(change)
+        if is_possible(joined, config):
+            pairs.append(joined)
+    return pairs
+
+
+def _tried(
+    config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None], *, room: bool = False
+) -> list[Trial]:
+    configs = [change.applied_to(config) for change in changes]
+    configs = [with_room(changed) for changed in configs] if room else configs
+    what = "changes, with more room" if room else "changes"
+    return simulate(configs, jobs, lambda done: tell(f"simulated {done} of {len(configs)} {what}"))
+
+
+def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
+    """Whether a single change is answer enough: it fits without retries and is not expensive."""
+    price = _price(change, trial, roomy)
+    return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
+
+
+def _without_needless(proposals: list[Proposal]) -> list[Proposal]:
+    """Without those that do more than another one that is as fast."""
+    return [
+        each
+        for each in proposals
+        if not any(
+            each.change.holds(other.change) and (other.price or 0.0) <= (each.price or 0.0) + _SAME_PRICE
+            for other in proposals
+        )
+    ]
+
+
+def _price(change: Change, trial: Trial, roomy: Trial) -> float | None:
+    if not trial.speed or not roomy.speed:
+        return None
+    return 1.0 - change.work * trial.speed / roomy.speed
+
+
+def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
+    price = proposal.price
+    words = len(proposal.change.settings) + len(proposal.change.fields)
+    retries = bool(proposal.trial.retries)
+    return proposal.change.last_resort, retries, price is None, price or 0.0, words
+
+
+_SOON = 100_000
+"""Steps: growth that memory holds for longer does not matter."""
+
+
+def steps_until_full(account: Mapping[str, Any]) -> int | None:
+    """After how many steps memory is full at the rate that was seen; None where it does not grow."""
+    growth = account.get("growth") or {}
+    each = growth.get("per_step_bytes")
+    if not each:
+        return None
+    left = account["free_bytes"] + account["unused_bytes"]
+    return len(growth["at_step_ends_bytes"]) + max(0, left) // int(each)
+
+
+def grows(trial: Trial) -> bool:
+    """Whether memory is full soon, however it fits now."""
+    steps = steps_until_full(trial.account or {})
+    return steps is not None and steps < _SOON
+
+
+def stops() -> list[Change]:
+    """Return the changes that may stop the growth of a script, the smallest first."""
+    return [
+        Change(
+            ".detach() what the loop keeps (a list, a sum)",
+            "what is kept no longer holds the graph of its step",
+            fields=(("what_if", WhatIf(variation=Variation.DETACH_KEPT)),),
+        ),
+        Change(
+            ".detach().cpu() what the loop keeps (a list, a sum)",
+            "what is kept is on the host; the time of the copy is not simulated",
+            fields=(("what_if", WhatIf(variation=Variation.HOST_KEPT)),),
+            unpriced=True,
+        ),
+    ]

@@ -1,0 +1,186 @@
+"""Changes that take memory, each of one setting: what to write, and what it is in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
+from fsdpbench.sweep.planning import without_absent
+from fsdpbench.systems import get_system
+
+EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Change:
+    """`settings` and `fields` of the configuration that differ.
+
+    write: what to type. last_resort: other machines. work: samples a step, of those without the change
+    (scripts; the bench counts its own).
+    """
+
+    write: str
+    meaning: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
+    last_resort: bool = False
+    work: float = 1.0
+    unpriced: bool = False
+    """Whether its time is not simulated."""
+
+    def applied_to(self, config: Config) -> Config:
+        """Raises `UsageError` where the changed configuration cannot be."""
+        changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
+        made = replace(config, settings=changed, **dict(self.fields))
+        if made.what_if is not None and config.what_if is not None and made.what_if != config.what_if:
+            made = replace(made, what_if=made.what_if.after(config.what_if))
+        return made if made.script is not None or made.system == config.system else without_absent(made)
+
+    def with_(self, other: Change) -> Change:
+        """Both; what the other one sets counts."""
+        return Change(
+            f"{self.write} {other.write}",
+            f"{self.meaning}; {other.meaning}",
+            tuple({**dict(self.settings), **dict(other.settings)}.items()),
+            tuple({**dict(self.fields), **dict(other.fields)}.items()),
+            self.last_resort or other.last_resort,
+            self.work * other.work,
+            self.unpriced or other.unpriced,
+        )
+
+    @property
+    def is_of_allocator(self) -> bool:
+        """Whether it changes what the allocator reserves, and nothing of what is allocated."""
+        return self.write == f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
+
+    def holds(self, other: Change) -> bool:
+        """Whether it does all that the other one does, and more."""
+        mine, others = ({*change.settings, *change.fields} for change in (self, other))
+        return mine > others
+
+    def clashes_with(self, other: Change) -> bool:
+        """Whether both change the same."""
+        names = {name for name, _ in (*self.settings, *self.fields)}
+        return bool(names & {name for name, _ in (*other.settings, *other.fields)})
+
+
+_ALLOCATOR = Change(
+    f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
+    "less fragmentation",
+    fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+)
+
+
+def changes_for(config: Config) -> list[Change]:
+    """The changes of one setting that `config` and its system allow."""
+    if config.script is not None:
+        candidates = [*_of_script(config, config.script), *_of_machines(config)]
+    else:
+        of_settings = [*_of_settings(config.settings), *_of_batch(config.settings)]
+        candidates = [*_of_system(config), _ALLOCATOR, *of_settings, *_of_machines(config)]
+    return [change for change in candidates if is_possible(change, config)]
+
+
+def is_possible(change: Change, config: Config) -> bool:
+    """Whether the changed configuration can be, and is another one."""
+    try:
+        changed = change.applied_to(config)
+    except UsageError:
+        return False
+    if changed.to_dict() == config.to_dict():
+        return False
+    if config.script is not None:
+        return True
+    system = get_system(config.system)
+    absent = system.absent_settings(config)
+    return not any(name in absent for name, _ in change.settings) and not system.not_applicable(changed)
+
+
+def _of_system(config: Config) -> Iterator[Change]:
+    """A system that shards, for one that does not."""
+    if not get_system(config.system).shards and config.gpus > 1:
+        sharded = (("system", "torch-fsdp2"),)
+        yield Change("--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=sharded)
+
+
+def _of_settings(settings: Settings) -> Iterator[Change]:
+    """Yield a change for each trade of the table that takes less memory than the values of `settings`."""
+    values = settings.to_dict()
+    for setting, trade in all_trades():
+        if trade.memory is Effect.LESS and trade.leaves(values[setting.name]):
+            changed = ((setting.name, trade.value), *trade.also)
+            yield Change(f"{setting.flag} {show_value(trade.value)}", trade.words, changed)
+
+
+def _of_batch(settings: Settings) -> Iterator[Change]:
+    """Yield changes to more microbatches of the same samples a step."""
+    for parts in (2, 4, 8):
+        if settings.batch % parts == 0:
+            batch, microbatches = settings.batch // parts, settings.grad_accum * parts
+            yield Change(
+                f"--batch {batch} --grad-accum {microbatches}",
+                f"the same samples a step in {microbatches} microbatches",
+                (("batch", batch), ("grad_accum", microbatches)),
+            )
+
+
+def _of_machines(config: Config) -> Iterator[Change]:
+    for factor in (2, 4):
+        gpus = config.gpus * factor
+        per_node = config.gpus_per_node
+        if per_node == config.gpus:  # part of a node, maybe: it is filled first
+            per_node = _node_of(config, gpus)
+        yield Change(
+            f"--gpus {gpus}",
+            f"{factor} times as many GPUs, the same work each",
+            fields=(("gpus", gpus), ("gpus_per_node", per_node)),
+            last_resort=True,
+        )
+
+
+def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
+    """Yield the changes of one line of a script, its environment or an argument."""
+    yield _ALLOCATOR
+    yield Change(
+        "fully_shard(model, ...)",
+        "after the blocks are: shards what is in none of them",
+        fields=(("what_if", WhatIf(variation="wrap-root")),),
+    )
+    for _, trade in all_trades():
+        if trade.variation and trade.memory is Effect.LESS:
+            work = 0.5 if trade.variation == "half-batch" else 1.0
+            varied = (("what_if", WhatIf(variation=trade.variation)),)
+            yield Change(trade.script or "", trade.words, fields=varied, work=work)
+    for place, argument in enumerate(script.arguments):
+        name, equals, value = argument.partition("=")
+        place += 0 if equals else 1
+        value = value if equals else script.arguments[place] if place < len(script.arguments) else ""
+        if not _BATCH.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", value) or int(value) < 2:
+            continue
+        for parts in (2, 4):
+            if int(value) % parts:
+                continue
+            told = f"{name}{equals}{int(value) // parts}" if equals else str(int(value) // parts)
+            changed = (*script.arguments[:place], told, *script.arguments[place + 1 :])
+            yield Change(
+                f"-- {name} {int(value) // parts}",
+                "a smaller batch; accumulate gradients to keep the samples a step",
+                fields=(("script", replace(script, arguments=changed)),),
+                work=1.0 / parts,
+            )
+
+
+_BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
+
+
+def _node_of(config: Config, gpus: int) -> int:
+    from fsdpbench.sim.model.profile import load_profile
+
+    whole = load_profile(config.hardware or "").gpus_per_node
+    return max(min(whole, gpus), config.gpus_per_node)

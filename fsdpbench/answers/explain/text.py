@@ -1,0 +1,201 @@
+"""The explanation in words: where memory ran out, what held it, what grows, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
+from fsdpbench.reports.analysis.out_of_memory import size_text as told
+from fsdpbench.sweep.trials import Trial
+
+_CLOSE = 0.03
+"""With less than this share of the memory to spare a change is called tight."""
+_MOST_HOLDERS = 6
+_MOST_FITS = 8
+_WRITTEN = 46
+
+
+def describe_advice(advice: Advice) -> str:
+    """Several lines, for people; all figures are simulated."""
+    trial = advice.as_it_is
+    if trial.account is None or trial.status.value != "oom":
+        return "\n".join(_without_oom(advice))
+    account = trial.account
+    lines = [
+        f"Memory runs out in step {account['step']}, phase {account['phase']}"
+        + (f", in {account['module']}" if account["module"] != "outside of modules" else "")
+        + (f", at {account['line']}" if account["line"] else ""),
+        *_cause(trial.cause),
+        *_how(trial),
+        "",
+        *_held(account),
+        *_holders(account),
+        *growth_lines(account),
+        "",
+        *_changes(advice),
+    ]
+    return "\n".join(lines)
+
+
+def _how(trial: Trial) -> Iterator[str]:
+    """Eager or compiled; a script decides that itself."""
+    if trial.config.script is None:
+        yield f"The {'compiled' if trial.config.settings.compile else 'eager'} program was simulated."
+
+
+def _cause(cause: str | None) -> Iterator[str]:
+    if cause:
+        yield ". ".join(cause.split(". ")[:3])
+
+
+def _without_oom(advice: Advice) -> Iterator[str]:
+    trial = advice.as_it_is
+    if not trial.fits:
+        yield f"Its simulation ends otherwise ({trial.status.value}): {trial.cause}"
+        return
+    steps = steps_until_full(trial.account or {}) if grows(trial) else None
+    if steps is not None:
+        yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
+    peak = f"it reserves {told(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
+    if trial.retries or trial.risky:
+        yield f"Simulated, it hardly fits: {peak}. On GPUs it may run out of memory."
+    elif steps is not None:
+        yield f"Its first steps, simulated, fit: {peak}."
+    else:
+        yield f"Simulated, it does not run out of memory: {peak}."
+        yield (
+            "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what the "
+            "simulation does not know (libraries, data of other sizes)."
+        )
+    yield from _how(trial)
+    yield from growth_lines(trial.account or {})
+    if advice.fits or advice.misses or advice.unstopped:
+        yield ""
+        yield from _changes(advice)
+
+
+def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return the parts of the GPU's memory, largest first; bytes."""
+    rows = list(account["held_bytes"].items())
+    rows += [
+        ("freed, in use by other streams", account["waiting_bytes"]),
+        ("reserved and unused (fragmentation, cache)", account["unused_bytes"]),
+        ("outside the allocator (context, NCCL)", account["outside_bytes"]),
+        ("free", account["free_bytes"]),
+    ]
+    return sorted(((what, size) for what, size in rows if size), key=lambda row: -row[1])
+
+
+def _held(account: dict[str, Any]) -> Iterator[str]:
+    total = account["total_bytes"]
+    yield f"What held the {told(total)}:"
+    for what, size in held_rows(account):
+        yield f"  {what:<44}{told(size):>12}{size / total:>7.0%}"
+
+
+def _holders(account: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "The largest, by module" + (" and line:" if any(h["line"] for h in account["holders"]) else ":")
+    for each in account["holders"][:_MOST_HOLDERS]:
+        line = f"  {each['line']}" if each["line"] else ""
+        yield f"  {told(each['bytes']):>12}  {each['category']}, {each['module']}{line}"
+
+
+def growth_lines(account: dict[str, Any]) -> Iterator[str]:
+    """Yield what grows from step to step; nothing where too few steps ended."""
+    growth = account.get("growth") or {}
+    ends = growth.get("at_step_ends_bytes") or []
+    if not growth.get("per_step_bytes"):
+        if len(ends) > 2:
+            yield ""
+            yield f"Nothing grows from step to step ({len(ends)} steps, {told(ends[-1])} at their ends)."
+        return
+    yield ""
+    yield (
+        f"Memory grows by {told(growth['per_step_bytes'])} a step. Something keeps it (a list, a "
+        f"sum of losses with its graph). It was "
+        "allocated in:"
+    )
+    for each in growth["where"]:
+        yield f"  {told(each['bytes']):>12}  {each['module']}" + (f", {each['line']}" if each["line"] else "")
+    yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
+
+
+def _changes(advice: Advice) -> Iterator[str]:
+    growing = grows(advice.as_it_is) or grows(advice.roomy)
+    if advice.unstopped:
+        yield (
+            "Neither .detach() nor .cpu() of what is kept stops the growth (simulated): find what keeps what "
+            "these lines make. A smaller batch would only delay it."
+        )
+        return
+    if advice.roomy.allocated is not None and not growing:
+        yield f"It needs {told(advice.roomy.allocated)} of tensors at its peak (simulated with more room)."
+    if not advice.fits:
+        yield f"None of {len(advice.misses)} changes and combinations that were simulated fits."
+        return
+    if growing:
+        yield "What stops the growth, simulated:"
+    elif advice.as_it_is.fits:
+        yield "Changes that leave room, each simulated, the cheapest first:"
+    else:
+        yield "Changes that fit, each simulated, the cheapest first:"
+    for proposal in advice.fits[:_MOST_FITS]:
+        yield f"  {proposal_line(proposal, advice)}"
+    if advice.misses:
+        yield "Not enough, simulated too: " + "; ".join(change.write for change in advice.misses[:_MOST_FITS])
+
+
+def proposal_line(proposal: Proposal, advice: Advice) -> str:
+    """One change, its price and what it leaves."""
+    trial, account = proposal.trial, advice.as_it_is.account or {}
+    price = "speed unknown" if proposal.price is None else price_words(proposal.price)
+    room = account.get("total_bytes", 0) - account.get("outside_bytes", 0) - (trial.reserved or 0)
+    note = ""
+    if trial.retries:
+        note = f", {trial.retries:g} allocator retries a step: tight"
+    elif 0 <= room < _CLOSE * account.get("total_bytes", 0):
+        note = ", tight"
+    last = " (last resort)" if proposal.change.last_resort else ""
+    write = proposal.change.write
+    written = f"{write:<{_WRITTEN}}" if len(write) < _WRITTEN else f"{write}\n  {'':<{_WRITTEN}}"
+    return f"{written}{price:<14}{told(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
+
+
+def price_words(price: float) -> str:
+    """`5.4 % slower`."""
+    if abs(price) < 0.0005:
+        return "as fast"
+    if price < -1.0:
+        return f"{1.0 - price:.1f} x as fast"
+    return f"{abs(price):.1%}".replace("%", " %") + (" slower" if price > 0 else " faster")
+
+
+def as_dict(advice: Advice) -> dict[str, Any]:
+    """Return the advice as plain values."""
+    trial = advice.as_it_is
+    return {
+        "simulated": True,
+        "configuration": trial.config.name,
+        "compiled": None if trial.config.script is not None else bool(trial.config.settings.compile),
+        "status": trial.status.value,
+        "cause": trial.cause,
+        "account": trial.account,
+        "needed_bytes": advice.roomy.allocated,
+        "changes": [
+            {
+                "write": each.change.write,
+                "meaning": each.change.meaning,
+                "settings": dict(each.change.settings),
+                "last_resort": each.change.last_resort,
+                "price": each.price,
+                "step_time_s": each.trial.step_time_s,
+                "peak_reserved_bytes": each.trial.reserved,
+                "alloc_retries_per_step": each.trial.retries,
+            }
+            for each in advice.fits
+        ],
+        "not_enough": [change.write for change in advice.misses],
+        "configurations_simulated": advice.simulated,
+    }

@@ -1,0 +1,103 @@
+"""The points of a plan as Optuna sees them: one categorical parameter for each field in which they differ.
+
+The space stays what `fsdpbench plan` lists: conditions and what is not applicable are decided there, and a
+suggestion that is not a point of it becomes the nearest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.answers.tune.front import Candidate
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Value
+
+UNFIT = (0.0, 1e15)
+"""Speed and memory of what did not run, or not within the limit: beaten by everything that did."""
+
+
+class PointSpace:
+    """`points` with their places in Optuna's parameters. Raises `UsageError` if optuna is not installed."""
+
+    def __init__(self, points: Sequence[Config]) -> None:
+        self.optuna = _optuna()
+        self.points = points
+        self._fields = [fields_of(config) for config in points]
+        names = list(self._fields[0])
+        values = {name: _distinct(fields[name] for fields in self._fields) for name in names}
+        self._values = {name: found for name, found in values.items() if len(found) > 1}
+        self.distributions = {
+            name: self.optuna.distributions.CategoricalDistribution(range(len(found)))
+            for name, found in self._values.items()
+        }
+
+    def parameters(self, index: int) -> dict[str, int]:
+        """Optuna's parameters of a point."""
+        fields = self._fields[index]
+        return {name: _place(found, fields[name]) for name, found in self._values.items()}
+
+    def one_hot(self, index: int) -> np.ndarray:
+        """A point as zeros and ones, one for each value of each field that varies."""
+        places = self.parameters(index)
+        parts = [np.eye(len(found))[places[name]] for name, found in self._values.items()]
+        row: np.ndarray = np.concatenate(parts) if parts else np.zeros(1)
+        return row
+
+    def nearest(
+        self,
+        parameters: Mapping[str, int],
+        among: Iterable[int],
+        promise: Callable[[int], float] = lambda index: 0.0,
+    ) -> int:
+        """The point of `among` that differs in the fewest fields; of equals the one that promises most, then
+        the first."""
+        wanted = {name: self._values[name][parameters[name]] for name in self._values}
+        return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
+
+
+def fields_of(config: Config) -> dict[str, Value]:
+    """Return the fields that distinguish points: system, world and settings."""
+    return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
+
+
+def objectives(candidate: Candidate) -> tuple[float, float]:
+    """Return speed and memory, the objectives of Optuna."""
+    return (candidate.speed, float(candidate.memory or 0)) if candidate.feasible else UNFIT
+
+
+def _distance(fields: Mapping[str, Value], wanted: Mapping[str, Value]) -> int:
+    return sum(not _same(fields[name], value) for name, value in wanted.items())
+
+
+def _distinct(values: Iterable[Value]) -> list[Value]:
+    found: list[Value] = []
+    for value in values:
+        if not any(_same(value, other) for other in found):
+            found.append(value)
+    return found
+
+
+def _place(values: Sequence[Value], value: Value) -> int:
+    return next(index for index, other in enumerate(values) if _same(value, other))
+
+
+def _same(one: Value, other: Value) -> bool:
+    """Equal as settings are: `True` is not 1."""
+    return one == other and type(one) is type(other)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError(
+            "the space has more points than are to be tried, and searching it needs optuna: "
+            "pip install 'fsdpbench[tune]'. Without it, --trials (--real-runs on a real device) must be as "
+            "many as the points, which are then all tried"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,309 @@
+"""A search from its plan to its answer, in one folder that a second start continues with.
+
+search/     every point that was simulated, untraced ─────────────────── ranks ─┐
+<config>/   simulated devices: the best of them, in full  <─────────────────────┤
+            real devices: the best of them, then what Optuna asks for  <────────┘
+
+Of both: tune.json, best.toml, snippets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.answers.tune.front import Candidate, Goal, judged, pareto, ranks
+from fsdpbench.answers.tune.measured_search import RealBudget, search_measured
+from fsdpbench.answers.tune.point_space import PointSpace, objectives
+from fsdpbench.answers.tune.real_runs import RealRuns, rank_agreement
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.settings import show_value
+from fsdpbench.engine.results.provenance import content_key, nodes_of
+from fsdpbench.engine.results.store import Store
+from fsdpbench.sweep.prediction import as_simulated, cannot_fit
+from fsdpbench.sweep.runner import run_sweep
+from fsdpbench.sweep.snippets import snippets
+from fsdpbench.sweep.trials import Progress, jobs_for
+
+BEST_FILE = "best.toml"
+RECORD_FILE = "tune.json"
+_CONTENDERS = 4
+"""So many of the fastest are run again where repetitions are asked for."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is tried: `trials` simulated points; then the best `finalists` in full. On real devices these
+    are the first of the real runs, of which there are `real_runs` (None: as many as finalists), none begun
+    after `real_seconds`; the best are run `repeat` times."""
+
+    trials: int = 160
+    finalists: int = 8
+    real_runs: int | None = None
+    real_seconds: float | None = None
+    repeat: int = 1
+
+    @property
+    def real(self) -> RealBudget:
+        """The bound of the real runs."""
+        runs = self.real_runs
+        if runs is None and self.real_seconds is None:
+            runs = self.finalists
+        return RealBudget(self.finalists, runs, self.real_seconds)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The front, fastest first, as run in full; how many points were simulated to find it and how many of
+    those were feasible. `measured`: points that were run for real, and `agreement` of their order with the
+    simulated one (Spearman's rank correlation; None where too few were measured)."""
+
+    front: tuple[Candidate, ...]
+    tried: int
+    feasible: int
+    measured: int = 0
+    agreement: float | None = None
+
+
+def tune(
+    store: Store,
+    space: dict[str, Any],
+    points: Sequence[Config],
+    goal: Goal,
+    effort: Effort,
+    *,
+    seed: int,
+    progress: Progress,
+    quiet: Progress,
+    tell: Callable[[str], None],
+) -> Answer:
+    """Search `points` on simulated GPUs, run the best in full on their own device, write what came of it.
+
+    `progress` shows the full runs, `quiet` the search's; `tell` takes a line now and then. The caller holds
+    the store's lock. Raises `BenchError` if nothing that was tried is feasible.
+    """
+    store.write_space(space, [])
+    origin = {
+        content_key(changed): place
+        for place, config in enumerate(points)
+        if (changed := as_simulated(config)) is not None
+    }
+    tried = _simulate(store, space, points, goal, effort, seed, quiet, tell)
+    if points[0].device == "sim":
+        best = [points[origin[content_key(c.config)]] for c in pareto(tried)[: effort.finalists]]
+        if not best:
+            raise BenchError(_nothing_fits(tried, goal))
+        front = _run_in_full(store, space, best, goal, progress)
+        answer = Answer(front, len(tried), _feasible(tried))
+    else:
+        simulated: list[Candidate | None] = [None] * len(points)
+        for candidate in tried:
+            simulated[origin[content_key(candidate.config)]] = candidate
+        seeds = [origin[content_key(c.config)] for c in _ranked(tried)]
+        bound = None if effort.real.runs is None else min(effort.real.runs, len(points))
+        real = RealRuns(store, space, goal, progress, bound)
+        measured = search_measured(points, simulated, seeds, effort.real, seed, real.measure)
+        real.close()
+        front = tuple(pareto(real.repeated(list(measured.values()), effort.repeat, _CONTENDERS)))
+        pairs = [(simulated[place], found) for place, found in measured.items()]
+        answer = Answer(front, len(tried), _feasible(tried), len(measured), rank_agreement(pairs))
+        if not measured:
+            raise BenchError(_nothing_fits(tried, goal))
+    if not answer.front:
+        raise BenchError(f"none of the best configurations ran within the limit; see {store.folder}")
+    _write(store.folder, answer, goal)
+    return answer
+
+
+def _simulate(
+    store: Store,
+    space: dict[str, Any],
+    points: Sequence[Config],
+    goal: Goal,
+    effort: Effort,
+    seed: int,
+    quiet: Progress,
+    tell: Callable[[str], None],
+) -> list[Candidate]:
+    """The search on simulated GPUs: what was tried, in order."""
+    simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
+    if points[0].device != "cpu":
+        simulated = _with_room(simulated, tell)
+    searching = Store.open_or_create(store.folder / "search")
+    searching.write_space(space, simulated)
+    done = 0
+
+    def evaluate(batch: Sequence[Config]) -> list[Candidate]:
+        nonlocal done
+        run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
+        done += len(batch)
+        tell(f"{done} of {min(effort.trials, len(simulated))} simulated")
+        return [judged(searching, config, goal) for config in batch]
+
+    with searching.locked():
+        return search(simulated, effort.trials, seed, evaluate)
+
+
+def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list[Config]:
+    """Without those that cannot fit by arithmetic. Raises `BenchError` if none is left."""
+    reasons = [cannot_fit(config) for config in simulated]
+    left = [config for config, reason in zip(simulated, reasons, strict=True) if reason is None]
+    if simulated and not left:
+        raise BenchError(f"none of the {len(simulated)} points fits; {reasons[0]}: more GPUs may")
+    if len(left) < len(simulated):
+        tell(
+            f"{len(simulated) - len(left)} of {len(simulated)} points cannot fit by arithmetic: not simulated"
+        )
+    return left
+
+
+def _run_in_full(
+    store: Store, space: dict[str, Any], chosen: list[Config], goal: Goal, progress: Progress
+) -> tuple[Candidate, ...]:
+    """Simulated points with their traces; what of them is the front."""
+    store.write_space(space, chosen)
+    run_sweep(store, chosen, progress, jobs=jobs_for("sim"))
+    return tuple(pareto([judged(store, config, goal) for config in chosen]))
+
+
+def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
+    """Return the feasible candidates: the front from its fast end, then the rest by speed."""
+    front = pareto(tried)
+    keys = {content_key(candidate.config) for candidate in front}
+    rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)
+    return front + [candidate for candidate in rest if content_key(candidate.config) not in keys]
+
+
+def _feasible(tried: Sequence[Candidate]) -> int:
+    return sum(candidate.feasible for candidate in tried)
+
+
+def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
+    memories = [candidate.memory for candidate in tried if candidate.memory is not None]
+    if goal.memory is not None and memories:
+        least = min(memories) / 1e9
+        return f"nothing of {len(tried)} fits into {goal.memory / 1e9:g} GB; the least needs {least:.1f} GB"
+    return (
+        f"none of the {len(tried)} points that were tried ran: smaller batches, "
+        f"activation_checkpointing=full or more GPUs may"
+    )
+
+
+def _write(folder: Path, answer: Answer, goal: Goal) -> None:
+    best = answer.front[0].config
+    for outdated in folder.glob("best_*.py"):
+        outdated.unlink()
+    for name, source in snippets(candidate.config for candidate in answer.front).items():
+        write_whole(folder / name, source)
+    write_whole(folder / BEST_FILE, to_toml(one_point_space(best)))
+    record = {
+        "schema": 1,
+        "goal": goal.name,
+        "memory_limit_bytes": goal.memory,
+        "tried": answer.tried,
+        "feasible": answer.feasible,
+        "simulated": best.device == "sim",
+        "measured": answer.measured,
+        "rank_agreement": answer.agreement,
+        "best": best.name,
+        "front": [
+            {
+                "name": each.config.name,
+                "rank": place,
+                "speed": each.speed,
+                "peak_reserved_bytes": each.memory,
+                "risky": each.risky,
+                "interval": each.interval,
+            }
+            for each, place in zip(answer.front, ranks(answer.front), strict=True)
+        ],
+    }
+    write_whole(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+
+
+def one_point_space(config: Config) -> dict[str, Any]:
+    """`config` as a space of one point: `fsdpbench sweep best.toml` runs it again."""
+    settings = config.settings.to_dict()
+    return {
+        "model": config.model,
+        "shape": ",".join(f"{n}={show_value(v)}" for n, v in config.shape_given.items()) or None,
+        "system": [config.system],
+        "device": config.device,
+        "hardware": config.hardware,
+        "software": config.software,
+        "gpus": config.gpus,
+        **nodes_of(config),
+        "data": config.data,
+        "settings": {name: value for name, value in settings.items() if value is not None},
+    }
+
+
+# Optuna over simulated points.
+#     ask ──> suggested values ──nearest point not tried yet──> run a batch ──> tell ──> ask …
+# Batches have a fixed size, whatever runs side by side, so that one seed always tries the same points.
+
+BATCH = 8
+_FIRST = 16
+"""Points tried before the sampler has anything to learn from."""
+Evaluate = Callable[[Sequence[Config]], list[Candidate]]
+
+
+def search(points: Sequence[Config], trials: int, seed: int, evaluate: Evaluate) -> list[Candidate]:
+    """Try at most `trials` of `points`, all of them if there are no more. Returns what was tried, in order.
+
+    Raises `UsageError` if optuna is not installed and would be needed.
+    """
+    if len(points) <= trials:
+        tried: list[Candidate] = []
+        for start in range(0, len(points), BATCH):
+            tried += evaluate(points[start : start + BATCH])
+        return tried
+    return _Search(points, seed).run(trials, evaluate)
+
+
+class _Search:
+    def __init__(self, points: Sequence[Config], seed: int) -> None:
+        self._space = PointSpace(points)
+        self._left = dict.fromkeys(range(len(points)))
+        optuna = self._space.optuna
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_FIRST)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+
+    def run(self, trials: int, evaluate: Evaluate) -> list[Candidate]:
+        tried: list[Candidate] = []
+        for index in self._spread_out():
+            self._study.enqueue_trial(self._space.parameters(index))
+        while len(tried) < trials and self._left:
+            count = min(BATCH, trials - len(tried), len(self._left))
+            chosen = [self._next() for _ in range(count)]
+            candidates = evaluate([self._space.points[index] for index, _ in chosen])
+            for (_, trial), candidate in zip(chosen, candidates, strict=True):
+                self._study.tell(trial, objectives(candidate))
+            tried += candidates
+        return tried
+
+    def _spread_out(self) -> list[int]:
+        """The first point of each system: usual settings come first in their lists."""
+        firsts: dict[str, int] = {}
+        for index, config in enumerate(self._space.points):
+            firsts.setdefault(config.system, index)
+        return list(firsts.values())
+
+    def _next(self) -> tuple[int, Any]:
+        """A point to try and its trial, whose parameters are exactly that point's."""
+        asked = self._study.ask(self._space.distributions)
+        index = self._space.nearest(asked.params, self._left)
+        del self._left[index]
+        actual = self._space.parameters(index)
+        if actual == asked.params:
+            return index, asked
+        self._study.tell(asked, state=self._failed)
+        self._study.enqueue_trial(actual)
+        return index, self._study.ask(self._space.distributions)

@@ -1,0 +1,309 @@
+"""A `Config`: everything that decides what one configuration does, and nothing else.
+
+It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and
+traces come back. `provenance.content_key(config)` hashes it together with the versions and sources it runs
+under.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.soak import SoakSettings
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import MOST_GPUS, finite_number, whole_number
+from fsdpbench.base.settings import SETTINGS, Settings, show_value
+
+DEVICES = ("cuda", "cpu", "sim")
+DEFAULT_HARDWARE = "a100-80gb"
+ShapeValue = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The steps of each pass, and the most seconds of wall time of the whole configuration.
+
+    The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
+    Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
+    Without `traced_steps` there is no trace, and nothing that is read from it. Where tracing takes no time
+    (`sim`), the last timed steps are the traced ones; if there are fewer, more are traced.
+    """
+
+    warmup_steps: int
+    timed_steps: int
+    traced_steps: int
+    timeout_s: float
+    most_warmup_steps: int = 0
+    most_timed_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 < self.timeout_s < math.inf:
+            raise UsageError(f"timeout must be a finite number of seconds above 0, not {self.timeout_s}")
+
+    @classmethod
+    def default_for(cls, device: str) -> Measurement:
+        """A simulated step is exact, so few are needed; a real one is not."""
+        if device == "sim":
+            return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
+        return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration. Build it with `planning.make_config`, which checks it against model and hardware.
+
+    With a `script`, that is what runs: model and system are its name, and it has no settings.
+    """
+
+    model: str
+    shape: Mapping[str, ShapeValue]
+    system: str
+    device: str
+    hardware: str | None
+    gpus: int
+    gpus_per_node: int
+    settings: Settings
+    measurement: Measurement
+    data: str | None = None
+    shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
+    emulate: bool = False
+    """One real device is rank 0 of `gpus`; the network is that of `hardware`."""
+    script: ScriptSource | None = None
+    jitter: JitterSettings | None = None
+    sanitize: bool = False
+    """Follow every use of memory on the simulated GPU, and report data races."""
+    software: str | None = None
+    """The software profile of simulated GPUs, by name or path; `None`: the installed software, as it is."""
+    what_if: WhatIf | None = None
+    """What `fsdpbench explain` asks of simulated GPUs besides."""
+    soak: SoakSettings | None = None
+    """Many steps on end instead of a few that are timed and traced."""
+    gpus_used_per_node: int | None = None
+    """How many GPUs of each simulated node run ranks; `None`: all `gpus_per_node`."""
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
+        if self.emulate and (self.device == "sim" or self.hardware is None):
+            raise UsageError("to emulate needs a real device, and a hardware profile for its network")
+        if self.sanitize and self.device != "sim":
+            raise UsageError(
+                f"--sanitize follows simulated GPUs; on {self.device} it sees nothing "
+                "(leave it out, or use --device sim)"
+            )
+        if self.software is not None and self.device != "sim":
+            raise UsageError(
+                f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
+            )
+        check_world(self.gpus, self.gpus_per_node, self.gpus_used_per_node)
+        self._check_soak()
+
+    def _check_soak(self) -> None:
+        if self.soak is None:
+            return
+        if self.script is not None:
+            raise UsageError("--soak is for models; a script runs as many steps as it says itself")
+        if self.soak.lengths is not None and self.settings.seq is None:
+            raise UsageError(
+                f"--seq-lengths: {self.model} does not work on sequences; leave it out (--soak alone "
+                "repeats equal steps)"
+            )
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether rank 0 alone is run: the others are simulated or emulated."""
+        return self.device == "sim" or self.emulate
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.gpus_used_per_node or self.gpus_per_node
+
+    @property
+    def name(self) -> str:
+        """Readable, file-system safe, the same for the same configuration in every sweep, and its own: one
+        that is too long ends in a hash of what was cut off."""
+        jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
+        jitter += ["sanitized"] if self.sanitize else []
+        jitter += [] if self.software is None else [_of_software(self.software)]
+        jitter += [] if self.soak is None else [f"soak-{self.soak.steps}"]
+        jitter += [] if self.gpus_used_per_node is None else [f"used-{self.gpus_used_per_node}-a-node"]
+        if self.script is not None:
+            stem = self.script.name.removesuffix(".py")
+            words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
+            return _cut(re.sub(r"[^a-z0-9.-]", "-", "-".join(words).lower()))
+        parts = [self.system, self.settings.wrap.replace(":", "").replace("+", "_")]
+        if self.gpus != _USUAL_GPUS:
+            parts.insert(1, f"{self.gpus}x")
+        if self.emulate:
+            parts.insert(1, "emulated")
+        if self.settings.seq not in (None, self.shape.get("max_seq")):
+            parts.append(f"seq-{self.settings.seq}")
+        parts += [
+            f"{short}-{show_value(getattr(self.settings, name))}"
+            for name, short in (("backward_prefetch", "bwd"), ("limit_all_gathers", "lim"))
+            if getattr(self.settings, name) is not None
+        ]
+        parts.append(self.settings.param_dtype)
+        parts += [
+            f"{name.replace('_', '')}-{show_value(value)}"
+            for name, value in self.settings.to_dict().items()
+            if name not in _NAMED_ALWAYS and value is not None and value != SETTINGS[name].default
+        ]
+        return _cut("-".join([*parts, *jitter]).lower().replace("_", ""))
+
+    def to_dict(self) -> dict[str, Any]:
+        record = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        record["shape"] = dict(self.shape)
+        record["shape_given"] = dict(self.shape_given)
+        record["settings"] = self.settings.to_dict()
+        record["measurement"] = dataclasses.asdict(self.measurement)
+        for absent in ("script", "jitter", "sanitize", "software", "what_if", "soak", "gpus_used_per_node"):
+            if not record[absent]:
+                del record[absent]
+        if self.jitter is not None:
+            record["jitter"] = dataclasses.asdict(self.jitter)
+        if self.what_if is not None:
+            record["what_if"] = dataclasses.asdict(self.what_if)
+        if self.soak is not None:
+            record["soak"] = self.soak.to_dict()
+        if self.script is not None:
+            record["script"], record["settings"] = self.script.to_dict(), {}
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Config:
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        values = {name: value for name, value in record.items() if name in known}
+        if record.get("script") is not None:
+            values["script"] = ScriptSource.from_dict(record["script"])
+            values["settings"] = Settings.of()
+        else:
+            values["settings"] = Settings.from_record(record["settings"])
+        if record.get("jitter") is not None:
+            values["jitter"] = JitterSettings(**record["jitter"])
+        if record.get("what_if") is not None:
+            values["what_if"] = WhatIf(**record["what_if"])
+        if record.get("soak") is not None:
+            values["soak"] = SoakSettings.from_dict(record["soak"])
+        values["measurement"] = Measurement(**record["measurement"])
+        return cls(**values)
+
+
+_USUAL_GPUS = 8
+_LONGEST_NAME = 120
+"""A folder's name may have 255 characters, of which key, run and `.work-` take some."""
+_HASH_LENGTH = 8
+_NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
+
+
+def _of_software(software: str) -> str:
+    return f"software-{re.sub(r'[^A-Za-z0-9.-]', '-', Path(software).stem)}"
+
+
+def _cut(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_LENGTH]
+    return f"{name[: _LONGEST_NAME - _HASH_LENGTH - 1].rstrip('-')}-{digest}"
+
+
+def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
+    """Raises `UsageError` unless `gpus` fill whole nodes (or less than one), as far as these are `used`."""
+    if not 1 <= gpus <= MOST_GPUS:
+        raise UsageError(f"--gpus must be from 1 to {MOST_GPUS:,}, not {gpus}")
+    if gpus_per_node < 1:
+        raise UsageError(f"--gpus-per-node must be at least 1, not {gpus_per_node}")
+    if used is not None and not 1 <= used <= gpus_per_node:
+        raise UsageError(f"--gpus-used-per-node must be from 1 to the {gpus_per_node} of a node, not {used}")
+    ranks, flag = (gpus_per_node, "--gpus-per-node") if used is None else (used, "--gpus-used-per-node")
+    if gpus > ranks and gpus % ranks:
+        fits = gpus // ranks * ranks
+        raise UsageError(
+            f"--gpus {gpus} does not fill nodes of {ranks} GPUs: use {fits} or {fits + ranks}, "
+            f"or another {flag}"
+        )
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
+    settings as
+    `PYTORCH_CUDA_ALLOC_CONF` writes them, instead of what the environment says.
+
+    variation: what is done to a script's own calls (`script/variations`); several between `+`.
+    """
+
+    account: bool = False
+    room: float = 1.0
+    allocator: str | None = None
+    variation: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.room < math.inf:
+            raise UsageError(f"room must be a finite number above 0, not {self.room}")
+
+    def after(self, earlier: WhatIf) -> WhatIf:
+        """This one where `earlier` was asked for already."""
+        names = [each for each in (self.variation, earlier.variation) if each]
+        return replace(
+            earlier,
+            allocator=self.allocator or earlier.allocator,
+            variation="+".join(names) or None,
+        )
+
+
+class JitterError(ValueError):
+    """A text that says no jitter; the message names it and how to write it."""
+
+
+@dataclass(frozen=True)
+class JitterSettings:
+    """How much of it. ``kernels`` and ``straggler`` are shares, ``arrival_us`` is in microseconds."""
+
+    seed: int
+    kernels: float = 0.02
+    arrival_us: float = 20.0
+    straggler: float = 0.0
+
+    def __post_init__(self) -> None:
+        limits = (("kernels", 0.25), ("arrival_us", 1e6), ("straggler", 10.0))
+        for name, most in limits:
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise JitterError(f"jitter: {name}={value} must be from 0 to {most:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> JitterSettings:
+        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `JitterError`."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            name, equals, value = part.partition("=")
+            name, value = (name.strip(), value.strip()) if equals else ("seed", name.strip())
+            if name not in fields:
+                raise JitterError(f"jitter: unknown {name!r}; known are {', '.join(fields)}")
+            try:
+                values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
+            except ValueError:
+                raise JitterError(
+                    f"jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
+                ) from None
+        if "seed" not in values:
+            raise JitterError(f"jitter: {text!r} has no seed; write seed=7,{text}")
+        return cls(**values)
+
+    def to_text(self) -> str:
+        """As `parse` reads it."""
+        return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(self).items())

@@ -1,0 +1,122 @@
+"""The script of a configuration: its path, its arguments, and how its steps are found."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, read_bytes
+
+_LEFT_OUT = ("module", "check_ranks")
+"""Not recorded where they say nothing."""
+
+
+class StepsBy(StrEnum):
+    """The event that ends a step of a script."""
+
+    OPTIMIZER = "optimizer"
+    PROFILER = "profiler"
+
+
+@dataclass(frozen=True)
+class ScriptSource:
+    """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
+    `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
+    `module`: the name of the module that the file is, if it runs as one (`torchrun -m`)."""
+
+    path: str
+    arguments: tuple[str, ...]
+    digest: str
+    steps_by: StepsBy = StepsBy.OPTIMIZER
+    to_the_end: bool = False
+    module: str = ""
+    check_ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        path: Path,
+        arguments: tuple[str, ...],
+        steps_by: StepsBy,
+        *,
+        to_the_end: bool,
+        module: str = "",
+        check_ranks: tuple[int, ...] = (),
+    ) -> ScriptSource:
+        """Raises `UsageError` if the file cannot be read."""
+        try:
+            digest = hashlib.sha256(read_bytes(path, LARGEST_JSON)).hexdigest()
+        except UnreadableError as error:
+            raise UsageError(f"--script {error}") from None
+        return cls(str(path), arguments, digest, steps_by, to_the_end, module, check_ranks)
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the module's."""
+        return self.module or Path(self.path).name
+
+    @property
+    def own_folder(self) -> Path:
+        """Where the script's own files are: beside it, or in its package."""
+        path = Path(self.path).absolute()
+        if not self.module:
+            return path.parent
+        package = self.module.partition(".")[0]
+        return next((folder for folder in path.parents if folder.name == package), path.parent)
+
+    def to_dict(self) -> dict[str, Any]:
+        record = {
+            **asdict(self),
+            "arguments": list(self.arguments),
+            "steps_by": self.steps_by.value,
+            "check_ranks": list(self.check_ranks),
+        }
+        return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> ScriptSource:
+        return cls(
+            **{
+                **record,
+                "arguments": tuple(record["arguments"]),
+                "steps_by": StepsBy(record["steps_by"]),
+                "check_ranks": tuple(record.get("check_ranks", ())),
+            }
+        )
+
+
+def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:
+    """`count` ranks of a world, evenly spread from the first to the last; without a count the first two, a
+    middle one and the last. Raises `UsageError`."""
+    if world < 2:
+        raise UsageError(f"--check-ranks compares ranks, and --gpus {world} has one; give 2 or more")
+    if count is None:
+        return tuple(sorted({0, 1, world // 2, world - 1}))
+    if not 2 <= count <= world:
+        raise UsageError(f"--check-ranks {count}: from 2 to the {world:,} ranks that there are")
+    return tuple(round(place * (world - 1) / (count - 1)) for place in range(count))
+
+
+def file_of_module(name: str) -> Path:
+    """The file that `python -m NAME` would run, found without importing it. Raises `UsageError`."""
+    top, *rest = name.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) if top else None
+    if spec is None:
+        raise UsageError(f"--module '{name}': there is no module '{top}' on Python's path")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders and not rest and spec.origin:
+        return Path(spec.origin)
+    for folder in folders:
+        inside = folder.joinpath(*rest)
+        for path in ([Path(f"{inside}.py")] if rest else []) + [inside / "__main__.py"]:
+            if path.is_file():
+                return path
+    raise UsageError(f"--module '{name}': {top} has no such module, or it is a package without __main__.py")

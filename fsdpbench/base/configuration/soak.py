@@ -1,0 +1,85 @@
+"""A soak: many steps on end, evaluation between them, to see what memory does over time (docs/lengths.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fsdpbench.base.configuration.lengths import LengthSettings
+from fsdpbench.base.errors import UsageError
+
+MOST_STEPS = 100_000
+
+
+class StepShape(NamedTuple):
+    """The shape of one step: rows and tokens of each microbatch. `evaluates`: forward alone."""
+
+    evaluates: bool
+    microbatches: tuple[tuple[int, int | None], ...]
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens in all, padding included; None for models without sequences."""
+        if any(tokens is None for _, tokens in self.microbatches):
+            return None
+        return sum(rows * (tokens or 0) for rows, tokens in self.microbatches)
+
+
+@dataclass(frozen=True)
+class SoakSettings:
+    """`steps` training steps; after every `eval_every` of them `eval_steps` batches are evaluated (0: never).
+
+    `replay`: whether simulated GPUs may replay steps that were executed before (allocator and clock alone).
+    """
+
+    steps: int
+    lengths: LengthSettings | None = None
+    eval_every: int = 0
+    eval_steps: int = 8
+    replay: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("eval_every", 0), ("eval_steps", 1)):
+            value, flag = getattr(self, name), "soak" if name == "steps" else name.replace("_", "-")
+            if not least <= value <= MOST_STEPS:
+                raise UsageError(f"--{flag} {value}: must be from {least} to {MOST_STEPS:,}")
+
+    def schedule(self, batch: int, grad_accum: int, longest: int | None) -> Iterator[StepShape]:
+        """The steps in order, evaluation included; `longest` tokens a sample at most."""
+        training, evaluation = self._shapes("train", batch, longest), self._shapes("eval", batch, longest)
+        for index in range(1, self.steps + 1):
+            yield StepShape(False, tuple(next(training) for _ in range(grad_accum)))
+            if self.eval_every and index % self.eval_every == 0:
+                for _ in range(self.eval_steps):
+                    yield StepShape(True, (next(evaluation),))
+
+    def _shapes(self, stream: str, batch: int, longest: int | None) -> Iterator[tuple[int, int | None]]:
+        lengths = self.lengths
+        if lengths is None or longest is None:
+            while True:
+                yield batch, longest
+        draws = lengths.draws(stream)
+        while True:
+            yield lengths.shape([next(draws) for _ in range(batch)], longest)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> SoakSettings:
+        values = dict(record)
+        if values.get("lengths") is not None:
+            lengths = dict(values["lengths"])
+            values["lengths"] = LengthSettings(**lengths | {"values": tuple(lengths.get("values") or ())})
+        return cls(**values)
+
+    def words(self) -> list[str]:
+        """The flags that ask for it."""
+        words = ["--soak", str(self.steps)]
+        if self.lengths is not None:
+            words += ["--seq-lengths", self.lengths.to_text()]
+        if self.eval_every:
+            words += ["--eval-every", str(self.eval_every), "--eval-steps", str(self.eval_steps)]
+        return words if self.replay else [*words, "--no-replay"]

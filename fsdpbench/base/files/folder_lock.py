@@ -1,0 +1,317 @@
+"""One sweep at a time in a folder, also where several machines see it.
+
+    .lock   its holder (`Owner`); the holder renews its time every `beat_s` seconds
+
+    owner on this machine    its process tells: a lock whose process is gone is broken immediately
+    owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
+    of no process            empty or damaged, and so at a second look: broken
+
+A lock is written aside and linked into place, so that no process sees half of one. Ages are differences of
+times that the file system gives (a file is touched to learn what time it is there), so clocks of the machines
+may differ as they like. A holder that was stopped so long that its lock was broken sees it at its next beat
+and ends instead of writing into a folder that is another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, parse_json
+from fsdpbench.base.files.whole_files import move_new, write_new
+
+BEAT_S = 10.0
+SILENCE_S = 120.0
+"""A lock from another machine that was not renewed for so long is a dead one's. Far above the beat: network
+file systems show a change up to a minute late."""
+SECOND_LOOK_S = 0.5
+"""Between two looks at a lock that names no process: older versions write one in place."""
+_GUARD_S = 2.0
+_MOST_BYTES = 1 << 16
+
+
+class FolderTakenError(UsageError):
+    """Another sweep holds the folder, or may."""
+
+
+class FolderLock:
+    """The lock file at `path`. One holder at a time; its beat is a thread of the holder's process."""
+
+    def __init__(self, path: Path, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
+        self._path = path
+        self._beat_s = beat_s
+        self._silence_s = silence_s
+        self._token = ""
+        self._lost = False
+        self._looked: float | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether a process holds the lock, as far as is known from here. May be asked often: the
+        owner's process is looked up once a beat."""
+        if not self._path.exists():
+            return False
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked < self._beat_s:
+            return True
+        if self._why_stale() is not None:
+            return False
+        self._looked = now
+        return True
+
+    @property
+    def lost(self) -> bool:
+        """Return whether this holder's lock was broken by another."""
+        return self._lost
+
+    def check(self) -> None:
+        """Raise `BenchError` if this lock was held and is not any more."""
+        if not self._lost:
+            return
+        owner = self._owner()
+        if owner is None:
+            raise BenchError(f"{self._path.parent}: the folder, or its lock, was removed while the sweep ran")
+        raise BenchError(
+            f"{self._path.parent}: another sweep took over the folder while this one was stopped "
+            f"({owner.words}); what is finished is kept"
+        )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if it cannot be written."""
+        over = threading.Event()
+        beat = threading.Thread(target=self._beat_until, args=(over,), name="folder lock", daemon=True)
+        with interruption.unwinding():
+            with self._guarded():
+                self._take()
+            beat.start()
+            try:
+                yield
+            finally:
+                over.set()
+                beat.join()
+                if self._is_mine():
+                    with contextlib.suppress(OSError):
+                        self._path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Exclude other processes from taking or breaking the lock inside. The system ends this with the
+        process; on file systems without it, the second look after renaming has to suffice."""
+        try:
+            handle = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            yield
+            return
+        try:
+            deadline = time.monotonic() + _GUARD_S
+            while not _lock_now(handle) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(handle)
+
+    def _take(self) -> None:
+        token = uuid.uuid4().hex
+        for _ in range(2):
+            try:
+                write_new(self._path, this_process(token, self._beat_s).to_json())
+                self._token, self._lost = token, False
+                return
+            except FileExistsError:
+                self._break_or_refuse()
+            except OSError as error:
+                raise BenchError(f"{self._path.parent}: cannot be written ({error.strerror})") from None
+        raise FolderTakenError(f"{self._path}: the lock is taken by another sweep that has just started")
+
+    def _break_or_refuse(self) -> None:
+        """Put a dead owner's lock away. Raise `FolderTakenError` if the owner is not known to be dead."""
+        before, reason = _text(self._path), self._why_stale()
+        owner = self._owner()
+        holder = owner.words if owner else "owner unknown"
+        if reason is None:
+            raise FolderTakenError(
+                f"another sweep is running in {self._path.parent} ({holder}); wait for it, "
+                f"name another folder with -o, or remove {self._path} if that process is gone"
+            )
+        if reason:
+            print(f"{self._path.parent}: the lock of {holder} is broken: {reason}", file=sys.stderr)
+        # By rename, and looked at again: of two that break it at once, one may already hold a new one.
+        aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, aside)
+            if _text(aside) != before:
+                with contextlib.suppress(OSError):
+                    move_new(aside, self._path)
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    def _why_stale(self) -> str | None:
+        """Return the reason why the lock does not hold any more, empty if it needs no message; None: it may
+        hold."""
+        try:
+            content = _content(self._path)
+            if content is not None and read_owner(content) is None:
+                time.sleep(SECOND_LOOK_S)
+                content = _content(self._path)
+        except OSError:
+            return None
+        owner = read_owner(content or b"")
+        if owner is None:
+            return ""
+        if owner.is_here:
+            return "" if owner.is_gone else None
+        age = self._age()
+        if owner.beat_s is None or age is None:
+            return None
+        patience = max(self._silence_s, 12 * owner.beat_s)
+        return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
+
+    def _age(self) -> float | None:
+        """Return the seconds since the last beat, by the file system's own clock; None where it is
+        unknown."""
+        probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
+        try:
+            probe.touch(exist_ok=False)
+            now = probe.stat().st_mtime
+            with self._path.open() as file:  # opened, not only looked at: network file systems ask anew then
+                return now - os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return None
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def _beat_until(self, over: threading.Event) -> None:
+        while not over.wait(self._beat_s):
+            if not self._is_mine():
+                self._lost = True
+                return
+            with contextlib.suppress(OSError):  # a full disk or a network that is away: the next beat tries
+                os.utime(self._path, follow_symlinks=False)
+
+    def _is_mine(self) -> bool:
+        """Return whether the lock file is this holder's. One that cannot be read is assumed to be."""
+        try:
+            content = _content(self._path)
+        except OSError:
+            return True
+        owner = read_owner(content or b"")
+        return content is not None and (owner is None or owner.token == self._token)
+
+    def _owner(self) -> Owner | None:
+        try:
+            return read_owner(_content(self._path) or b"")
+        except OSError:
+            return None
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content of the lock; None if there is none. Raise `OSError`."""
+    try:
+        # Without waiting: what lies there may be a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def _text(path: Path) -> bytes | None:
+    """Return the content of the lock, empty where it cannot be read; None if there is none."""
+    try:
+        return _content(path)
+    except OSError:
+        return b""
+
+
+def _lock_now(handle: int) -> bool:
+    """Lock without waiting; return False if another has it, True if this process has it or no process can."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A lock's holder. `place` and `began` tell its process from others of the same number: the machine's
+    start and the namespace of its process numbers (containers share host names and folders), and when the
+    process began; None where no system tells."""
+
+    pid: int
+    host: str
+    began: str | None = None
+    token: str = ""
+    beat_s: float | None = None
+    place: str | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether its process can be looked up from here."""
+        return self.host == socket.gethostname() and self.place in (None, _place())
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether its process, one of this machine, is known to have ended."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except (PermissionError, OverflowError):
+            pass
+        # The number may have gone to another process since.
+        return self.began is not None and _process_start(self.pid) not in (None, self.began)
+
+    @property
+    def words(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(asdict(self))
+
+
+def this_process(token: str, beat_s: float) -> Owner:
+    """Return this process as the holder of a lock."""
+    pid = os.getpid()
+    return Owner(pid, socket.gethostname(), _process_start(pid), token, beat_s, _place())
+
+
+def read_owner(content: bytes) -> Owner | None:
+    """Return the holder that a lock names; None where it names none."""
+    try:
+        owner = msgspec.convert(parse_json(content, "lock"), Owner)
+    except (UnreadableFileError, msgspec.ValidationError):
+        return None
+    return owner if owner.pid > 0 and owner.host else None
+
+
+def _place() -> str | None:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _process_start(pid: int) -> str | None:
+    """Return when a process of this machine began, in ticks since the machine started; None if unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,38 @@
+"""The table of settings: one row says everything that is known of a setting. Needs no torch.
+
+    table.py     the rows, which are the fields of `Settings`; lookups
+    setting.py   what a row and a trade are
+    values.py    how a text becomes a value
+    code.py      how a value is written as code
+
+It is below `reports`, which may not import the bench: verdicts suggest settings, and how torch's FSDPs write
+them, from the same rows that `explain` tries and the command line takes.
+"""
+
+from fsdpbench.base.settings.setting import Effect, Setting, Trade, plain_text
+from fsdpbench.base.settings.table import (
+    SETTINGS,
+    Settings,
+    all_trades,
+    read_list,
+    setting_named,
+    show_value,
+    varied,
+)
+from fsdpbench.base.settings.values import TRUE_WORDS, Value
+
+__all__ = [
+    "SETTINGS",
+    "TRUE_WORDS",
+    "Effect",
+    "Setting",
+    "Settings",
+    "Trade",
+    "Value",
+    "all_trades",
+    "plain_text",
+    "read_list",
+    "setting_named",
+    "show_value",
+    "varied",
+]

@@ -1,0 +1,123 @@
+"""How a text becomes the value of a setting. Each raises `ValueError` for text that is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fsdpbench.base.numbers import LARGEST_INTEGER, finite_number, whole_number
+
+Value = int | float | str | bool | None
+MOST_OF_A_SIZE = 2**31 - 1
+"""Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
+
+
+def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
+    """A whole number within these bounds."""
+
+    def parse(text: str) -> Value:
+        return whole_number(text, minimum, most)
+
+    return parse
+
+
+def positive(text: str) -> Value:
+    """A finite number above 0."""
+    number = finite_number(text)
+    if number <= 0:
+        raise ValueError("a number above 0")
+    return number
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A parser of a few words, in any case: those that people are shown, and what each is read as."""
+
+    words: tuple[str, ...]
+    values: Mapping[str, Value]
+
+    def __call__(self, text: str) -> Value:
+        if text.lower() not in self.values:
+            raise ValueError("")
+        return self.values[text.lower()]
+
+
+def one_of(*choices: str) -> Choice:
+    """Return a parser of one of the words."""
+    return Choice(choices, {choice.lower(): choice for choice in choices})
+
+
+TRUE_WORDS = ("true", "on", "yes", "1")
+flag = Choice(
+    ("true", "false"),
+    {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(("false", "off", "no", "0"), False)},
+)
+
+
+def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A few words with a fixed value each, else what `otherwise` makes of the text."""
+
+    def parse(text: str) -> Value:
+        if text.lower() in first:
+            return first[text.lower()]
+        return otherwise(text)
+
+    return parse
+
+
+def every_k(text: str) -> Value:
+    """`every-K`, without leading zeros."""
+    prefix, _, count = text.partition("-")
+    if prefix != "every":
+        raise ValueError("")
+    return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
+
+
+def checkpointing(text: str) -> Value:
+    """`none`, `full`, `op`, `every-K` or `op-every-K`."""
+    if text in ("none", "full", "op"):
+        return text
+    return f"op-{every_k(text[3:])}" if text.startswith("op-") else every_k(text)
+
+
+def wrap(text: str) -> Value:
+    """Read what becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and modules by `+`."""
+    if text in ("block", "root"):
+        return text
+    if text.startswith("every-"):
+        return every_k(text)
+    if text.startswith("size:"):
+        return f"size:{parameters(text[5:])}"
+    if not all(_is_path(part) for part in text.split("+")):
+        raise ValueError("")
+    return text
+
+
+def _is_path(text: str) -> bool:
+    """`lm_head`, `model.layers.0`."""
+    return all(part.isidentifier() or part.isdecimal() for part in text.split("."))
+
+
+def joined_names(text: str) -> Value:
+    """Names joined by `+`."""
+    if not all(part.isidentifier() for part in text.split("+")):
+        raise ValueError("")
+    return text
+
+
+def parameters(text: str) -> int:
+    """`1e8` and `100000000`."""
+    number = finite_number(text)
+    if not 1 <= number <= LARGEST_INTEGER:
+        raise ValueError("a number of parameters from 1 to 2^63-1")
+    return int(number)
+
+
+dtype = Choice(
+    ("bf16", "fp16", "fp32"),
+    {
+        **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+        **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+        **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+    },
+)

@@ -1,6 +1,0 @@
-"""Measures a machine with GPUs and writes the hardware profile that simulates it."""
-
-from fsdpbench.calibrate.calibration import Calibration, calibrate
-from fsdpbench.calibrate.machine import Machine, cuda_machine, simulated_machine
-
-__all__ = ["Calibration", "Machine", "calibrate", "cuda_machine", "simulated_machine"]

@@ -1,6 +1,0 @@
-"""Factors on a packaged profile from a few measured runs of one's own, each with an error bar."""
-
-from fsdpbench.calibrate.from_results.fit import Factor, Fit, ScaledProfile, fit
-from fsdpbench.calibrate.from_results.runs import MeasuredRun, runs_of_results
-
-__all__ = ["Factor", "Fit", "MeasuredRun", "ScaledProfile", "fit", "runs_of_results"]

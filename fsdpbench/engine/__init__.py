@@ -1,0 +1,1 @@
+"""One configuration from worker to result: devices, measuring, the emulated ranks, records and results."""

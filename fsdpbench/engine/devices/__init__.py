@@ -1,0 +1,25 @@
+"""The three devices: real GPUs, real CPUs, simulated GPUs; and one real device instead of many."""
+
+from __future__ import annotations
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.engine.devices.base import Device, Placement
+
+
+def make_device(config: Config, placement: Placement) -> Device:
+    """The device of `config.device` for this rank, not yet opened."""
+    if config.device == "sim":
+        from fsdpbench.engine.devices.sim import SimDevice
+
+        return SimDevice(config, placement)
+    if config.emulate:
+        from fsdpbench.engine.devices.emulated import EmulatedCpu, EmulatedCuda
+
+        return EmulatedCpu(config, placement) if config.device == "cpu" else EmulatedCuda(config, placement)
+    if config.device == "cpu":
+        from fsdpbench.engine.devices.cpu import CpuDevice
+
+        return CpuDevice(config, placement)
+    from fsdpbench.engine.devices.cuda import CudaDevice
+
+    return CudaDevice(config, placement)

@@ -1,0 +1,142 @@
+"""The interface between worker and device; `cuda`, `cpu` and `sim` have a file each.
+
+worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from fsdpbench.engine.measuring.soak import Replays, TrainingLoop
+
+
+REAL_STEPS = "real devices execute every step"
+"""What `Device.replays` answers there."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where this process stands among the ranks."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
+    `inactive_split`: free bytes at its end that are between others (fragments)."""
+
+    allocated: int
+    active: int
+    reserved: int
+    alloc_retries: int
+    ooms: int
+    device_allocs: int = 0
+    inactive_split: int = 0
+
+
+class AllocatorReadings:
+    """Reads what each step did off an allocator's statistics, whose counts run on from step to step."""
+
+    def __init__(self) -> None:
+        self._retries = self._ooms = self._device_allocs = 0
+
+    def since_last(self, stats: Mapping[str, int]) -> StepMemory:
+        """`stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation."""
+        retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        device_allocs = stats.get("num_device_alloc", 0)
+        taken = StepMemory(
+            allocated=stats.get("allocated_bytes.all.peak", 0),
+            active=stats.get("active_bytes.all.peak", 0),
+            reserved=stats.get("reserved_bytes.all.peak", 0),
+            alloc_retries=retries - self._retries,
+            ooms=ooms - self._ooms,
+            device_allocs=device_allocs - self._device_allocs,
+            inactive_split=stats.get("inactive_split_bytes.all.current", 0),
+        )
+        self._retries, self._ooms, self._device_allocs = retries, ooms, device_allocs
+        return taken
+
+
+class Tracer(Protocol):
+    """Marks the end of each traced step, as `torch.profiler.profile.step` does."""
+
+    def step(self) -> object: ...
+
+
+@runtime_checkable
+class HasTrainer(Protocol):
+    """A device that does what a trainer adds to the training loop; real ones have the loop alone."""
+
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        """Return the context to enter around each microbatch of `model`, which is wrapped."""
+
+
+@runtime_checkable
+class Captures(Protocol):
+    """A device that can capture the steps of a training loop in a graph, if its configuration says so."""
+
+    def capture(self, loop: TrainingLoop) -> None:
+        """Prepare `loop` for it."""
+
+
+@runtime_checkable
+class TellsTraffic(Protocol):
+    """A device that knows what its kernels read and write."""
+
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps."""
+
+
+class Device(Protocol):
+    """One kind of device, in one process. Times are in seconds, memory in bytes."""
+
+    name: str
+    torch_device: torch.device
+    tracing_is_free: bool
+    """Whether a traced step takes what it takes without a trace: timed steps are then traced as they run."""
+
+    def open(self) -> None:
+        """Make the device and the default process group ready."""
+
+    def close(self) -> None:
+        """Leave the process group; safe to call twice and after a failure."""
+
+    def settle(self) -> None:
+        """Called once after model and optimizer exist: collect garbage, forget peaks."""
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        """Run `step` until all its work is done; return how long it took on this device's clock."""
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        """Whether the steps so far, which took `times_s`, say what those to come will be like."""
+
+    def take_memory(self) -> StepMemory | None:
+        """Peaks and counts since the last call; `None` where the device keeps none."""
+
+    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
+        """Return the replay of a soak's steps, of these kinds in order; or why all are executed."""
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        """The number in `loss`; `None` where tensors hold no numbers."""
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        """Call `report(message)` before an out-of-memory error unwinds; a backward hook may end there."""
+
+    def peak_flops(self, compute_type: str) -> float | None:
+        """FLOP/s of the device at best in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""
+
+    def describe(self) -> dict[str, Any]:
+        """The `hardware` of a result: at least `name`, `simulated` and `source`."""

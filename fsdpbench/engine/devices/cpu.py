@@ -1,0 +1,154 @@
+"""Real CPUs: one rank a process, gloo between them, wall clock, `torch.profiler`.
+
+Ranks start every timed step together (a barrier) and report the slowest one's time. Neither is done while
+tracing: both are collectives, and a trace must hold the training's own communication only.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.writing import replacing
+from fsdpbench.engine.devices.base import REAL_STEPS, Placement, StepMemory, Tracer
+from fsdpbench.engine.measuring.warmup import is_stable
+from fsdpbench.engine.results.provenance import machine
+
+COLLECTIVE_GRACE_S = 60.0
+"""Collectives give up this long after the configuration's own timeout, which is to be met first."""
+
+
+class CpuDevice:
+    """A `Device` on this process's CPU. There is no allocator to ask, so memory is unknown."""
+
+    name = "cpu"
+    tracing_is_free = False
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        self.torch_device = torch.device("cpu")
+        self._config = config
+        self._placement = placement
+        self._tracing = False
+
+    def open(self) -> None:
+        """Raises: `torch.distributed.DistError`, the other ranks cannot be reached."""
+        # One thread a rank: ranks share the cores, and one thread's sums come out the same every time.
+        torch.set_num_threads(1)
+        self._join()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def settle(self) -> None:
+        gc.collect()
+        gc.freeze()
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        if self._tracing:
+            return _duration(step)
+        dist.barrier()
+        mine = torch.tensor([_duration(step)], dtype=torch.float64)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+        return float(mine.item())
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        return is_stable(times_s)
+
+    def take_memory(self) -> StepMemory | None:
+        return None
+
+    def replays(self, kinds: Sequence[Hashable]) -> str:
+        return REAL_STEPS
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        return self._traced(path)
+
+    @contextmanager
+    def _traced(self, path: Path) -> Iterator[Tracer]:
+        dist.barrier()
+        self._tracing = True
+        try:
+            steps = self._config.measurement.traced_steps
+            # gloo tells the size of a collective by its operator's shapes only.
+            with profile_steps(path, steps, [ProfilerActivity.CPU], memory=False, shapes=True) as tracer:
+                yield tracer
+        finally:
+            self._tracing = False
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return float(loss.item())
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        """Nothing to watch: a failed allocation raises here and now, and the launcher knows its message."""
+
+    def peak_flops(self, compute_type: str) -> float | None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        found = machine()
+        return {
+            "name": found["processor"] or "CPU",
+            "simulated": False,
+            "source": "measured on this machine",
+            "cores": found["cores"],
+        }
+
+    def _join(self) -> None:
+        _prefer_loopback()
+        dist.init_process_group(
+            "gloo",
+            rank=self._placement.rank,
+            world_size=self._placement.world_size,
+            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
+        )
+
+
+def _duration(step: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _prefer_loopback() -> None:
+    """With all ranks on this machine gloo needs no other interface, and a host name may resolve to none."""
+    all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
+    if all_here and "lo" in {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+_SUFFIX = ".json.gz"
+
+
+@contextmanager
+def profile_steps(
+    path: Path, steps: int, activities: Sequence[ProfilerActivity], *, memory: bool, shapes: bool
+) -> Iterator[Tracer]:
+    """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
+
+    The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing
+    is written.
+    """
+    profiler = profile(
+        activities=list(activities),
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+        profile_memory=memory,
+        record_shapes=shapes,
+    )
+    with profiler:
+        profiler.step()  # ends the empty warm-up: recording starts here
+        yield profiler
+    with replacing(path, _SUFFIX) as partial:  # the profiler compresses by the file's name
+        profiler.export_chrome_trace(str(partial))

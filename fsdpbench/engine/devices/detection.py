@@ -1,0 +1,161 @@
+"""The device that `--device auto` takes, and the chips behind the names of devices."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import whole_number
+from fsdpbench.sim.model.chips import chip_of
+
+if TYPE_CHECKING:
+    from fsdpbench.reports.analysis.peaks import Chip
+
+_DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A device, and why it was chosen, in words."""
+
+    device: str
+    reason: str
+
+
+def has_gpu_driver() -> bool:
+    """Whether a GPU's driver is installed; torch is not asked."""
+    return simulated_cuda() is not None or any(Path(node).exists() for node in _DRIVER_NODES)
+
+
+def visible_gpus() -> int:
+    """Number of GPUs that torch sees; torch is imported only where a driver is installed."""
+    asked = simulated_cuda()
+    if asked is not None:
+        return asked.gpus
+    if not has_gpu_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def number_of_launcher(name: str, otherwise: int) -> int:
+    """Return a number that torchrun sets in the environment. Raises `UsageError` for another text there."""
+    text = os.environ.get(name, str(otherwise))
+    try:
+        return whole_number(text, 0)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} in the environment is not a whole number from 0") from None
+
+
+def choose_device(
+    asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False, emulate: bool = False
+) -> Choice:
+    """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`), or
+    one device takes the place of all (`emulate`).
+
+    Raises `UsageError` where it cannot be had.
+    """
+    if emulate:
+        return _emulated(asked)
+    if asked == "sim":
+        return Choice("sim", "as asked")
+    if asked == "cpu":
+        return Choice("cpu", "as asked")
+    found, launched = visible_gpus(), number_of_launcher("WORLD_SIZE", 0)
+    enough = found >= gpus or (found > 0 and launched >= gpus)
+    if asked == "cuda":
+        if not enough and not elsewhere:
+            raise UsageError(
+                f"--device cuda: {gpus} GPUs are asked for and {found} found; use --gpus {found or 1} "
+                f"or --device sim"
+            )
+        return Choice("cuda", _as_asked())
+    if hardware is not None:
+        return Choice("sim", f"--hardware {hardware} names a profile to simulate")
+    if enough:
+        return Choice("cuda", f"found {found} GPUs")
+    return Choice("sim", f"found {found} of {gpus} GPUs")
+
+
+def _as_asked() -> str:
+    simulated = simulated_cuda()
+    return "as asked" if simulated is None else f"simulated: {VARIABLE} is set, and nothing is measured"
+
+
+def _emulated(asked: str) -> Choice:
+    if asked == "sim":
+        raise UsageError("--emulate is for real devices: a simulated one needs no other ranks")
+    if asked == "cpu":
+        return Choice("cpu", "as asked")
+    if not visible_gpus():
+        raise UsageError("--emulate needs one GPU, and none is found; --device cpu tries it out on a CPU")
+    return Choice("cuda", "one GPU stands for all")
+
+
+def peak_flops_of(device_name: str, dtype: str) -> float | None:
+    """Dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None if it is not known.
+
+    `dtype` is `bf16`, `fp16`, `tf32`, `fp32`, `fp8` or `nvfp4`.
+    """
+    chip = chip_of(device_name)
+    peak = None if chip is None else chip.peak_tflops.get(dtype)
+    return None if peak is None else peak * 1e12
+
+
+@dataclass(frozen=True)
+class ChipsByDevice(Mapping[str, "Chip"]):
+    """Chips by the name of a device: ``packaged`` ones, and those of the table by a driver's name."""
+
+    packaged: Mapping[str, Chip]
+
+    def __getitem__(self, name: str) -> Chip:
+        from fsdpbench.reports.analysis.peaks import Chip
+
+        if name in self.packaged:
+            return self.packaged[name]
+        chip = chip_of(name)
+        if chip is None:
+            raise KeyError(name)
+        peaks = {dtype: peak * 1e12 for dtype, peak in chip.peak_tflops.items()}
+        return self.packaged.get(chip.profile) or Chip(name, peaks, chip.memory_bandwidth)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packaged)
+
+    def __len__(self) -> int:
+        return len(self.packaged)
+
+
+def profile_like(device_name: str, memory_bytes: int) -> str | None:
+    """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
+    from fsdpbench.sim.model.profile import load_profile, profile_names
+
+    words = device_name.lower().replace("-", " ").split()
+    alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
+    gib = memory_bytes / 2**30
+    return min(alike, key=lambda name: abs(load_profile(name).memory.capacity_gib - gib), default=None)
+
+
+def _chip_of(profile: str) -> list[str]:
+    """The parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
+    return list(itertools.takewhile(lambda part: not part.endswith("gb"), profile.split("-")))
+
+
+def profile_of_this_machine() -> str | None:
+    """The profile of this machine's first GPU; None if there is none or it is not known."""
+    asked = simulated_cuda()
+    if asked is not None:
+        return asked.profile
+    if not visible_gpus():
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return profile_like(properties.name, properties.total_memory)

@@ -1,0 +1,248 @@
+"""Simulated GPUs: rank 0 of any cluster in this process, on a clock, network and allocator of our own."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.engine.measuring.soak import Replays, TrainingLoop
+from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.followers.account import Lines, MemoryAccount
+from fsdpbench.sim.followers.graph import GraphSession
+from fsdpbench.sim.followers.replay import ReplaySession
+from fsdpbench.sim.model.allocator.conf import AllocatorConf
+from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.software import CURRENT, load_software
+from fsdpbench.sim.torch_device.software import Trainer
+
+
+class Tells:
+    """The reports of a simulated device, from its profile, software, simulation and account, as far as there
+    are any."""
+
+    def __init__(self, config: Config, profile: HardwareProfile) -> None:
+        self._config = config
+        self._profile = profile
+        self._software = load_software(config.software or CURRENT)
+        self._simulation: Simulation | None = None
+        self._account: MemoryAccount | None = None
+
+    def describe(self) -> dict[str, Any]:
+        described = {
+            "name": self._profile.name,
+            "title": self._profile.title,
+            "simulated": True,
+            "source": self._profile.source,
+            "memory_bytes": self._profile.memory_bytes,
+        }
+        if self._config.gpus > self._config.ranks_per_node:
+            described["node_network"] = self._profile.node_words(self._config.ranks_per_node)
+        if self._config.jitter is not None:
+            told = self._config.jitter.to_text()
+            described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
+        if self._config.software is not None:
+            described |= {"software": self._software.name, "software_source": self._software.source}
+        return described
+
+    @property
+    def sanitizer(self) -> dict[str, Any] | None:
+        """The findings of the sanitizer so far, if it runs."""
+        found = None if self._simulation is None else self._simulation.sanitizer
+        return None if found is None else found.to_dict()
+
+    @property
+    def memory_account(self) -> dict[str, Any] | None:
+        """Who holds memory now, if account is kept."""
+        return None if self._account is None else self._account.report()
+
+    @property
+    def unknown_operators(self) -> dict[str, int]:
+        """Operators costed by their bytes alone, with how often they ran."""
+        return self._open_simulation().unknown_operators
+
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
+        return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}
+
+    @property
+    def compilation(self) -> dict[str, Any] | None:
+        """The compiled graphs and their kernels, if anything was compiled."""
+        front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
+        return front_end.told() if front_end is not None else None
+
+    def _open_simulation(self) -> Simulation:
+        if self._simulation is None:
+            raise RuntimeError("the simulated device is used before open()")
+        return self._simulation
+
+
+class SimDevice(Tells):
+    """A `Device` whose ranks other than 0 exist only as costs."""
+
+    name = "sim"
+    tracing_is_free = True
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        assert config.hardware is not None, "a simulated configuration names its hardware"
+        self._what_if = config.what_if or WhatIf()
+        super().__init__(config, _with_room(load_profile(config.hardware), self._what_if.room))
+        self.torch_device = torch.device("sim", 0)
+        self._placement = placement
+        self._report_out_of_memory: Callable[[str], None] | None = None
+        self._readings = AllocatorReadings()
+        self._retried: list[bool] = []
+        self._idle_at = -1
+        self.line: Lines | None = None
+        self._graph: GraphSession | None = None
+
+    def open(self) -> None:
+        self.start().init_process_group()
+
+    def start(self) -> Simulation:
+        """Start the device; the process group is left to others."""
+        if self._config.settings.compile:
+            from fsdpbench.sim.torch_device.compile.front_end import (  # their import takes seconds
+                install,
+                lower_backwards_with_forwards,
+            )
+
+            install()
+            lower_backwards_with_forwards()
+        self._simulation = Simulation.start(
+            self._profile,
+            self._config.gpus,
+            self._config.ranks_per_node,
+            rank=self._placement.rank,
+            allocator_conf=None
+            if self._what_if.allocator is None
+            else AllocatorConf.parse(self._what_if.allocator),
+            jitter=self._config.jitter,
+            sanitize=self._config.sanitize,
+            software=self._software,
+        )
+        self._simulation.on_out_of_memory = self._report_out_of_memory
+        if self._what_if.account:
+            self._account = MemoryAccount(
+                self._simulation.accelerator, lambda: None if self.line is None else self.line()
+            )
+            self._account.begin()
+        return self._simulation
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if self._simulation is not None:
+            self._simulation.end()
+
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        """Return the context to enter around each microbatch of `model`: the software profile's trainer."""
+        return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
+
+    def capture(self, loop: TrainingLoop) -> None:
+        if self._config.settings.graph == "step":
+            self._graph = GraphSession(self._open_simulation().accelerator, self._config.settings.grad_accum)
+            loop.batches, loop.on_loss = self._graph.feed(loop.batches), _forget
+
+    @property
+    def graph(self) -> dict[str, Any] | None:
+        """The captured step, if capture was asked for."""
+        return None if self._graph is None else self._graph.told()
+
+    def settle(self) -> None:
+        # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.take_memory()
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        simulation = self._open_simulation()
+        if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
+            simulation.drain()
+        start, retries = simulation.cpu_ns(), _retries()
+        if self._graph is None:
+            step()
+        else:
+            self._graph.run(step)
+        simulation.drain()
+        self._idle_at = simulation.cpu_ns()
+        self._retried.append(_retries() > retries)
+        return (self._idle_at - start) / 1e9
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        """Steps are exact; only an allocator that retries may still be on its way to segments that fit."""
+        if self._graph is not None and not self._graph.replayed:
+            return False
+        return not any(self._retried[-WINDOW:]) or is_stable(times_s)
+
+    def take_memory(self) -> StepMemory:
+        module = torch.get_device_module("sim")
+        taken = self._readings.since_last(module.memory_stats())
+        module.reset_peak_memory_stats()
+        return taken
+
+    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
+        refusal = _why_all_execute(self._config, self._what_if)
+        return refusal or ReplaySession(self._open_simulation().accelerator, kinds)
+
+    @contextmanager
+    def trace(self, path: Path) -> Iterator[Tracer]:
+        simulation = self._open_simulation()
+        with simulation.trace(path) as tracer:
+            self._idle_at = simulation.cpu_ns()
+            yield tracer
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return None
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        self._report_out_of_memory = report
+        if self._simulation is not None:
+            self._simulation.on_out_of_memory = report
+
+    def peak_flops(self, compute_type: str) -> float | None:
+        return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)
+
+
+def _forget(loss: torch.Tensor) -> None:
+    """A loss that is held would be at another address in each step, and has no value here."""
+
+
+def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
+    """Why no step may be replayed."""
+    if config.soak is None:
+        return "no soak was asked for"
+    if not config.soak.replay:
+        return "--no-replay was given"
+    if config.jitter is not None:
+        return "jitter draws again for every kernel and collective"
+    if config.sanitize:
+        return "the sanitizer follows what operators touch"
+    if what_if.account:
+        return "who holds memory is followed through the program itself"
+    return None
+
+
+def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
+    """Return the profile of the same GPU with `room` times the memory."""
+    if room == 1.0:
+        return profile
+    capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)
+    return replace(profile, memory=replace(profile.memory, capacity_gib=capacity))
+
+
+def _retries() -> int:
+    retries: int = torch.get_device_module("sim").memory_stats()["num_alloc_retries"]
+    return retries

@@ -1,0 +1,197 @@
+"""The state of this machine around a measurement, and what in it makes a figure doubtful.
+
+    observe() before ──run──> observe() after ──> environment: {"state": {...}, "warnings": [...]}
+
+Nothing here needs torch: GPUs are asked through `nvidia-smi`, the rest through /proc and /sys.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.base.configuration.config import Config
+
+_GPU_FIELDS = (
+    "index",
+    "name",
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "temperature.gpu",
+    "power.limit",
+    "power.default_limit",
+    "clocks_throttle_reasons.active",
+)
+_HOT_C = 85.0
+_HARMLESS_THROTTLING = 0x1
+"""Bit of `clocks_throttle_reasons`: the GPU is idle (NVIDIA's NVML, nvmlClocksThrottleReasons)."""
+_ASK_TIMEOUT_S = 10.0
+_BUSY_SHARE = 0.1
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class MachineState:
+    """`busy_cores`: cores at work while nothing of ours runs. `gpus` and the rest: as nvidia-smi says."""
+
+    busy_cores: float | None
+    cores: int
+    governor: str | None
+    swapped_bytes: int | None
+    gpus: tuple[dict[str, str], ...] = ()
+    gpu_processes: tuple[dict[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "busy_cores": self.busy_cores,
+            "cores": self.cores,
+            "governor": self.governor,
+            "swapped_bytes": self.swapped_bytes,
+            "gpus": list(self.gpus),
+            "gpu_processes": list(self.gpu_processes),
+        }
+
+
+def observe(device: str) -> MachineState:
+    """The state now. Never raises: what cannot be asked is None or empty."""
+    gpus: tuple[dict[str, str], ...] = ()
+    processes: tuple[dict[str, str], ...] = ()
+    if device == "cuda":
+        gpus = _ask_gpus("--query-gpu", _GPU_FIELDS)
+        processes = _ask_gpus("--query-compute-apps", ("pid", "used_memory"))
+    governor = _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"))
+    return MachineState(_busy_cores(), usable_cores(), governor, _swapped_bytes(), gpus, processes)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_memory() -> int | None:
+    """Return the bytes that could be allocated without swapping; None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def doubts(config: Config, before: MachineState, after: MachineState) -> list[str]:
+    """Return what makes the figures of `config` doubtful, one sentence each; empty on a steady machine."""
+    ranks_here = min(config.gpus, config.gpus_per_node)
+    found = []
+    if before.busy_cores is not None and before.busy_cores > _BUSY_SHARE * before.cores:
+        found.append(f"other work ran beside it: {before.busy_cores:.1f} of {before.cores} cores were busy")
+    if config.device == "cpu" and ranks_here > before.cores:
+        found.append(f"{ranks_here} ranks shared {before.cores} cores")
+    if before.governor not in (None, "performance"):
+        found.append(f"the CPU's clock follows its load (governor {before.governor})")
+    if (after.swapped_bytes or 0) > (before.swapped_bytes or 0):
+        found.append("the machine swapped while it ran")
+    if before.gpu_processes:
+        pids = ", ".join(process.get("pid", "?") for process in before.gpu_processes)
+        found.append(f"other processes were on the GPUs: {pids}")
+    for gpu in after.gpus:
+        found += [f"GPU {gpu.get('index', '?')}: {doubt}" for doubt in _gpu_doubts(gpu)]
+    return found
+
+
+def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, Any]:
+    """Return the part of a measured result's `environment` that says it."""
+    return {
+        "state": {"before": before.to_dict(), "after": after.to_dict()},
+        "warnings": doubts(config, before, after),
+    }
+
+
+def _gpu_doubts(gpu: dict[str, str]) -> list[str]:
+    found = []
+    limit, usual = _number(gpu.get("power.limit")), _number(gpu.get("power.default_limit"))
+    if limit is not None and usual is not None and limit < usual:
+        found.append(f"its power is capped at {limit:g} of {usual:g} W")
+    temperature = _number(gpu.get("temperature.gpu"))
+    if temperature is not None and temperature >= _HOT_C:
+        found.append(f"it was at {temperature:g} degrees C")
+    try:
+        reasons = int(gpu.get("clocks_throttle_reasons.active", "0"), 16) & ~_HARMLESS_THROTTLING
+    except ValueError:
+        reasons = 0
+    if reasons:
+        found.append(f"its clocks were held back (reasons {reasons:#x})")
+    return found
+
+
+def _ask_gpus(query: str, fields: tuple[str, ...]) -> tuple[dict[str, str], ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [program, f"{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return tuple(dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in lines)
+
+
+def _busy_cores() -> float | None:
+    """Cores at work over a moment. The load average would count what this bench ran just before."""
+    first = _cpu_ticks()
+    time.sleep(_LOOK_S)
+    second = _cpu_ticks()
+    if first is None or second is None:
+        return None
+    elapsed = second[1] - first[1]
+    return round((second[0] - first[0]) / elapsed * (os.cpu_count() or 1), 2) if elapsed > 0 else None
+
+
+def _cpu_ticks() -> tuple[int, int] | None:
+    """(busy, all) ticks of all cores since the machine started, of /proc/stat's first line."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except (OSError, ValueError):
+        return None
+    idle = sum(ticks[3:5])  # idle and waiting for a disk
+    everything = sum(ticks[:8])
+    return everything - idle, everything
+
+
+def _swapped_bytes() -> int | None:
+    """Bytes swapped out since the machine started (4 KiB pages)."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("pswpout "):
+                return int(line.split()[1]) * 4096
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,275 @@
+"""The provenance of a result besides its configuration, and the key made of both.
+
+    key = sha256( config + content of hardware and software profile + content of the data file + versions
+                  + sources [+ machine] )
+
+A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
+left out of the sources: they change how results are shown, not what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
+from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.plugins import foreign_identity, foreign_model
+from fsdpbench.base.settings import SETTINGS, show_value
+from fsdpbench.sim.model.profile import ProfileError, load_profile
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_SHOWING_ONLY = (
+    *("reports/pages/", "cli/", "sweep/", "answers/tune/", "answers/check/", "answers/atlas/"),
+    *("lab/validation/", "lab/reproduce/", "lab/doctor.py"),
+)
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of every source file that can change a result (hex, 16 digits)."""
+    digest = hashlib.sha256()
+    for name, path in sorted(_source_files()):
+        if path.suffix in (".py", ".toml", ".csv") and not name.startswith(_SHOWING_ONLY):
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _source_files() -> Iterator[tuple[str, Path]]:
+    """All files of the package with their names in it; in a checkout some of its folders are links."""
+    for folder, _, files in os.walk(_PACKAGE, followlinks=True):
+        for file in files:
+            path = Path(folder, file)
+            yield path.relative_to(_PACKAGE).as_posix(), path
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions that results depend on; torch's without importing it."""
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "fsdpbench": importlib.metadata.version("fsdpbench"),
+        "source": source_hash(),
+    }
+
+
+def versions_of(config: Config) -> dict[str, str]:
+    """With the library whose modules it runs, if it does."""
+    library = config.settings.implementation
+    if config.script is not None or library == "own":
+        return versions()
+    try:
+        return {**versions(), library: importlib.metadata.version(library)}
+    except importlib.metadata.PackageNotFoundError:
+        return {**versions(), library: "not installed"}  # a record of another machine's
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """The machine that measured, as far as it is known without torch."""
+    return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
+
+
+@functools.cache
+def git_revision() -> str | None:
+    """This project's revision, `+` if files differ from it; `None` outside a checkout."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None  # installed, perhaps below somebody else's checkout
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on
+    any."""
+    recorded: dict[str, Any] = {"versions": versions_of(config)}
+    if config.device != "sim":
+        recorded["machine"] = machine()
+        recorded["git"] = git_revision()
+        recorded["variables"] = {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_")) or name == VARIABLE
+        }
+    return recorded
+
+
+def content_key(config: Config) -> str:
+    """64 hex digits: equal exactly when the result must be."""
+    depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions_of(config)}
+    if config.hardware is not None:
+        depends["hardware"] = _hardware_content(config.hardware)
+    if config.software is not None:
+        depends["software"] = _software_content(config.software)
+    if config.data is not None:
+        depends["data"] = _data_content(Path(config.data))
+    if (foreign := foreign_identity(config.system)) is not None:
+        depends["system"] = foreign
+    if (model := foreign_model(config.model)) is not None:
+        depends["model"] = model
+    if config.device != "sim":
+        depends["machine"] = machine()
+    if config.device == "cuda" and (rehearsed := simulated_cuda()) is not None:
+        depends["simulated_cuda"] = rehearsed
+    text = json.dumps(depends, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why a `config.json` does not belong to its key and name; None where it does, and where that
+    depends on other versions, another machine, or files and packages of others."""
+    where = result.get("environment") or {}
+    try:
+        own = Config.from_dict(config)
+        outside = [config.get(name) for name in ("system_from", "model_from", "data")]
+        outside += [name for name in (own.hardware, own.software) if name and ("/" in name or "." in name)]
+        same_machine = own.device == "sim" or where.get("machine") == machine()
+        if any(outside) or where.get("versions") != versions_of(own) or not same_machine or simulated_cuda():
+            return None
+        right = {"key": content_key(own), "name": own.name}
+    except (AttributeError, KeyError, TypeError, ValueError, BenchError):
+        return None
+    for name, value in right.items():
+        if config.get(name) != value:
+            return f"config.json was changed: its {name} is {config.get(name)}, and by its content {value}"
+    return None
+
+
+@functools.cache
+def _hardware_content(hardware: str) -> str:
+    from fsdpbench.sim.model.profile import load_profile
+
+    return repr(load_profile(hardware))
+
+
+@functools.cache
+def _software_content(software: str) -> str:
+    from fsdpbench.sim.model.software import load_software
+
+    return repr(load_software(software))
+
+
+def _data_content(path: Path) -> str:
+    """The content of a data file; of a folder (of images, perhaps a hundred gigabytes of them) the names,
+    sizes and times of its files."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            about = file.stat()
+            digest.update(f"{file.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments],
+        cwd=_PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+        env=_clean_env(),
+    )
+    return done.stdout.strip()
+
+
+def _clean_env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get these nodes."""
+    whole = per_node
+    with suppress(ProfileError):
+        whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
+    ranks = used or per_node
+    return {"gpus_per_node": whole} | ({"gpus_used_per_node": ranks} if ranks < min(whole, gpus) else {})
+
+
+def nodes_of(config: Config) -> dict[str, int]:
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get the nodes of `config`."""
+    return node_stated(config.hardware, config.gpus, config.gpus_per_node, config.gpus_used_per_node)
+
+
+def run_command(config: Config) -> str:
+    """`fsdpbench run ...` with every setting that is not at its default; can be pasted into a shell."""
+    if config.script is not None:
+        return _script_command(config, config.script)
+    words = ["fsdpbench", "run", "--model", config.model]
+    if config.shape_given:
+        words += ["--shape", ",".join(f"{name}={show_value(v)}" for name, v in config.shape_given.items())]
+    words += ["--system", config.system, "--device", config.device]
+    if config.hardware is not None:
+        words += ["--hardware", config.hardware]
+    words += _nodes(config)
+    if config.data is not None:
+        words += ["--data", config.data]
+    for name, value in config.settings.to_dict().items():
+        if value is not None and value != SETTINGS[name].default:
+            words += ["--set", f"{name}={show_value(value)}"]
+    return shlex.join([*words, *_of_simulation(config)])
+
+
+def _nodes(config: Config) -> list[str]:
+    words = ["--gpus", str(config.gpus)]
+    for name, value in nodes_of(config).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return [*words, *["--emulate"] * config.emulate]
+
+
+def _of_simulation(config: Config) -> list[str]:
+    words = [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+    if config.software is not None:
+        words += ["--software", config.software]
+    if config.soak is not None:
+        words += config.soak.words()
+    return [*words, "--sanitize"] if config.sanitize else words
+
+
+def _script_command(config: Config, script: ScriptSource) -> str:
+    words = [
+        "fsdpbench",
+        "run",
+        *(("--module", script.module) if script.module else ("--script", script.path)),
+    ]
+    words += ["--hardware", str(config.hardware)]
+    words += _nodes(config)
+    if script.steps_by is not StepsBy.OPTIMIZER:
+        words += ["--steps-by", script.steps_by.value]
+    if script.to_the_end:
+        words.append("--to-the-end")
+    if script.check_ranks:
+        words += ["--check-ranks", str(len(script.check_ranks))]
+    words += _of_simulation(config)
+    if script.arguments:
+        words += ["--", *script.arguments]
+    return shlex.join(words)

@@ -1,0 +1,48 @@
+"""The records that ranks leave behind: `rank{r}_record.json` beside its trace, written whole or not at all.
+
+A record is written once per outcome of the rank, also before an out-of-memory error unwinds, since an
+exception inside a backward hook ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import msgspec
+
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.reports.rank_record import RankRecord as RankRecord
+from fsdpbench.reports.result import Status as Status
+
+TRACE_FOLDER = "trace"
+
+
+def write_record(record: RankRecord, folder: Path) -> Path:
+    """Write `record` into `folder`/trace, over an earlier one of its rank."""
+    path = record_path(folder, record.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(record.to_dict(), indent=1))
+    return path
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its record."""
+    return folder / TRACE_FOLDER / f"rank{rank}_record.json"
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    """Return where a rank writes its trace."""
+    return folder / TRACE_FOLDER / f"rank{rank}_trace.json.gz"
+
+
+def read_records(folder: Path) -> list[RankRecord]:
+    """Return every rank's record in `folder`, by rank; broken files are left out (their rank did not finish
+    writing)."""
+    records = []
+    for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
+        with contextlib.suppress(UnreadableFileError, msgspec.ValidationError):
+            records.append(RankRecord.of(read_json_object(path)))
+    return sorted(records, key=lambda record: record.rank)

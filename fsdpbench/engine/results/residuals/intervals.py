@@ -1,0 +1,217 @@
+"""The interval of a simulated result: where the real figures are in 9 of 10 cases.
+
+Derived from what was simulated and from the residuals of published runs (`widths.py`); it costs no simulation
+and changes no figure.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.settings import SETTINGS
+from fsdpbench.engine.results.residuals.widths import (
+    LEVEL,
+    MORE_GPUS,
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    is_beyond,
+    read_table,
+    width_of,
+)
+from fsdpbench.reports.figures import FIGURES
+from fsdpbench.reports.result import JsonObject, PeakMemory, Result
+from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.model.software import CURRENT, load_software, software_names
+
+_LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
+_UNLIKE = ("expert", "window", "sinks", "score_cap")
+"""Parts of names of fields that no model of a published run has set."""
+
+_PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
+_MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
+"""What the bytes of a run do not depend on, or what no published run says."""
+
+
+def interval_of(config: Config, result: Result) -> JsonObject | None:
+    """Return the `interval` of a simulated result that has a step time; None of any other."""
+    step = result.step_time_s
+    if config.device != "sim" or not step:
+        return None
+    unknown = unknowns(config)
+    memory, risky = _memory(config, result.peak_memory_bytes, unknown)
+    retries = bool(result.alloc_retries_per_step)
+    full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
+    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile)).with_gpus(config.gpus)
+    because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
+    low, high = time.around(step)
+    return {
+        "level": LEVEL,
+        "step_time_s": [low, high],
+        **{
+            figure.path: [value * step / high, value * step / low]
+            for figure in FIGURES
+            if figure.is_rate and (value := figure.of(result))
+        },
+        "peak_memory_bytes": memory,
+        "risky": risky or retries,
+        "because": because,
+        "runs": time.runs,
+        "apart": math.expm1(apart()),
+    }
+
+
+def read_ahead() -> None:
+    """Read what the interval of any result needs, in a process that forks those that make results."""
+    _known()
+    apart()
+    for quantity in (Quantity.TIME, *_PEAKS):
+        width_of(quantity, ()).with_gpus(1)
+
+
+def unknowns(config: Config) -> tuple[Unknown, ...]:
+    """Return what no published run says about a configuration."""
+    found = []
+    chips, software, families = _known()
+    # Files without `compute` are variants of a chip; the first with it is the chip's own.
+    layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
+    variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
+    if not any(name in chips for name, _ in layers[: len(variants) + 1]):
+        found.append(Unknown.CHIP)
+    if config.gpus > config.ranks_per_node and not any("nic" in keys for _, keys in variants):
+        found.append(Unknown.NETWORK)
+    own, named = config.software or CURRENT, {name for _, name in software}
+    if own not in named and own in software_names() and _is_todays(own):
+        own = CURRENT
+    if config.script is not None or own not in named:
+        found.append(Unknown.SOFTWARE)
+    elif (config.system, own) not in software:
+        found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
+    if config.script is None and (
+        not _is_known_kind(config, families)
+        or config.settings.param_dtype not in ("bf16", "fp16")
+        or config.settings.lora
+        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
+        or config.settings.implementation != "own"
+        or config.settings.optimizer == "muon"
+        or config.settings.optimizer_dtype is not None
+        or config.settings.linear_dtype != SETTINGS["linear_dtype"].default
+        or config.settings.activation_offload
+        or config.settings.loss in ("chunked", "fused")
+        or config.settings.graph != "none"
+        or config.settings.symmetric_memory
+    ):
+        found.append(Unknown.MODEL)
+    return tuple(found)
+
+
+@functools.cache
+def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
+    """Chips, systems with their software, and families that published runs are known of.
+
+    What a run's software says of models alone a user says by a shape: today's software is known with it.
+    """
+    rows = [row for row in read_table() if row.condition is Condition.KNOWN]
+    software = {(row.system, row.software) for row in rows}
+    todays = {(system, CURRENT) for system, name in software if _is_todays(name)}
+    return (
+        frozenset(row.chip for row in rows),
+        frozenset(software | todays),
+        frozenset(row.family for row in rows),
+    )
+
+
+@functools.cache
+def _is_todays(software: str) -> bool:
+    return load_software(software).differs_in_models_alone
+
+
+def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
+    """Whether the model is of a family with published runs, or a dense language model like those.
+
+    Known by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    """
+    if any(value and part in name for name, value in config.shape.items() for part in _UNLIKE):
+        return False
+    family = re.split(r"[-+]", config.model)[0].rstrip("0123456789.")
+    if family in {name.rstrip("0123456789.") for name in families}:
+        return True
+    return config.shape.keys() >= _LANGUAGE_MODEL
+
+
+def _memory(
+    config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
+) -> tuple[dict[str, list[int]], bool]:
+    """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
+    # Published runs of other kinds left the model itself open, which a user states: the error that is left is
+    # that of software without runs.
+    stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
+    of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
+    _, usable = _machine(config.hardware or "", _stamp(config.hardware))
+    found: dict[str, list[int]] = {}
+    risky = False
+    for kind in _PEAKS:
+        value = getattr(peaks, kind.value, None)
+        if not value:
+            continue
+        low, high = width_of(kind, of_memory).around(value)
+        risky |= kind is Quantity.RESERVED and usable is not None and high > usable
+        found[kind.value] = [round(low), round(high if usable is None else min(high, max(usable, value)))]
+    return found, risky
+
+
+@functools.lru_cache(maxsize=64)
+def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], int | None]:
+    """Layers of a profile and the bytes that its allocator can have, read again when its file changes."""
+    try:
+        return profile_layers(hardware), load_profile(hardware).usable_memory_bytes
+    except ProfileError:
+        return [], None
+
+
+def _stamp(hardware: str | None) -> int:
+    try:
+        return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
+    except OSError:
+        return 0  # a packaged profile's name
+
+
+# By how much two predictions of one sweep must differ to be distinguished.
+# Configurations of one model on one machine share most of what is wrong with their predictions. What is left
+# is how far residuals of runs of one model, from one source and on one chip, differ from one another.
+
+
+@functools.cache
+def apart() -> float:
+    """|ln(ratio)| of two step times below which they cannot be distinguished."""
+    return difference_quantile(read_table())
+
+
+def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
+    """The `level` quantile of differences between residuals of one model's runs, every model of a source and
+    chip counting alike; 0 where no model has two runs."""
+    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:
+            groups[(row.source, row.chip, row.model, row.software)].append(row.log_ratio)
+    gaps = [
+        (abs(a - b), len(found) * (len(found) - 1) / 2)
+        for found in groups.values()
+        for a, b in itertools.combinations(found, 2)
+    ]
+    total = sum(1 / pairs for _, pairs in gaps)
+    reached = 0.0
+    for gap, pairs in sorted(gaps):
+        reached += 1 / pairs
+        if reached >= level * total - 1e-9:
+            return gap
+    return 0.0

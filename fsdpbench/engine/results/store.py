@@ -1,0 +1,266 @@
+"""The folder of a sweep. The configuration folders are the record; everything else can be made from them.
+
+    runs/NAME/  sweep.toml  report.html  results.sqlite
+      <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
+      <config-name>-<key8>.run2/ …         its second run, if it was repeated
+
+A configuration folder appears whole, by rename, or not at all: work in progress is in `.work-*` beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml, to_toml
+from fsdpbench.base.files.folder_lock import FolderLock
+from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
+from fsdpbench.base.plugins import foreign_identity, foreign_model
+from fsdpbench.base.writing import remove
+from fsdpbench.engine.results.provenance import another_key, content_key, run_command
+from fsdpbench.reports.consistency import contradiction, misfiled
+from fsdpbench.reports.result import JsonObject, Result, Status
+from fsdpbench.reports.run_files import ConfigFile
+
+SWEEP_FILE = "sweep.toml"
+INDEX_FILE = "results.sqlite"
+REPORT_FILE = "report.html"
+_LOCK_FILE = ".lock"
+RESULT_FILE = "result.json"
+_WORK_PREFIX = ".work-"
+_OWN_PREFIXES = (_LOCK_FILE, _WORK_PREFIX, f".{SWEEP_FILE}.")
+_RUN_SUFFIX = ".run"
+_POINT_NAME = re.compile(r"-[0-9a-f]{8}$")
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """A finished configuration on disk."""
+
+    folder: Path
+    key: str
+    config: JsonObject
+    result: Result
+
+
+class Store:
+    """One sweep's folder. `Store.open_or_create` checks that it is one, or empty, or not there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = FolderLock(folder / _LOCK_FILE)
+
+    @classmethod
+    def open_or_create(cls, folder: Path) -> Store:
+        """Raises `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
+        store = cls(folder)
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(f"{folder} is a file, not a folder for runs; name another with -o")
+            folder.mkdir(parents=True, exist_ok=True)
+            # Another command may just be making a run folder of it.
+            foreign = any(not path.name.startswith(_OWN_PREFIXES) for path in folder.iterdir())
+            if foreign and not (folder / SWEEP_FILE).exists():
+                raise UsageError(
+                    f"{folder} holds files but no {SWEEP_FILE}: it is not a sweep's folder; "
+                    f"name another with -o"
+                )
+        except OSError as error:
+            raise BenchError(f"{folder}: cannot be used as a run folder ({error.strerror})") from None
+        return store
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """An existing sweep's folder. Raises `UsageError` if it is not one."""
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such run folder")
+        if not (folder / SWEEP_FILE).is_file():
+            raise UsageError(f"{folder} is not a sweep's folder (no {SWEEP_FILE} in it)")
+        return cls(folder)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether a sweep runs in the folder, as far as its lock tells."""
+        return self._lock.is_held
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second sweep. Raises `UsageError` if one runs in it."""
+        with self._lock.held():
+            self._clear_leftovers()
+            try:
+                yield
+            finally:
+                if not self._lock.lost:
+                    self._clear_leftovers()
+
+    def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:
+        """Record what this sweep is made of: its space, and the folders of its points in order."""
+        names = [point_folder_name(config) for config in points]
+        with disk_errors(self.folder):
+            write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
+
+    def read_space(self) -> JsonObject:
+        """Return the space that `write_space` wrote. Raises `UsageError` if it cannot be read."""
+        space = read_toml(self.folder / SWEEP_FILE)
+        if not isinstance(space.get("points", []), list):
+            raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
+        return space
+
+    def work_folder(self, config: Config, run: int = 1) -> Path:
+        """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
+        that was held on the folder has gone to another sweep."""
+        self._lock.check()
+        folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
+        remove(folder)
+        folder.mkdir()
+        write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
+        return folder
+
+    def commit(self, config: Config, work: Path, run: int = 1) -> Path:
+        """Make the finished `work` folder part of the record, instead of an earlier try.
+
+        Raises `OSError` if its result could not be written, `BenchError` if the folder's lock is lost.
+        """
+        self._lock.check()
+        if not (work / RESULT_FILE).is_file():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        final = self.folder / point_folder_name(config, run)
+        if os.path.lexists(final):  # a link to nothing would be in the way too
+            # Aside first: killed between the two renames, the folder is missing, never half there.
+            aside = self.folder / f"{_WORK_PREFIX}old-{final.name}"
+            remove(aside)
+            os.rename(final, aside)
+            os.rename(work, final)
+            remove(aside)
+        else:
+            os.rename(work, final)
+        return final
+
+    def runs(self, config: Config) -> list[Result]:
+        """Return the results of all whole runs of `config`, the first one first; none without that."""
+        first = self._own(point_folder_name(config))
+        if first is None:
+            return []
+        others = (self._read(path) for path in sorted(self.folder.glob(f"{first.folder.name}{_RUN_SUFFIX}*")))
+        return [first.result, *(point.result for point in others if point is not None)]
+
+    def statuses(self, points: Sequence[Config], repeat: int) -> dict[tuple[str, int], Status]:
+        """How the runs of `points` ended that are in the record, by content key and number of the run."""
+        found = {}
+        for config in points:
+            for run in range(1, repeat + 1):
+                point = self._own(point_folder_name(config, run))
+                if point is not None and point.key == content_key(config):
+                    found[point.key, run] = point.result.status
+        return found
+
+    def replace_result(self, config: Config, result: Result) -> None:
+        """Write `result` over that of the first run of `config`, whole or not at all."""
+        path = self.folder / point_folder_name(config) / RESULT_FILE
+        write_whole(path, result.to_json())
+
+    def drop_index(self) -> None:
+        """Remove the index: none is better than an old one. `fsdpbench report` makes it again."""
+        with contextlib.suppress(OSError):
+            (self.folder / INDEX_FILE).unlink(missing_ok=True)
+
+    def points(self) -> list[StoredPoint]:
+        """Every whole configuration in the folder, by name. Broken ones are left out: they run again."""
+        found = []
+        try:
+            paths = sorted(self.folder.iterdir())
+        except OSError as error:
+            raise BenchError(f"{self.folder}: cannot be read ({error.strerror})") from None
+        for path in paths:
+            if path.name.startswith(".") or not _POINT_NAME.search(path.name):
+                continue
+            point = self._read(path)
+            if point is not None:
+                found.append(point)
+        return found
+
+    def _own(self, name: str) -> StoredPoint | None:
+        """The point in a folder of this one. A link is read for reports alone: none writes behind it."""
+        return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
+
+    @staticmethod
+    def _read(folder: Path) -> StoredPoint | None:
+        """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
+        either, a result of another configuration, figures that contradict each other."""
+        try:
+            config = read_json_object(folder / "config.json")
+            result = Result.of(read_json_object(folder / RESULT_FILE))
+            named = msgspec.convert(config, ConfigFile)
+        except (UnreadableFileError, ValueError):
+            return None
+        if not (named.name and named.key) or flaw_of(folder, config, result.to_dict()):
+            return None
+        return StoredPoint(folder, named.key, config, result)
+
+    def finished(self) -> dict[str, StoredPoint]:
+        """Finished configurations by content key."""
+        return {point.key: point for point in self.points()}
+
+    def _clear_leftovers(self) -> None:
+        clear_leftovers(self.folder)
+        for path in self.folder.glob(f"{_WORK_PREFIX}*"):
+            remove(path)
+
+
+def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
+    return misfiled(folder.name, config, result) or another_key(config, result) or contradiction(result)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Say in one line that `folder` cannot be written. Raises `BenchError` for what the disk refuses."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise BenchError(f"{folder}: {_why_not_written(folder, error)}") from None
+
+
+def _why_not_written(folder: Path, error: Exception) -> str:
+    again = "start the same command again to resume"
+    try:
+        free = shutil.disk_usage(folder).free >> 20
+    except FileNotFoundError:
+        return f"was removed while it was written; {again}"
+    except OSError:
+        free = 0
+    reason = getattr(error, "strerror", None) or error
+    return f"cannot be written ({reason}; {free} MiB free). What is finished is kept: {again}."
+
+
+def point_folder_name(config: Config, run: int = 1) -> str:
+    """Its name and the head of its key; further runs are beside the first with their number."""
+    name = f"{config.name}-{content_key(config)[:8]}"
+    return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
+
+
+def config_record(config: Config) -> JsonObject:
+    """Return the content of `config.json`: the configuration, its key, and how to repeat it."""
+    return {
+        "schema": 1,
+        "name": config.name,
+        "key": content_key(config),
+        "command": run_command(config),
+        "system_from": foreign_identity(config.system),
+        "model_from": foreign_model(config.model),
+        **config.to_dict(),
+    }

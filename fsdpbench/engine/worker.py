@@ -1,0 +1,276 @@
+"""The worker: one rank of one configuration, on whatever device the configuration names.
+
+    build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
+                                                   one pass where tracing is free (`measuring/warmup.py`)
+
+Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
+torchrun (`torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from fsdpbench.base.interruption import die_with_named_parent
+
+if __name__ == "__main__":
+    die_with_named_parent()  # before torch's import, during which its agent may end
+
+import torch
+
+from fsdpbench.base.configuration.compute_type import compute_type
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.engine.devices import make_device
+from fsdpbench.engine.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.engine.measuring.soak import (
+    Batch,
+    ShapedBatches,
+    Soak,
+    TrainingLoop,
+    mean_flops,
+    mean_tokens,
+    shapes_of,
+)
+from fsdpbench.engine.measuring.warmup import TimedSteps, time_and_trace, warm_up
+from fsdpbench.engine.measuring.watched_settings import unread_settings, watched
+from fsdpbench.engine.results.records import Status, trace_path, write_record
+from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
+from fsdpbench.systems import BuildContext, get_system, software_of
+from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
+from fsdpbench.workloads import Workload
+from fsdpbench.workloads.decoder.experts import HasBuffers
+
+_MOST_OF_MEMORY = 0.4
+"""Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
+
+
+def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
+    """Run this rank and leave its record (and trace) in `folder`. Raises what the configuration raised,
+    except out of memory, which is an answer: the record says it."""
+    torch.autograd.set_multithreading_enabled(False)
+    record = RankRecord(placement.rank, placement.world_size, config.device)
+    device = make_device(config, placement)
+
+    def out_of_memory(message: str) -> None:
+        record.add_sanitizer(getattr(device, "sanitizer", None))
+        record.status, record.cause = Status.OOM, _first_line(message)
+        record.memory_account = record.memory_account or getattr(device, "memory_account", None)
+        write_record(record, folder)
+
+    device.on_out_of_memory(out_of_memory)
+    try:
+        device.open()
+        _measure(config, placement, device, record, folder)
+    except torch.OutOfMemoryError as error:
+        out_of_memory(str(error))
+    except BaseException as error:
+        if record.status is Status.OOM and isinstance(error, SystemError):
+            return record.status  # what a hook of backward raised was lost on the way; the record says it
+        record.add_sanitizer(getattr(device, "sanitizer", None))
+        record.status, record.cause = Status.ERROR, f"{type(error).__name__}: {_first_line(str(error))}"
+        write_record(record, folder)
+        raise
+    finally:
+        device.close()
+    if record.status is Status.OK:
+        record.add_sanitizer(getattr(device, "sanitizer", None))
+    write_record(record, folder)
+    return record.status
+
+
+def _measure(config: Config, placement: Placement, device: Device, record: RankRecord, folder: Path) -> None:
+    workload = workload_of(config)
+    _fill_constants(config, workload, device, record)
+    losses: list[torch.Tensor] = []
+    if config.soak is not None:
+        _soak(config, placement, device, workload, record)
+        return
+    loop = _training_loop(config, placement, device, workload, losses.append)
+    device.settle()
+
+    def timed_step() -> float:
+        return device.timed_step(loop.step)
+
+    warming = TimedSteps(timed_step, device.take_memory)
+    warm = warm_up(config.measurement, warming.run, device.has_settled, warming.retried)
+    steps = TimedSteps(timed_step, device.take_memory, record.step_times_s)
+    path = trace_path(folder, placement.rank)
+    profiled_s = record.profiler_step_times_s
+    warm = time_and_trace(config.measurement, warm, steps, device, loop.step, path, profiled_s)
+    record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
+    if config.measurement.traced_steps:
+        record.trace = path.relative_to(folder).as_posix()
+        if isinstance(device, TellsTraffic):
+            record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
+    record.memory_per_step = [asdict(peaks) for peaks in steps.memory if peaks is not None] or None
+    values = [device.loss_value(loss) for loss in losses]
+    record.losses = [v for v in values if v is not None] or None
+    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    _note_compilation(config, device, record)
+    record.unread_settings = unread_settings(loop.system, loop.config) or None
+    record.graph = getattr(device, "graph", None)
+
+
+def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
+    """Add the compiled graphs to `record`; a simulated device knows more of them than Dynamo does."""
+    if config.settings.compile:
+        from fsdpbench.sim.torch_device.compile.refusals import (
+            of_dynamo,  # the compiler's import takes seconds
+        )
+
+        record.compilation = getattr(device, "compilation", None) or of_dynamo()
+    require_compiled(config, record)
+
+
+def require_compiled(config: Config, record: RankRecord) -> None:
+    """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
+    the name of the compiled one."""
+    found = record.compilation
+    asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
+    if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
+        return
+    breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
+    raise BenchError(
+        f"compile=true compiled no graph of the units{' or none of the loss' if asked > 1 else ''} "
+        f"(wrap={config.settings.wrap})"
+        f"{f': {breaks}' if breaks else ''}. The hooks of units inside of a unit break its graph: take units "
+        "that hold no others (wrap=block, or wrap=block+lm_head with a module's name), or leave compile out"
+    )
+
+
+def _soak(
+    config: Config, placement: Placement, device: Device, workload: Workload, record: RankRecord
+) -> None:
+    """Instead of warm-up, timed and traced steps: all steps of a soak, timed."""
+    assert config.soak is not None
+    settings, shapes = config.settings, shapes_of(config)
+    in_full = software_of(config).checkpointing.reentrant
+    model, hardware = mean_flops(workload, shapes, settings.recomputed, in_full)
+    group, tokens = Degrees.of(config).group, mean_tokens(shapes)
+    record.flops_per_step = {"model": model / group, "hardware": hardware / group}
+    record.tokens_per_step = None if tokens is None else _share(tokens, group)
+    losses: list[float] = []
+
+    def note_loss(loss: torch.Tensor) -> None:
+        value = device.loss_value(loss)
+        if value is not None:
+            losses.append(value)
+
+    loop = _training_loop(config, placement, device, workload, note_loss)
+    batches = ShapedBatches(_maker_of_batches(config, placement, device, workload), settings.seed)
+    loop.batches = batches
+    device.settle()
+    soak = Soak(config.soak, shapes)
+    record.soak = soak.record
+    if config.soak.lengths is not None:
+        record.buffer_rows = None  # it is another number in each step
+    record.step_times_s = soak.run(device, loop, batches)
+    record.memory_per_step = soak.memory_per_step()
+    record.losses = losses or None
+    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    _note_compilation(config, device, record)
+    record.unread_settings = unread_settings(loop.system, loop.config) or None
+
+
+def _maker_of_batches(
+    config: Config, placement: Placement, device: Device, workload: Workload
+) -> Callable[[int, int | None, int], Iterator[Batch]]:
+    """Endless batches of so many rows and tokens, by a seed."""
+    data = Path(config.data) if config.data else None
+    where, degrees = device.torch_device, Degrees.of(config)
+    rank, world = degrees.data_rank(placement.rank), degrees.data
+
+    def make(rows: int, tokens: int | None, seed: int) -> Iterator[Batch]:
+        return workload.batches(rows, tokens, seed, rank, where, data=data, world_size=world)
+
+    return make
+
+
+def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
+    """Return the rows that a capacity drops and computes for nothing in a rank's step."""
+    rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
+    return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
+
+
+def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
+    settings, group = config.settings, Degrees.of(config).group
+    seq = workload.resolve_seq(settings.seq)
+    in_full = software_of(config).checkpointing.reentrant
+    flops = workload.flops_per_step(settings.batch, seq, settings.recomputed, in_full)
+    record.flops_per_step = {
+        # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
+        "model": float(flops.model * settings.grad_accum) / group,
+        "hardware": float(flops.hardware * settings.grad_accum) / group,
+    }
+    record.buffer_rows = _buffer_rows(workload, settings.batch * (seq or 0) // group, settings.grad_accum)
+    record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
+    tokens = workload.tokens(settings.batch, seq)
+    record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)
+    arithmetic = compute_type(TORCH_DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
+    record.peak_flops = device.peak_flops(arithmetic)
+    record.hardware = device.describe()
+
+
+def _share(number: int, ranks: int) -> float:
+    """A rank's share of what a group does: whole where it can be."""
+    return number // ranks if number % ranks == 0 else number / ranks
+
+
+def _training_loop(
+    config: Config,
+    placement: Placement,
+    device: Device,
+    workload: Workload,
+    on_loss: Callable[[torch.Tensor], None],
+) -> TrainingLoop:
+    system, settings = get_system(config.system), config.settings
+    asked = watched(config)
+    context = BuildContext(asked, workload, device.torch_device, _deferred(config, workload, device))
+    model = system.wrap(context)
+    seq = workload.resolve_seq(settings.seq)
+    batches = _maker_of_batches(config, placement, device, workload)(settings.batch, seq, settings.seed)
+    optimizer = system.make_optimizer(model, asked)
+    loop = TrainingLoop(asked, system, model, optimizer, batches, device.torch_device, on_loss)
+    if isinstance(device, HasTrainer):
+        loop.around_microbatch = device.trainer(model)
+    if isinstance(device, Captures):
+        device.capture(loop)
+    return loop
+
+
+def _deferred(config: Config, workload: Workload, device: Device) -> bool:
+    """Whether the model is built on the meta device and materialised shard by shard."""
+    if not get_system(config.system).shards or config.device == "cpu":
+        return False
+    if config.device == "sim":
+        return True
+    memory = torch.cuda.get_device_properties(device.torch_device).total_memory
+    return 4 * workload.parameters > _MOST_OF_MEMORY * memory
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point for torchrun: CONFIG.json and the folder to write into."""
+    if len(arguments) != 2:
+        print("usage: torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER", file=sys.stderr)
+        return 2
+    config = Config.from_dict(read_json_object(Path(arguments[0])))
+    placement = Placement(
+        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    )
+    status = run_rank(config, placement, Path(arguments[1]))
+    return 0 if status in (Status.OK, Status.OOM) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

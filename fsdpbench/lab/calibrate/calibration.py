@@ -1,0 +1,288 @@
+"""The whole calibration: which figures are measured, in which order, and what the others are taken from.
+
+    base profile ─> compute, memory ─> products ─> attention ─> bandwidth ─> host, link ─> collectives ─> file
+                                  (each step sees what the ones before have measured)
+
+What this machine cannot tell (the network of one GPU, say) stays as the base profile has it and is listed
+under ``estimated`` in the file, so that every report says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.engine.devices.detection import peak_flops_of
+from fsdpbench.lab.calibrate.attention_rates import measure_attention
+from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
+from fsdpbench.lab.calibrate.links import measure_contention, measure_nic, measure_nvlink
+from fsdpbench.lab.calibrate.machine import Machine
+from fsdpbench.lab.calibrate.matrix_products import measure_gemm
+from fsdpbench.lab.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
+from fsdpbench.sim.model.profile import HardwareProfile, profile_names
+from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
+
+_LOAD_SECONDS = 10.0
+_QUICK_LOAD_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured profile.
+
+    ``measured`` and ``assumed`` are dotted keys; ``errors`` are the fits' mean relative errors.
+    """
+
+    profile: HardwareProfile
+    base: str
+    measured: tuple[str, ...]
+    assumed: tuple[str, ...]
+    errors: dict[str, float]
+
+    def to_toml_tables(self) -> dict[str, Any]:
+        """The file's content: the base, and above it all sections with a measured figure.
+
+        All sections where the base is not a packaged profile, since a file builds on those alone.
+        """
+        profile = self.profile
+        measured = sorted({key.split(".")[0] for key in self.measured})
+        packaged = self.base in profile_names()
+        sections = measured if packaged else sorted({key.split(".")[0] for key in _all_keys(profile)})
+        tables: dict[str, Any] = {
+            **({"base": self.base} if packaged else {}),
+            "name": profile.name,
+            "title": profile.title,
+            "source": profile.source,
+            "gpus_per_node": profile.gpus_per_node,
+            "estimated": list(self.assumed),
+        }
+        tables |= {name: _table(getattr(profile, name)) for name in sections}
+        tables["sources"] = dict.fromkeys(measured, profile.source)
+        return tables
+
+
+class _Run:
+    """The profile as far as it is measured, and the keys that were."""
+
+    def __init__(self, machine: Machine, profile: HardwareProfile) -> None:
+        self.machine = machine
+        self.profile = profile
+        self.measured: list[str] = []
+        self.errors: dict[str, float] = {}
+
+    def take(self, section: str, value: Any, *kept: str) -> None:
+        """Put a measured section in; ``kept`` are fields of it that still are the base's."""
+        self.profile = dataclasses.replace(self.profile, **{section: value})
+        names = [field.name for field in dataclasses.fields(value) if field.name not in kept]
+        self.measured += [f"{section}.{name}" for name in names]
+
+
+def calibrate(
+    machine: Machine,
+    base: HardwareProfile,
+    name: str,
+    *,
+    quick: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Calibration:
+    """Measure ``machine`` and return its profile, called ``name``. Takes one to three minutes on a GPU.
+
+    ``base`` is the profile of the nearest known hardware. With several ranks all of them have to call this,
+    in a process group. ``report`` is called with each step as it begins.
+    """
+    run = _Run(machine, base)
+    for title, step in _steps(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
+        report(title)
+        step()
+    node = machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node
+    # A network that was not measured stays shared out to the GPUs as it was.
+    nic = run.profile.nic if "nic.gb_s_per_node" in run.measured else base.with_nodes(node, None).nic
+    profile = dataclasses.replace(
+        run.profile,
+        name=name,
+        title=machine.name,
+        source=_source(machine),
+        gpus_per_node=node,
+        nic=nic,
+        sources=MappingProxyType({}),
+        estimated=(),
+        # Of the base's software and chip; what was measured here is to price runs.
+        libraries=MappingProxyType({}),
+        runs_use=(),
+    )
+    assumed = tuple(key for key in _all_keys(base) if key not in run.measured)
+    return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
+
+
+def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "memory and multiprocessors", lambda: _chip(run)
+    yield "matrix products", lambda: _gemm(run, load_seconds)
+    yield "attention", lambda: _attention(run)
+    yield (
+        "memory-bound operators",
+        lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile), "fused_gain"),
+    )
+    yield "kernels of two streams", lambda: _streams(run)
+    yield (
+        "host",
+        lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED),
+    )
+    yield (
+        "host link",
+        lambda: run.take("host_link", measure_host_link(run.machine, run.profile.host_link), "memory_gb_s"),
+    )
+    if run.machine.world_size > 1:
+        yield "collectives", lambda: _collectives(run)
+
+
+def _chip(run: _Run) -> None:
+    machine, profile = run.machine, run.profile
+    properties = machine.module.get_device_properties(machine.device)
+    free, total = machine.module.mem_get_info()
+    outside = total - free - machine.module.memory_reserved()
+    kept = ["nccl_mib_per_communicator"]
+    context, peak = profile.memory.context_mib, peak_bandwidth(machine, profile)
+    if peak == profile.memory.bandwidth_gb_s:
+        kept.append("bandwidth_gb_s")
+    if dist.is_initialized():
+        kept.append("context_mib")  # what communicators hold cannot be separated from the context any more
+    else:
+        context = outside / MIB
+    memory = dataclasses.replace(
+        profile.memory, capacity_gib=total / GIB, context_mib=context, bandwidth_gb_s=peak
+    )
+    run.take("memory", memory, *kept)
+    peaks = {dtype: peak_flops_of(machine.name, dtype) for dtype in DTYPES}
+    known = {dtype: peak / 1e12 for dtype, peak in peaks.items() if peak is not None}
+    compute = dataclasses.replace(
+        profile.compute,
+        sm_count=properties.multi_processor_count,
+        peak_tflops=MappingProxyType(dict(profile.compute.peak_tflops) | known),
+    )
+    run.take("compute", compute, *(() if len(known) == len(DTYPES) else ("peak_tflops",)))
+
+
+def _gemm(run: _Run, load_seconds: float) -> None:
+    found = measure_gemm(run.machine, run.profile, load_seconds)
+    run.errors["gemm"] = found.mean_error
+    run.take("gemm", found.section, "tiles")
+
+
+def _attention(run: _Run) -> None:
+    found = measure_attention(run.machine, run.profile)
+    run.errors["attention"] = found.mean_error
+    run.take("attention", found.section, "wave_quantisation")
+
+
+def _streams(run: _Run) -> None:
+    contention = measure_kernel_share(run.machine, run.profile.contention)
+    run.take("contention", contention, "compute_slowdown", "communication_slowdown")
+
+
+def _collectives(run: _Run) -> None:
+    machine = run.machine
+    node = machine.rank // machine.ranks_per_node
+    nodes = machine.world_size // machine.ranks_per_node
+    if machine.ranks_per_node > 1:
+        groups = [
+            dist.new_group(list(range(n * machine.ranks_per_node, (n + 1) * machine.ranks_per_node)))
+            for n in range(nodes)
+        ]
+        nvlink = measure_nvlink(machine, run.profile, groups[node])
+        run.take("nvlink", nvlink, "peak_gb_s", "ranks_exponent")
+        contention = measure_contention(machine, run.profile)
+        run.take("contention", contention, "communication_slowdown", "kernel_share")
+    if nodes > 1:
+        nic = measure_nic(machine, run.profile)
+        run.take("nic", nic, "efficiency", "base_us", "tree_share", "protocols")
+
+
+def _source(machine: Machine) -> str:
+    today = datetime.date.today().isoformat()
+    ranks = "" if machine.world_size == 1 else f", {machine.world_size} ranks"
+    kind = "a simulated " if machine.simulated or simulated_cuda() is not None else ""
+    return (
+        f"measured on {kind}{machine.name} by fsdpbench calibrate, {today}, torch {torch.__version__}{ranks}"
+    )
+
+
+def _all_keys(profile: HardwareProfile) -> Iterator[str]:
+    """The dotted keys of all figures."""
+    for field in dataclasses.fields(profile):
+        section = getattr(profile, field.name)
+        if dataclasses.is_dataclass(section):
+            yield from (f"{field.name}.{inner.name}" for inner in dataclasses.fields(section))
+
+
+def _table(value: Any) -> Any:
+    """A section as plain tables, lists and rounded numbers."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _table(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "items"):
+        return {key: _table(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_table(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+# What kernels of two streams take from each other: `ContentionProfile.kernel_share`.
+#     one stream    [product][product]...[product]                     L
+#     another       [copy][copy]...[copy]                              S, not longer
+#     both          [product, slowed][..........][product]             L + kernel_share * S
+#                   [copy, slowed][...]
+# A GPU fills with the blocks of one kernel what another leaves free. Two kernels that want the same then win
+# nothing (1), a product and a copy less than that.
+
+_SIZE = 8192
+_PRODUCTS = 8
+_ROUNDS = 5
+
+
+def measure_kernel_share(machine: Machine, contention: ContentionProfile) -> ContentionProfile:
+    """`contention` with the share that bf16 products and copies of this device show."""
+    a, source = machine.empty(_SIZE, _SIZE), machine.empty(_SIZE, _SIZE)
+    target = machine.empty(_SIZE, _SIZE)
+
+    def product() -> object:
+        return a @ a
+
+    def copy() -> object:
+        return target.copy_(source)
+
+    longer = machine.device_seconds(product) * _PRODUCTS
+    one_copy = machine.device_seconds(copy)
+    copies = max(1, int(longer / one_copy))
+    both = statistics.median(_together(machine, product, copy, copies) for _ in range(_ROUNDS))
+    share = (both - longer) / (copies * one_copy)
+    return dataclasses.replace(contention, kernel_share=min(1.0, max(0.0, share)))
+
+
+def _together(
+    machine: Machine, product: Callable[[], object], copy: Callable[[], object], copies: int
+) -> float:
+    """Seconds until products and copies on two streams are done, which begin at the same moment."""
+    module = machine.module
+    first, second = module.current_stream(), module.Stream()
+    start, end = (module.Event(enable_timing=True) for _ in range(2))
+    product()  # while it runs, the host queues the rest
+    start.record(first)
+    second.wait_event(start)
+    for _ in range(_PRODUCTS):
+        product()
+    with module.stream(second):
+        for _ in range(copies):
+            copy()
+    first.wait_stream(second)
+    end.record(first)
+    module.synchronize()
+    milliseconds: float = start.elapsed_time(end)
+    return milliseconds / 1e3

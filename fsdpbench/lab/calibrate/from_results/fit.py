@@ -1,0 +1,286 @@
+"""Factors on a profile that measured step times determine, and how far.
+
+r = ln(measured / simulated) of every run, J = how the logarithm of a step time changes with that of a factor,
+found by simulating each run again with 10 % less of it. One factor is found by halving, several by
+Gauss-Newton. The simulation is off
+by more than these factors (published runs of known software: `width_of`), and a source's runs share that
+error, so that it does not average out:
+
+    cov(factors) = P (noise^2 I + model^2 1 1') P',    P = (J'J)^-1 J'
+
+More factors than runs, a factor on which the runs hardly depend, factors that the runs cannot tell apart,
+and one beyond what the chip can do are refused: each would be a number without meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.engine.results.residuals.widths import LEVEL, Quantity, width_of
+from fsdpbench.lab.calibrate.from_results.runs import MeasuredRun
+from fsdpbench.reports.result import Result
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+
+Simulate = Callable[[Path], Sequence[Result]]
+"""Results of all runs, in order, on the profile in a file."""
+
+_STEP = math.log(1.1)
+_MOST_ROUNDS = 6
+_MOST_HALVINGS = 12
+_CLOSE = 0.002
+_LEAST_SENSITIVITY = 0.1
+_WIDEST = math.log(2.0)
+_FARTHEST = math.log(4.0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Factors with half the width of each one's interval (logarithm, `LEVEL`), the errors of the runs (above
+    0: simulated too slow) before and after, and how strongly the runs depend on each factor."""
+
+    profile: ScaledProfile
+    log_widths: dict[Factor, float]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    sensitivity: dict[Factor, float]
+
+    def interval(self, factor: Factor) -> tuple[float, float]:
+        middle, width = self.profile.factors[factor], self.log_widths[factor]
+        return middle * math.exp(-width), middle * math.exp(width)
+
+
+def fit(
+    runs: Sequence[MeasuredRun], base: str, factors: Sequence[Factor], simulate: Simulate, folder: Path
+) -> Fit:
+    """Find `factors` on the profile `base` from `runs`; profiles that are tried are written to `folder`.
+
+    Raises:
+        UsageError: the runs do not determine them; it says which and why.
+    """
+    _check(runs, factors)
+    tried = _Tried(runs, base, factors, simulate, folder)
+    before = tried.residuals(np.zeros(len(factors)))
+    logs, residuals = (_one if len(factors) == 1 else _several)(tried, before)
+    profile = tried.profile(logs)
+    if (peak := profile.at_its_peak()) and np.abs(residuals).max() > _CLOSE:
+        raise UsageError(
+            f"--fit {', '.join(peak)}: even at the chip's peak the runs stay {residuals.max():+.1%} from "
+            "measured: something else is faster than simulated (--fit names other factors)"
+        )
+    slopes = tried.slopes(logs, residuals)
+    sensitivity = _sensitivities(slopes, factors)
+    widths = _widths(slopes, residuals, runs)
+    found = dict(zip(factors, (float(width) for width in widths), strict=True))
+    for factor, width in found.items():
+        if width > _WIDEST:
+            raise UsageError(
+                f"--fit {factor}: its interval would reach x{math.exp(width):.2f} each way; these runs do "
+                "not determine it. Give fewer factors, or runs that depend on it more"
+            )
+    return Fit(profile, found, _errors(before), _errors(residuals), sensitivity)
+
+
+def _one(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One factor, between two that are too slow and too fast: a step may depend on it only where slow."""
+    near, far = np.zeros(1), np.array([-_FARTHEST if before.mean() > 0 else _FARTHEST])
+    at_near, at_far = before, tried.residuals(far)
+    if np.abs(before.mean()) < _CLOSE:
+        return near, before
+    if tried.profile(far).at_its_peak() and at_far.mean() * before.mean() > 0:
+        return far, at_far
+    if at_far.mean() * before.mean() > 0:
+        moved = float(np.abs(at_far - before).max()) / _FARTHEST
+        if moved < _LEAST_SENSITIVITY:
+            raise UsageError(_insensitive(tried.factors[0], moved))
+        raise UsageError(_too_far(tried.factors, far, at_far))
+    for _ in range(_MOST_HALVINGS):
+        middle = (near + far) / 2
+        found = tried.residuals(middle)
+        if np.abs(found.mean()) < _CLOSE:
+            break
+        if found.mean() * at_near.mean() > 0:
+            near, at_near = middle, found
+        else:
+            far = middle
+    return middle, found
+
+
+def _several(tried: _Tried, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Newton; the runs have to depend on every factor as the base has it."""
+    logs, residuals = np.zeros(len(tried.factors)), before
+    for _ in range(_MOST_ROUNDS):
+        slopes = tried.slopes(logs, residuals)
+        _sensitivities(slopes, tried.factors)
+        change = np.linalg.pinv(slopes) @ residuals
+        logs = logs + np.clip(change, -_FARTHEST / 2, _FARTHEST / 2)
+        if np.abs(logs).max() > _FARTHEST:
+            raise UsageError(_too_far(tried.factors, logs, residuals))
+        residuals = tried.residuals(logs)
+        if np.abs(change).max() < _CLOSE:
+            break
+    return logs, residuals
+
+
+def _check(runs: Sequence[MeasuredRun], factors: Sequence[Factor]) -> None:
+    distinct = {(run.config.name, run.config.model, run.config.gpus) for run in runs}
+    if len(distinct) < len(factors):
+        raise UsageError(
+            f"--fit {', '.join(factors)}: {len(factors)} factors need as many different runs, here are "
+            f"{len(distinct)}; each more would be chosen, not found"
+        )
+    one_node = all(run.config.gpus <= run.config.ranks_per_node for run in runs)
+    if Factor.NETWORK in factors and one_node:
+        raise UsageError(
+            "--fit network: no run is on several nodes; links inside a node are measured by "
+            "`torchrun --nproc-per-node 8 -m fsdpbench calibrate`"
+        )
+
+
+@dataclass
+class _Tried:
+    """Simulations of the runs on scaled profiles."""
+
+    runs: Sequence[MeasuredRun]
+    base: str
+    factors: Sequence[Factor]
+    simulate: Simulate
+    folder: Path
+    count: int = 0
+
+    def profile(self, logs: np.ndarray) -> ScaledProfile:
+        scales = {factor: math.exp(log) for factor, log in zip(self.factors, logs, strict=True)}
+        return ScaledProfile(self.base, scales)
+
+    def residuals(self, logs: np.ndarray) -> np.ndarray:
+        """ln(measured over simulated step time) of every run."""
+        self.count += 1
+        path = (self.folder / f"tried-{self.count}.toml").resolve()
+        self.profile(logs).write(path, {}, "tried by calibrate --from-result")
+        results = self.simulate(path)
+        return np.array([run.slower(result) for run, result in zip(self.runs, results, strict=True)])
+
+    def slopes(self, logs: np.ndarray, residuals: np.ndarray) -> np.ndarray:
+        """How much a residual falls where the logarithm of a factor falls: d ln(step time) / d ln(factor)."""
+        columns = []
+        for index in range(len(logs)):
+            moved = logs.copy()
+            moved[index] -= _STEP
+            columns.append((self.residuals(moved) - residuals) / _STEP)
+        return np.column_stack(columns)
+
+
+def _sensitivities(slopes: np.ndarray, factors: Sequence[Factor]) -> dict[Factor, float]:
+    found = {factor: float(np.abs(slopes[:, at]).max()) for at, factor in enumerate(factors)}
+    for factor, value in found.items():
+        if value < _LEAST_SENSITIVITY:
+            raise UsageError(_insensitive(factor, value))
+    return found
+
+
+def _widths(slopes: np.ndarray, residuals: np.ndarray, runs: Sequence[MeasuredRun]) -> np.ndarray:
+    """Half the intervals of the factors' logarithms."""
+    quantile = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    model = width_of(Quantity.TIME, ()).log / quantile
+    free = len(runs) - slopes.shape[1]
+    scatter = float(residuals @ residuals) / free if free else 0.0
+    noise = np.diag([max(run.noise**2, scatter) for run in runs])
+    project = np.linalg.pinv(slopes)
+    covariance = project @ (noise + model**2 * np.ones((len(runs), len(runs)))) @ project.T
+    return np.asarray(quantile * np.sqrt(np.diag(covariance)))
+
+
+def _errors(residuals: np.ndarray) -> tuple[float, ...]:
+    return tuple(math.expm1(-float(residual)) for residual in residuals)
+
+
+def _insensitive(factor: Factor, value: float) -> str:
+    return (
+        f"--fit {factor}: 10 % less of it changes these step times by {value * 10:.1f} % at most; they say "
+        "nothing of it. Give a run that it limits, or fit another factor"
+    )
+
+
+def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray) -> str:
+    told = ", ".join(f"{factor} x{math.exp(log):.2f}" for factor, log in zip(factors, logs, strict=True))
+    left = math.expm1(-float(residuals.mean()))
+    return (
+        f"--fit: with {told} the simulated step times are still {left:+.1%} off; that is not an error of a "
+        "profile. Compare model, settings, software and the GPUs with what ran, or fit another factor"
+    )
+
+
+# What measured runs can scale in a profile, and the file with it.
+# compute   rates of matrix products and attention in training   gemm.under_load, attention.under_load
+# memory    bandwidth that memory-bound kernels reach            bandwidth.efficiency.*
+# network   what leaves a node                                   nic.gb_s_per_node
+
+
+class Factor(StrEnum):
+    """A part of a profile that runs of one's own scale as a whole; above 1 it is faster."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True)
+class ScaledProfile:
+    """A profile (a packaged one's name, also with `+node-N+nic-M`) with some of its parts scaled."""
+
+    base: str
+    factors: Mapping[Factor, float]
+
+    @property
+    def _packaged(self) -> str:
+        """The base without what its name states of a node."""
+        return self.base.partition("+")[0]
+
+    def keys(self) -> dict[str, dict[str, Any]]:
+        """The scaled keys by section. A rate that would exceed the chip's peak is at it."""
+        profile = load_profile(self.base)
+        tables: dict[str, dict[str, Any]] = {}
+        if (factor := self.factors.get(Factor.COMPUTE)) is not None:
+            for name, section in (("gemm", profile.gemm), ("attention", profile.attention)):
+                tables[name] = {"under_load": _share(section.under_load * factor)}
+        if (factor := self.factors.get(Factor.MEMORY)) is not None:
+            efficiency = profile.bandwidth.efficiency
+            tables["bandwidth"] = {
+                "efficiency": {kind: _share(share * factor) for kind, share in efficiency.items()}
+            }
+        network = self.factors.get(Factor.NETWORK)
+        if network is not None or self.base != self._packaged:
+            tables["nic"] = {"gb_s_per_node": round(profile.nic.gb_s_per_node * (network or 1.0), 4)}
+        return tables
+
+    def at_its_peak(self) -> list[str]:
+        """Factors whose keys all are at what the chip can do at most."""
+        tables = self.keys()
+        shares = {
+            Factor.COMPUTE: [tables.get(name, {}).get("under_load", 0.0) for name in ("gemm", "attention")],
+            Factor.MEMORY: list(tables.get("bandwidth", {}).get("efficiency", {"": 0.0}).values()),
+        }
+        return [factor.value for factor, values in shares.items() if max(values) >= 1.0]
+
+    def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
+        """Write the profile's file; returns what it says."""
+        profile = load_profile(self.base)
+        head: dict[str, Any] = {"base": self._packaged, "name": path.stem, "title": profile.title}
+        if self.base != self._packaged:
+            head["gpus_per_node"] = profile.gpus_per_node
+        write_whole(path, to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
+        return load_profile(path)
+
+
+def _share(value: float) -> float:
+    return round(min(1.0, value), 4)

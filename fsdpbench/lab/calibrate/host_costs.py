@@ -1,0 +1,140 @@
+"""The host's costs of operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
+
+Each figure is a difference or a slope, so that the loop around it cancels. The launch itself cannot be
+separated from the operator around it by a clock on the host: it stays as the base profile has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fsdpbench.lab.calibrate.machine import Machine
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
+
+_CHAIN = 50
+_SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
+_COPIES = (MIB, 16 * MIB, 256 * MIB)
+NOT_MEASURED = "launch_us"
+
+
+def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
+    """Host costs in microseconds; never negative."""
+    tensor = machine.empty(16)
+    launch = profile.cpu.launch_us
+    operator = _us(machine, lambda: tensor.add_(1))
+    plain, hooked = nn.Identity(), nn.Identity()
+    hooked.register_forward_hook(lambda *_: None)
+    module = _us(machine, lambda: plain(tensor))
+    malloc, free = _segments(machine)
+    return dataclasses.replace(
+        profile.cpu,
+        operator_us=_positive(operator - launch),
+        view_us=_us(machine, lambda: tensor.view(4, 4)),
+        autograd_node_us=_positive(_node(machine, tensor) - operator),
+        module_call_us=module,
+        hook_us=_positive(_us(machine, lambda: hooked(tensor)) - module),
+        collective_us=_collective(machine, profile),
+        event_us=_event(machine),
+        stream_us=_stream(machine),
+        synchronize_us=_us(machine, machine.module.synchronize),
+        cuda_malloc_us=malloc[0],
+        cuda_malloc_us_per_gib=malloc[1],
+        cuda_free_us=free[0],
+        cuda_free_us_per_gib=free[1],
+    )
+
+
+def measure_host_link(machine: Machine, base: HostLinkProfile) -> HostLinkProfile:
+    """Copies from the host's memory (pinned on a real GPU), as a line through three sizes."""
+    seconds = []
+    for size in _COPIES:
+        host = torch.zeros(size, dtype=torch.uint8, pin_memory=not machine.simulated)
+        there = torch.zeros(size, dtype=torch.uint8, device=machine.device)
+        seconds.append(machine.device_seconds(partial(there.copy_, host, non_blocking=True)))
+    constant, slope = line(_COPIES, seconds)
+    return HostLinkProfile(
+        gb_s=1e-9 / slope,
+        latency_us=_positive(constant * 1e6),
+        memory_gb_s=base.memory_gb_s,  # what a rank of a full node has of it is not seen from one
+    )
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Constant and slope of a line, small values weighing as much as large ones."""
+    matrix = np.stack([np.ones(len(x)), np.asarray(x, float)], axis=1)
+    weights = 1 / np.asarray(y, float)
+    solution, *_ = np.linalg.lstsq(matrix * weights[:, None], np.ones(len(x)), rcond=None)
+    return float(solution[0]), float(solution[1])
+
+
+def _us(machine: Machine, run: Callable[[], object]) -> float:
+    return machine.host_seconds(run) * 1e6
+
+
+def _positive(value: float) -> float:
+    return max(0.0, value)
+
+
+def _node(machine: Machine, tensor: torch.Tensor) -> float:
+    """Microseconds of one node of backward with one small operator in it."""
+    x = tensor.clone().float().requires_grad_()
+    y = x
+    for _ in range(_CHAIN):
+        y = y * 0.5
+    gradient = torch.zeros_like(y)
+    total = machine.host_seconds(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True), repeats=5)
+    return total * 1e6 / _CHAIN
+
+
+def _event(machine: Machine) -> float:
+    event = machine.module.Event()
+    return _us(machine, event.record)
+
+
+def _stream(machine: Machine) -> float:
+    """One switch: entering a stream's context and leaving it are two."""
+    stream = machine.module.Stream()
+
+    def switch() -> None:
+        with machine.module.stream(stream):
+            pass
+
+    return _us(machine, switch) / 2
+
+
+def _collective(machine: Machine, profile: HardwareProfile) -> float:
+    if not dist.is_initialized():
+        return profile.cpu.collective_us
+    tensor = machine.empty(16)
+    return machine.host_seconds(lambda: dist.all_reduce(tensor), repeats=20) * 1e6
+
+
+def _segments(machine: Machine) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(constant, per GiB) in microseconds of getting memory from the driver and of giving it back."""
+    largest = machine.module.mem_get_info()[0] // 2
+    sizes = [size for size in _SEGMENTS if size < largest]
+    malloc, free = [], []
+    for size in sizes:
+        machine.module.empty_cache()
+        held: list[torch.Tensor] = []
+        malloc.append(machine.blocking_seconds(partial(_hold, held, size, machine.device)))
+        held.clear()
+        free.append(machine.blocking_seconds(machine.module.empty_cache))
+    return _by_gib(sizes, malloc), _by_gib(sizes, free)
+
+
+def _hold(held: list[torch.Tensor], size: int, device: torch.device) -> None:
+    held.append(torch.empty(size, dtype=torch.uint8, device=device))
+
+
+def _by_gib(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    constant, slope = line([size / GIB for size in sizes], seconds)
+    return _positive(constant * 1e6), _positive(slope * 1e6)

@@ -1,0 +1,126 @@
+"""The machine under measurement: one device, its clock and the host's.
+
+A kernel is timed by events around many runs of it, all queued behind a long kernel, so that the host is ahead
+and the device never waits for it:
+
+    host     [filler][e0][k][k][k][e1]
+    device   [====== filler ======][k][k][k]
+                                  e0       e1
+
+A real GPU and a simulated one answer the same questions. Calibrating a simulated machine must give its own
+profile back, and that is how the calibration is tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine.devices.detection import number_of_launcher
+
+_FILLER = 8192
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device of a machine, and what its ranks are.
+
+    ``host_ns`` reads the host's clock. ``ranks_per_node`` of the ``world_size`` ranks run on one node.
+    """
+
+    device: torch.device
+    host_ns: Callable[[], int]
+    rank: int = 0
+    world_size: int = 1
+    ranks_per_node: int = 1
+    module: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "module", torch.get_device_module(self.device))
+
+    @property
+    def name(self) -> str:
+        """Return the driver's name of the device."""
+        return str(self.module.get_device_name(self.device))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the device is a simulated one."""
+        return self.device.type == "sim"
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """A tensor on the device whose values do not matter, but are finite."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def device_seconds(self, run: Callable[[], object], repeats: int = 10) -> float:
+        """Seconds that the device needs for one ``run``: the median of some rounds of ``repeats``."""
+        run()
+        filler = self.empty(_FILLER, _FILLER)
+        rounds = [self._round(run, repeats, filler) for _ in range(_ROUNDS)]
+        return statistics.median(rounds)
+
+    def host_seconds(self, run: Callable[[], object], repeats: int = 100) -> float:
+        """Seconds that the host is occupied by one ``run``, which must not wait for the device."""
+        run()
+        rounds = []
+        for _ in range(_ROUNDS):
+            self.module.synchronize()
+            start = self.host_ns()
+            for _ in range(repeats):
+                run()
+            rounds.append((self.host_ns() - start) / 1e9 / repeats)
+        self.module.synchronize()
+        return statistics.median(rounds)
+
+    def blocking_seconds(self, run: Callable[[], object]) -> float:
+        """Seconds until one ``run`` and all its device work are done; the device is idle before."""
+        self.module.synchronize()
+        start = self.host_ns()
+        run()
+        self.module.synchronize()
+        return (self.host_ns() - start) / 1e9
+
+    def _round(self, run: Callable[[], object], repeats: int, filler: torch.Tensor) -> float:
+        start, end = (self.module.Event(enable_timing=True) for _ in range(2))
+        filler @ filler
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        self.module.synchronize()
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3 / repeats
+
+
+def cuda_machine() -> Machine:
+    """The GPU of this process, among the ranks that torchrun's environment names (one without it)."""
+    local = number_of_launcher("LOCAL_RANK", 0)
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    world = number_of_launcher("WORLD_SIZE", 1)
+    return Machine(
+        device,
+        time.perf_counter_ns,
+        rank=number_of_launcher("RANK", 0),
+        world_size=world,
+        ranks_per_node=number_of_launcher("LOCAL_WORLD_SIZE", world),
+    )
+
+
+def simulated_machine(hardware: str, gpus: int, gpus_per_node: int) -> Machine:
+    """A simulated GPU of a profile, with its process group."""
+    from fsdpbench.sim import Simulation, load_profile
+
+    simulation = Simulation.start(load_profile(hardware), gpus, gpus_per_node)
+    if not dist.is_initialized():
+        simulation.init_process_group()
+    return Machine(
+        torch.device("sim", 0), simulation.cpu_ns, world_size=gpus, ranks_per_node=min(gpus, gpus_per_node)
+    )

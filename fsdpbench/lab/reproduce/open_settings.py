@@ -1,0 +1,152 @@
+"""The values that open settings of publications may have had: the variants behind each band.
+
+One thing is changed at a time, to values that the authors may have used in 2022. No variant is chosen, and
+none is left out, by how near it comes to what was published.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+from fsdpbench.lab.reproduce.building import (
+    Machine,
+    with_gpus,
+    with_machine,
+    with_profile,
+    with_settings,
+    with_shape,
+)
+from fsdpbench.lab.reproduce.figure import Variant
+from fsdpbench.lab.validation.paper_network import network_predictions
+from fsdpbench.lab.validation.runs.case import Case
+
+# Matrix products in fp32 were rounded to TF32 by default until torch 1.12.
+TF32 = Machine("tf32", {"compute": {"peak_tflops": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 156}}})
+ROOMY = Machine("roomy", {"memory": {"capacity_gib": 320.0}})
+"""As if keeping parameters on the host cost no time."""
+_800_GBIT = Machine("roce800", {"nic": {"gb_s_per_node": 100.0}})
+_TODAYS = Machine("todays", {"memory": {"context_mib": 550, "nccl_mib_per_communicator": 2400}})
+HALF = {"param_dtype": "bf16", "reduce_dtype": "bf16"}
+FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32"}
+_DHEN_GPUS = (32, 128, 512)
+_NEARLY_FULL = 192
+
+
+def of_network() -> tuple[Variant, ...]:
+    """Figure 2: how many hosts of 8 GPUs, and what their NICs carry."""
+    hosts = {"4 hosts": 32, "32 hosts": 256, "64 hosts": 512}
+    return (
+        *(_network(words, gpus=gpus) for words, gpus in hosts.items()),
+        _network("4 x 100 Gb/s at 95 % of line rate", efficiency=0.95),
+        _network("8 x 200 Gb/s a host", nic_gb_s=200.0),
+    )
+
+
+def _network(
+    words: str, gpus: int = 128, nic_gb_s: float | None = None, efficiency: float | None = None
+) -> Variant:
+    found = network_predictions(gpus, nic_gb_s, efficiency)
+    return Variant(words, ready={each.case.name: each for each in found})
+
+
+def of_sharding(folder: Path) -> tuple[Variant, ...]:
+    """Figure 6a: dtype, batch, GPUs, attention."""
+
+    def small(case: Case) -> bool:
+        return case.model in ("t5-611m", "t5-2.28b")
+
+    def large(case: Case) -> bool:
+        return case.model == "t5-11b" and not case.ran_out
+
+    def in_fp32(case: Case) -> Case | None:
+        return dataclasses.replace(case, hardware=case.chip) if small(case) else None
+
+    return (
+        with_settings("the small models in bf16", small, **HALF),
+        with_settings("the small models in bf16, batch 1", small, batch=1, **HALF),
+        with_settings("the small models with batch 1", small, batch=1),
+        Variant(
+            "the small models in fp32", in_fp32, contradicts="27.4 TFLOPS exceed the A100's 19.5 in fp32"
+        ),
+        with_settings("T5-11B with batch 16", large, batch=16),
+        with_gpus("T5-11B on 16 GPUs", 16, large),
+        of_attention(),
+    )
+
+
+def of_attention() -> Variant:
+    """T5: attention in one kernel."""
+    return with_shape("T5 with fused attention", lambda case: case.model.startswith("t5"), attention="fused")
+
+
+def of_limiter(folder: Path) -> tuple[Variant, ...]:
+    """Figure 6c: dtype, recomputation, attention."""
+    models = {"t5-11b": "T5-11B", "regnet-9b": "RegNet", "deepvit-8b": "DeepViT"}
+    varied = (_of_limited(model, words, folder) for model, words in models.items())
+    return (*itertools.chain.from_iterable(varied), of_attention())
+
+
+def _of_limited(model: str, words: str, folder: Path) -> tuple[Variant, ...]:
+    def of(case: Case) -> bool:
+        return case.model == model
+
+    def in_tf32(case: Case) -> Case | None:
+        full = fp32.change(case) if fp32.change else None
+        return TF32.on(full, folder) if full else None
+
+    fp32 = with_settings(f"{words} in fp32", of, **FULL)
+    return (
+        fp32,
+        Variant(f"{words} in TF32", in_tf32),
+        with_settings(f"{words} without recomputation", of, activation_checkpointing="none"),
+    )
+
+
+def of_dhen(folder: Path) -> tuple[Variant, ...]:
+    """Figures 7a and 8a, on some of the numbers of GPUs: sparse features, and what contradicts the paper."""
+
+    def some(case: Case) -> bool:
+        return case.gpus in _DHEN_GPUS
+
+    def in_tf32(case: Case) -> Case | None:
+        return (
+            TF32.on(dataclasses.replace(case, settings={**case.settings, **FULL}), folder)
+            if some(case)
+            else None
+        )
+
+    slow = with_machine("800 Gb/s a host", _800_GBIT, folder, some)
+    return (
+        with_shape("a quarter of the features, larger tables", some, features=256, rows=23_437_500),
+        with_shape("tables in fp32", some, table_dtype="fp32"),
+        Variant("dense part in TF32", in_tf32, contradicts="BF16 mixed precision is stated"),
+        dataclasses.replace(slow, contradicts="2 Tb/s is stated"),
+    )
+
+
+def of_gpt(folder: Path) -> tuple[Variant, ...]:
+    """Figures 7b and 8b: what CUDA and NCCL hold outside the allocator, where memory is nearly full."""
+
+    def nearly_full(case: Case) -> bool:
+        return case.settings["batch"] == 2 and case.gpus <= _NEARLY_FULL
+
+    return (with_machine("less memory held by CUDA and NCCL, as by today's", _TODAYS, folder, nearly_full),)
+
+
+def of_announcement(cases_as_stated: dict[str, Case]) -> tuple[Variant, ...]:
+    """The runs of 2022: attention, and the memory that GPUs had."""
+    return (
+        with_shape("attention written out", attention="explicit"),
+        Variant("as much memory as stated, nothing kept on the host", lambda c: cases_as_stated[c.name]),
+    )
+
+
+def of_issue() -> tuple[Variant, ...]:
+    """The issue: dtype of the reduction, length, memory."""
+    return (
+        with_settings("fp32 reduction", reduce_dtype="fp32"),
+        with_settings("sequences of 1024", seq=1024),
+        with_profile("80 GB GPUs", "a100-80gb"),
+    )

@@ -1,0 +1,216 @@
+"""The outcome of a figure: each point published and simulated, the band of other settings, its claims."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from fsdpbench.engine.results.records import Status
+from fsdpbench.lab.reproduce.claims import LEAST_RATIO, Bounds, Claim, Kind, Place
+from fsdpbench.lab.reproduce.figure import PaperFigure, Point, Variant
+from fsdpbench.lab.reproduce.run import Runs
+from fsdpbench.lab.validation.paper_network import Prediction
+from fsdpbench.lab.validation.runs.case import Case, Figure
+
+Values = Mapping[tuple[str, Place], float | None]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One point simulated, in the publication's unit, and the range over plausible settings."""
+
+    point: Point
+    value: float | None
+    status: Status
+    interval: tuple[float, float] | None
+    band: tuple[float, float] | None
+
+    @property
+    def error(self) -> float | None:
+        """Simulated over published, less one."""
+        return _error(self.point, self.value)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Other settings: the value of each point that they change, and their mean error."""
+
+    variant: Variant
+    values: Values
+    mean_error: float | None
+
+
+class Verdict(Enum):
+    """Whether the simulation agrees with a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    DEPENDS = "depends on settings that are not published"
+    TAKEN = "not a test"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim on both sides. `others`: its values under the other plausible settings that change it."""
+
+    claim: Claim
+    bounds: Bounds
+    published: float
+    simulated: float | None
+    others: tuple[float, ...]
+    verdict: Verdict
+
+    @property
+    def same_direction(self) -> bool:
+        """Whether the simulation has the sign of the effect, if it is one, under all plausible settings."""
+        values = [each for each in (self.simulated, *self.others) if each is not None]
+        if self.claim.kind is not Kind.RATIO or abs(self.published - 1) < LEAST_RATIO:
+            return self.verdict is Verdict.HOLDS
+        return bool(values) and all((each > 1) == (self.published > 1) for each in values)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A figure as it was reproduced."""
+
+    figure: PaperFigure
+    points: tuple[Simulated, ...]
+    tried: tuple[Tried, ...]
+    claims: tuple[Judged, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        """Return the errors of all points that both sides have, unless the published value is 0."""
+        return [abs(each.error) for each in self.points if each.error is not None]
+
+    @property
+    def mean_error(self) -> float | None:
+        return statistics.fmean(self.errors) if self.errors else None
+
+    @property
+    def worst_error(self) -> float | None:
+        return max(self.errors, default=None)
+
+    @property
+    def mean_errors(self) -> list[float]:
+        """The mean errors under the assumed and each of the other plausible settings, on all points."""
+        others = (self._mean_error_with(each) for each in self.plausible if each.mean_error is not None)
+        return [] if self.mean_error is None else [self.mean_error, *others]
+
+    @property
+    def plausible(self) -> list[Tried]:
+        """The other settings that nothing contradicts."""
+        return [each for each in self.tried if not each.variant.contradicts]
+
+    def _mean_error_with(self, tried: Tried) -> float:
+        changed = (
+            _error(each.point, tried.values.get((each.point.series, each.point.x), each.value))
+            for each in self.points
+        )
+        errors = [abs(error) for error in changed if error is not None]
+        return statistics.fmean(errors) if errors else 0.0
+
+    def mean_error_of(self, tried: Tried) -> float:
+        """The mean error of the assumed settings over the points that `tried` changes."""
+        errors = [
+            abs(each.error)
+            for each in self.points
+            if each.error is not None and tried.values.get((each.point.series, each.point.x)) is not None
+        ]
+        return statistics.fmean(errors) if errors else 0.0
+
+
+def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
+    """The figure with what was simulated of it."""
+    tried = tuple(_tried(figure, variant, runs) for variant in figure.variants)
+    points = tuple(_simulated(point, runs.of(point.case), tried) for point in figure.points)
+    claims = tuple(_judged(claim, figure, points, tried) for claim in figure.claims)
+    return Outcome(figure, points, tried, claims)
+
+
+def _judged(
+    claim: Claim, figure: PaperFigure, points: tuple[Simulated, ...], tried: tuple[Tried, ...]
+) -> Judged:
+    bounds = claim.bounds(figure.about)
+    published = claim.measure(figure.about.at)
+    assert published is not None  # else it has no bounds
+    values = {(each.point.series, each.point.x): each.value for each in points}
+    answered = all(each.status in (Status.OK, Status.OOM) for each in points)
+    simulated = claim.measure(_lookup(values)) if answered else None
+    others = (
+        claim.measure(_lookup({**values, **each.values}))
+        for each in tried
+        if not each.variant.contradicts and not each.values.keys().isdisjoint(claim.places)
+    )
+    found = tuple(other for other in others if other is not None) if answered else ()
+    verdict = _verdict(claim, bounds, (simulated, *found), answered)
+    return Judged(claim, bounds, published, simulated, found, verdict)
+
+
+def _verdict(claim: Claim, bounds: Bounds, values: tuple[float | None, ...], answered: bool) -> Verdict:
+    """Settings under which memory runs out were not those of a run that was published: they are left out."""
+    if claim.taken:
+        return Verdict.TAKEN
+    if not answered:
+        return Verdict.UNKNOWN
+    holding = [bounds.hold(value) for value in values if value is not None]
+    if holding and all(holding):
+        return Verdict.HOLDS
+    return Verdict.DEPENDS if any(holding) else Verdict.FAILS
+
+
+def _lookup(values: Values) -> Any:
+    return lambda series, x: values[series, x]
+
+
+def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -> Simulated:
+    value = prediction.predicted(point.kind)
+    plausible = [each for each in tried if not each.variant.contradicts]
+    others = [each.values.get((point.series, point.x)) for each in plausible]
+    known = [each for each in (value, *others) if each is not None]
+    band = (min(known), max(known)) if plausible and len(known) > 1 else None
+    return Simulated(point, value, prediction.result.status, _interval(point, prediction), band)
+
+
+def _interval(point: Point, prediction: Prediction) -> tuple[float, float] | None:
+    """The 90 % interval of the simulated value, in the publication's unit."""
+    value = prediction.result.stored(".".join(("interval", *point.kind.path)))
+    return None if value is None else (value[0] / point.kind.unit, value[1] / point.kind.unit)
+
+
+def _tried(figure: PaperFigure, variant: Variant, runs: Runs) -> Tried:
+    values: dict[tuple[str, Place], float | None] = {}
+    errors = []
+    for point in figure.points:
+        prediction = _prediction(variant, point.case, runs)
+        if prediction is None:
+            continue
+        value = prediction.predicted(point.kind)
+        values[point.series, point.x] = value
+        error = _error(point, value)
+        errors += [] if error is None else [abs(error)]
+    return Tried(variant, values, statistics.fmean(errors) if errors else None)
+
+
+def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:
+    if variant.change is None:
+        return variant.ready.get(case.name)
+    changed = variant.change(case)
+    return None if changed is None else runs.of(changed)
+
+
+def _error(point: Point, value: float | None) -> float | None:
+    if point.kind is Figure.RETRIES:
+        return None  # over how many steps they were counted is not published
+    return value / point.published - 1 if value is not None and point.published else None
+
+
+def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
+    """Return the number of claims of each verdict."""
+    found = Counter(claim.verdict for outcome in outcomes for claim in outcome.claims)
+    return {verdict: found[verdict] for verdict in Verdict}

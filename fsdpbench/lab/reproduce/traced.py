@@ -1,0 +1,141 @@
+"""The traces of a contrast: where the step goes, and a stretch of it by stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.lab.reproduce.figure import Contrast, PaperFigure
+from fsdpbench.lab.reproduce.run import Runs
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.pages.memory_charts import memory_chart
+from fsdpbench.reports.pages.timeline import pack_timeline
+from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.readers import read_trace
+from fsdpbench.sim.model.profile import load_profile
+
+_MOST_EVENTS = 1_200
+_MOST_POINTS = 400
+_MS = 1e6
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """One run of a contrast. `facts`: milliseconds of the traced step by part, and what was communicated."""
+
+    words: str
+    facts: dict[str, Any]
+    timeline: dict[str, Any] | None
+    memory: dict[str, Any] | None
+
+
+def traced_runs(figure: PaperFigure, runs: Runs) -> list[list[TracedRun]]:
+    """For each contrast of the figure its runs, without those that left no trace."""
+    return [list(_runs(contrast, runs)) for contrast in figure.contrasts]
+
+
+def _runs(contrast: Contrast, runs: Runs) -> Iterator[TracedRun]:
+    for words, case in contrast.runs.items():
+        path = runs.trace_of(case)
+        if path is not None:
+            yield _traced(words, path, contrast, load_profile(case.hardware).usable_memory_bytes)
+
+
+def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> TracedRun:
+    trace = read_trace(path)
+    analysis = analyze_trace(trace)
+    step = analysis.steps[-1]
+    timeline = memory = None
+    if contrast.memory:
+        chart = memory_chart(trace, analysis, usable_bytes, _MOST_POINTS)
+        memory = chart.figure if chart else None
+    else:
+        length = round(step.duration * contrast.units / max(len(analysis.units), 1))
+        start = step.start + round(step.duration * contrast.window)
+        timeline = pack_timeline(
+            trace, dataclasses.replace(step, start=start, end=start + length), _MOST_EVENTS
+        )
+    return TracedRun(words, _facts(analysis), timeline, memory)
+
+
+def _facts(analysis: RankAnalysis) -> dict[str, Any]:
+    """Figures of the last traced step."""
+    step = analysis.steps[-1]
+    retries = [each for each in analysis.memory.retries if each.step == step.index]
+    return {
+        "step_ms": step.duration / _MS,
+        "compute_only_ms": step.time.compute_only / _MS,
+        "overlapped_ms": step.time.overlapped / _MS,
+        "exposed_communication_ms": step.time.exposed_communication / _MS,
+        "idle_ms": step.time.idle / _MS,
+        "overlap_fraction": step.time.overlap_fraction,
+        "retries": len(retries),
+        "stood_still_ms": sum(each.cost or 0 for each in retries) / _MS,
+        "communication": {
+            name: {
+                "count": found.count,
+                "time_ms": found.time / _MS,
+                "exposed_ms": found.exposed / _MS,
+                "gib": None if found.bytes is None else found.bytes / 2**30,
+                "bus_gb_s": None if found.bus_bandwidth is None else found.bus_bandwidth / 1e9,
+            }
+            for name, found in step.communication.items()
+        },
+    }
+
+
+def told(runs: Sequence[TracedRun]) -> str:
+    """Return one sentence on the traces."""
+    if any(run.facts["retries"] for run in runs):
+        parts = [
+            f"{run.facts['retries']} retries a step, computation stood still for "
+            f"{_ms(run, 'stood_still_ms')} ms of {_ms(run, 'step_ms')} ({run.words})"
+            for run in runs
+        ]
+        return f"In these traces: {'; '.join(parts)}."
+    parts = [
+        f"{_ms(run, 'exposed_communication_ms')} of {_ms(run, 'step_ms')} ms ({run.words})" for run in runs
+    ]
+    return f"Exposed communication in these traces: {', '.join(parts)}." if parts else ""
+
+
+_PARTS = {
+    "traced step, ms": "step_ms",
+    "compute only, ms": "compute_only_ms",
+    "communication behind it, ms": "overlapped_ms",
+    "exposed communication, ms": "exposed_communication_ms",
+    "idle, ms": "idle_ms",
+    "computation stood still for retries, ms": "stood_still_ms",
+}
+
+
+def facts_table(runs: Sequence[TracedRun]) -> Table:
+    """The runs of a contrast side by side; what none of them has is left out."""
+    rows = [
+        (words, *(_ms(run, key) for run in runs))
+        for words, key in _PARTS.items()
+        if any(run.facts[key] for run in runs)
+    ]
+    if any(run.facts["retries"] for run in runs):
+        rows.append(("allocator retries", *(str(run.facts["retries"]) for run in runs)))
+    for kind in dict.fromkeys(kind for run in runs for kind in run.facts["communication"]):
+        found = [run.facts["communication"].get(kind) for run in runs]
+        name = kind.replace("_", "-")
+        rows.append((f"{name}, ms (calls)", *(_calls(each) for each in found)))
+        rows.append((f"{name}, bus GB/s", *(_bandwidth(each) for each in found)))
+    return Table(("of the step", *(run.words for run in runs)), tuple(rows))
+
+
+def _ms(run: TracedRun, key: str) -> str:
+    return f"{run.facts[key]:,.0f}"
+
+
+def _calls(found: dict[str, Any] | None) -> str:
+    return "–" if found is None else f"{found['time_ms']:,.0f} ({found['count']})"
+
+
+def _bandwidth(found: dict[str, Any] | None) -> str:
+    return "–" if found is None or found["bus_gb_s"] is None else f"{found['bus_gb_s']:,.0f}"

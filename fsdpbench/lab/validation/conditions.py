@@ -1,0 +1,181 @@
+"""Published runs predicted as if something about them were not known.
+
+What a chip, a network or a software without published runs adds to the error of a prediction is measured on
+runs that have been published, by predicting them without what is known of it:
+
+    KNOWN      as they were
+    CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out_cases`)
+    NETWORK    the packaged profile's network instead of the one that was stated
+    SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and the other way round
+    SOFTWARE   today's software instead of that of their time
+    MODEL      runs of models whose shape or settings had to be assumed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.engine.results.residuals.widths import Condition
+from fsdpbench.lab.validation.paper_network import Prediction
+from fsdpbench.lab.validation.runs import runs_file
+from fsdpbench.lab.validation.runs.case import Case, Network
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, stated_machine
+from fsdpbench.sim.model.software import CURRENT, load_software
+from fsdpbench.systems import get_system
+
+_TODAYS = "torch-fsdp1"
+_OTHER = {"torch-fsdp1": "torch-fsdp2", "torch-fsdp2": "torch-fsdp1"}
+_RUN_OF_MODELS = ("FSDP paper, Fig 6a", "FSDP paper, Fig 6c", "FSDP paper, Fig 7a and 8a", "pytorch#104509")
+
+
+def under(
+    condition: Condition, cases: Sequence[Case], open_cases: Sequence[Case], folder: Path
+) -> list[Case]:
+    """The cases that `condition` changes, changed; profiles are written to `folder`.
+
+    Compiled runs are predicted as they were alone: no interval rests on them in another condition.
+    """
+    if condition is Condition.KNOWN:
+        return list(cases)
+    cases = [case for case in cases if not case.settings.get("compile")]
+    if condition is Condition.CHIP:
+        return held_out_cases(cases, folder)
+    if condition is Condition.NETWORK:
+        return [
+            dataclasses.replace(
+                case, hardware=stated_machine(case.chip, load_profile(case.hardware).gpus_per_node)
+            )
+            for case in cases
+            if case.chip and case.network is Network.STATED
+        ]
+    if condition is Condition.SYSTEM:
+        return [
+            dataclasses.replace(
+                case, system=_OTHER[case.system], software=_on_one_stream(case.software, folder)
+            )
+            for case in cases
+            if case.system in _OTHER
+        ]
+    if condition is Condition.SOFTWARE:
+        return [
+            dataclasses.replace(case, system=case.system if case.system in _OTHER else _TODAYS, software=None)
+            for case in cases
+            if case.software or get_system(case.system).software != CURRENT
+        ]
+    return [case for case in open_cases if case.group in _RUN_OF_MODELS]
+
+
+def _on_one_stream(software: str | None, folder: Path) -> str | None:
+    """`software` with collectives where the installed torch has them, as FSDP2 needs."""
+    if software is None or not load_software(software).collectives.own_streams:
+        return software
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / f"{software}-one-stream.toml").resolve()
+    head = {"base": software, "name": path.stem}
+    write_whole(path, to_toml({**head, "collectives": {"own_streams": False}}))
+    return str(path)
+
+
+# Each chip predicted with what was fitted to the other's runs.
+# A few keys of a profile were found from published training runs of that chip (the table of
+# docs/simulator.md). What describes hardware in general holds on another chip too; what was fitted to
+# rows does not. So every run is simulated again with the fitted keys of a chip whose runs it has no part
+# in:
+#     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
+#     keys from  h100-80gb                                             a100-80gb
+# Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
+# runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of
+# memory-bound kernels was fitted to all runs together, and is held out from none.
+
+_KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Step-time errors of one hardware's runs, with its own fitted keys and with another chip's."""
+
+    hardware: str
+    keys_from: str
+    own: tuple[float, ...]
+    foreign: tuple[float, ...]
+
+    @property
+    def own_mean(self) -> float:
+        return statistics.fmean(map(abs, self.own))
+
+    @property
+    def foreign_mean(self) -> float:
+        return statistics.fmean(map(abs, self.foreign))
+
+    @property
+    def foreign_bias(self) -> float:
+        return statistics.fmean(self.foreign)
+
+
+def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
+    """The cases on hardware with fitted keys, each on a profile with another chip's (written to `folder`)."""
+    chips = {case.hardware: case.chip or case.hardware for case in cases}
+    profiles = {
+        hardware: _write(folder, hardware, chip) for hardware, chip in chips.items() if chip in _KEYS_FROM
+    }
+    return [
+        dataclasses.replace(case, hardware=str(profiles[case.hardware]), chip=case.chip or case.hardware)
+        for case in cases
+        if case.hardware in profiles
+    ]
+
+
+def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -> list[HeldOut]:
+    """Both errors by hardware; runs that did not finish with either set of keys count in neither."""
+    by_name = {(p.case.group, p.case.name): p for p in foreign}
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for prediction in own:
+        other = by_name.get((prediction.case.group, prediction.case.name))
+        if other is None or prediction.step_time_error is None or other.step_time_error is None:
+            continue
+        errors = pairs.setdefault(prediction.case.hardware, [])
+        errors.append((prediction.step_time_error, other.step_time_error))
+    return [
+        HeldOut(hardware, _KEYS_FROM[hardware], *zip(*errors, strict=True))
+        for hardware, errors in pairs.items()
+    ]
+
+
+def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, Any]]:
+    """The keys fitted to runs on `other` as they apply to `profile`, by section."""
+    backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
+    return {
+        "gemm": {"under_load": other.gemm.under_load, "weight_grad": other.gemm.weight_grad},
+        "attention": {
+            "under_load": other.attention.under_load,
+            "backward_tflops": round(
+                profile.attention.forward_tflops * backward / _software_share(profile), 1
+            ),
+        },
+        "contention": {"compute_slowdown": other.contention.compute_slowdown},
+    }
+
+
+def _software_share(profile: HardwareProfile) -> float:
+    """Attention's rate backward under the runs' software over that of the profile."""
+    software = load_software(get_system(runs_file.system_of(profile.name)).software)
+    return software.attention.backward_rate
+
+
+def _write(folder: Path, hardware: str, chip: str) -> Path:
+    """A profile of `chip` with the network of `hardware` and the fitted keys of another chip."""
+    keys_from, own = _KEYS_FROM[chip], load_profile(hardware)
+    keys = with_keys_of(load_profile(chip), load_profile(keys_from))
+    keys["nic"] = {"gb_s_per_node": own.nic.gb_s_per_node}
+    head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}", "gpus_per_node": own.gpus_per_node}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / f"{head['name']}.toml").resolve()
+    write_whole(path, to_toml({**head, **keys}))
+    return path

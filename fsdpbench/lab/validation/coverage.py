@@ -1,0 +1,268 @@
+"""Whether published runs are inside their intervals, each with its own source held out.
+
+The interval of a run is the one that its prediction would carry if its source had never been published.
+Errors are given apart for sources that constants were fitted to (in sample) and for the others (held out).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.engine.results.residuals.intervals import unknowns
+from fsdpbench.engine.results.residuals.widths import (
+    LEVEL,
+    Condition,
+    Quantity,
+    Residual,
+    Unknown,
+    Width,
+    width_of,
+)
+from fsdpbench.lab.validation.judge import Bar
+from fsdpbench.lab.validation.paper_network import Prediction
+from fsdpbench.lab.validation.runs.case import Case, Figure, Network
+from fsdpbench.sim.model.profile import load_profile
+from fsdpbench.sim.model.software import CURRENT
+from fsdpbench.workloads import get_workload
+
+MEMORY = {
+    Figure.ALLOCATED: Quantity.ALLOCATED,
+    Figure.ACTIVE: Quantity.ACTIVE,
+    Figure.RESERVED: Quantity.RESERVED,
+}
+
+
+def residuals_of(condition: Condition, predictions: Iterable[Prediction]) -> Iterator[Residual]:
+    """A residual for every published time and memory whose simulation finished."""
+    for prediction in predictions:
+        for figure, published in prediction.case.published.items():
+            predicted = prediction.predicted(figure)
+            if not predicted or not published or not (figure.is_time or figure in MEMORY):
+                continue
+            yield _residual(condition, prediction, figure, published, predicted)
+
+
+def _residual(
+    condition: Condition, prediction: Prediction, figure: Figure, published: float, predicted: float
+) -> Residual:
+    case, config = prediction.case, prediction.result.config or {}
+    slower = predicted / published if figure.is_speed else published / predicted
+    return Residual(
+        condition=condition,
+        source=case.source,
+        chip=chip_of(case),
+        run=case.name,
+        model=" ".join([case.model, *(f"{name}={value}" for name, value in case.shape.items())]),
+        family=get_workload(case.model, shape=dict(case.shape) or None).family,
+        system=config["system"],
+        software=Path(config.get("software") or CURRENT).name.removesuffix(".toml"),
+        fitted=case.fitted,
+        compiled=bool(config["settings"].get("compile")),
+        gpus=config["gpus"],
+        nodes=-(-config["gpus"] // (config.get("gpus_used_per_node") or config["gpus_per_node"])),
+        network=case.network.value,
+        retries=prediction.result.alloc_retries_per_step or 0.0,
+        full=_share_of_memory(prediction),
+        quantity=Quantity.TIME if figure.is_time else MEMORY[figure],
+        unit=figure.words,
+        published=published,
+        predicted=predicted,
+        log_ratio=math.log(slower),
+    )
+
+
+def chip_of(case: Case) -> str:
+    """The packaged profile of the run's chip."""
+    return case.chip or case.hardware
+
+
+def _share_of_memory(prediction: Prediction) -> float:
+    reserved = prediction.result.reserved or 0
+    return float(reserved / load_profile(prediction.result.stored("config.hardware")).usable_memory_bytes)
+
+
+HALF_WIDTH = 0.08
+MEAN_HELD_OUT = 0.03
+WORST_HELD_OUT = 0.08
+_MEMORY_FREE = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One published figure beside its interval, in the publication's unit."""
+
+    prediction: Prediction
+    figure: Figure
+    width: Width
+
+    @property
+    def error(self) -> float:
+        """As `Prediction.error`, of which it is known that it is there."""
+        return self.prediction.error(self.figure) or 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.width.around(self.prediction.predicted(self.figure) or 0.0)
+
+    @property
+    def inside(self) -> bool:
+        ratio = self.prediction.case.published[self.figure] / (self.prediction.predicted(self.figure) or 1.0)
+        return abs(math.log(ratio)) <= self.width.log
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval as a share of its middle."""
+        return math.tanh(self.width.log)
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing made the interval wider."""
+        return not self.width.because
+
+
+@dataclass(frozen=True)
+class Group:
+    """Errors of the step times of runs that have something in common."""
+
+    by: str
+    name: str
+    fitted: bool
+    judged: tuple[Judged, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(abs(each.error) for each in self.judged)
+
+    @property
+    def worst(self) -> float:
+        return max(abs(each.error) for each in self.judged)
+
+    @property
+    def bias(self) -> float:
+        return statistics.fmean(each.error for each in self.judged)
+
+    @property
+    def inside(self) -> int:
+        return sum(each.inside for each in self.judged)
+
+    @property
+    def half_width(self) -> float:
+        """The median one."""
+        return statistics.median(each.half_width for each in self.judged)
+
+
+def judged_runs(predictions: Sequence[Prediction]) -> list[Judged]:
+    """Every published time and memory of the runs that are known well enough to count."""
+    return [
+        Judged(prediction, figure, _width(prediction, figure))
+        for prediction in predictions
+        if not prediction.case.open and prediction.result.config
+        for figure in prediction.case.published
+        if (figure.is_time or figure in MEMORY) and prediction.error(figure) is not None
+    ]
+
+
+def groups_of(judged: Sequence[Judged]) -> list[Group]:
+    """Step times by source, chip, size and length; sources that constants were fitted to stand apart."""
+    times = [each for each in judged if each.figure.is_time]
+    found: list[Group] = []
+    for by, key in _KEYS.items():
+        parts: dict[tuple[bool, str], list[Judged]] = {}
+        for each in times:
+            case = each.prediction.case
+            parts.setdefault((case.fitted, key(case)), []).append(each)
+        found += [Group(by, name, fitted, tuple(part)) for (fitted, name), part in sorted(parts.items())]
+    return found
+
+
+def interval_bars(judged: Sequence[Judged]) -> list[Bar]:
+    """Return the bars for intervals: they cover, and they are narrow where software is known."""
+    times = [each for each in judged if each.figure.is_time]
+    memory = [each for each in judged if not each.figure.is_time]
+    bars = _held_out_bars([each for each in times if not each.prediction.case.fitted])
+    parts = (("step times", "source", times), ("peaks of memory", "run", memory))
+    for what, held_out, part in parts:
+        if part:
+            share = sum(each.inside for each in part) / len(part)
+            bars.append(
+                Bar(
+                    f"{what} inside their interval, {held_out} held out",
+                    f"at least {LEVEL:.0%}",
+                    f"{share:.0%} of {len(part)}",
+                    share >= LEVEL,
+                )
+            )
+    known = [each.half_width for each in times if each.known]
+    if known:
+        median = statistics.median(known)
+        reached = f"{median:.1%} ({len(known)} runs)"
+        bars.append(
+            Bar(
+                "median half width, known software",
+                f"at most {HALF_WIDTH:.0%}",
+                reached,
+                median <= HALF_WIDTH,
+            )
+        )
+    return bars
+
+
+def _held_out_bars(times: Sequence[Judged]) -> list[Bar]:
+    if not times:
+        return []
+    errors = [abs(each.error) for each in times]
+    mean, worst = statistics.fmean(errors), max(errors)
+    over = sum(error > WORST_HELD_OUT for error in errors)
+    return [
+        Bar(
+            "held-out sources, mean error",
+            f"at most {MEAN_HELD_OUT:.0%}",
+            f"{mean:.1%} of {len(times)} runs",
+            mean <= MEAN_HELD_OUT,
+        ),
+        Bar(
+            "held-out sources, worst error",
+            f"at most {WORST_HELD_OUT:.0%}",
+            f"{worst:.1%} ({over} of {len(times)} over {WORST_HELD_OUT:.0%})",
+            not over,
+        ),
+    ]
+
+
+def _width(prediction: Prediction, figure: Figure) -> Width:
+    case, config = prediction.case, Config.from_dict(prediction.result.config or {})
+    unknown: list[Unknown] = [reason for reason in unknowns(config) if reason is not Unknown.NETWORK]
+    if case.network is Network.NOT_STATED and config.gpus > config.ranks_per_node:
+        unknown.append(Unknown.NETWORK)
+    if not figure.is_time:
+        of_memory = [reason for reason in unknown if reason not in _MEMORY_FREE]
+        # Each kind of memory was published by two sources at most: the run alone is held out.
+        return width_of(MEMORY[figure], of_memory, without_run=case.name)
+    if prediction.result.alloc_retries_per_step:
+        unknown.append(Unknown.MEMORY)
+    return width_of(Quantity.TIME, unknown, bool(config.settings.compile), without=case.source)
+
+
+def _size(case: Case) -> str:
+    parameters = get_workload(case.model, shape=dict(case.shape) or None).parameters
+    return "below 3B" if parameters < 3e9 else "3B to 20B" if parameters < 20e9 else "20B and more"
+
+
+def _length(case: Case) -> str:
+    seq = case.settings.get("seq") or get_workload(case.model, shape=dict(case.shape) or None).resolve_seq(
+        None
+    )
+    return "to 2048" if int(seq or 0) <= 2048 else "to 8192" if int(seq or 0) <= 8192 else "above 8192"
+
+
+_KEYS: dict[str, Callable[[Case], str]] = {
+    "source": lambda case: case.source,
+    "chip": chip_of,
+    "size": _size,
+    "length": _length,
+}

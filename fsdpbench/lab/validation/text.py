@@ -1,0 +1,206 @@
+"""Predicted beside published, as Markdown: for a terminal, for the docs, for a file."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from fsdpbench.lab.validation.conditions import HeldOut
+from fsdpbench.lab.validation.coverage import Judged, groups_of
+from fsdpbench.lab.validation.judge import Bar, group_errors
+from fsdpbench.lab.validation.paper_network import Prediction
+from fsdpbench.lab.validation.runs.case import Figure
+
+
+def as_markdown(
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut] = (),
+    judged: Sequence[Judged] = (),
+) -> str:
+    """Bars first, then errors in sample and held out, by chip, every case, and what each assumes."""
+    systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
+    lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
+    if bars:
+        lines += ["| bar | wanted | reached | |", "|---|---|---|---|"]
+        lines += [
+            f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars
+        ]
+        lines.append("")
+    groups = group_errors(predictions)
+    if groups:
+        lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
+    for group, errors in groups.items():
+        mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
+        lines.append(
+            f"| {group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%} |"
+        )
+    lines += [*_apart(judged), *_held_out(held_out), ""]
+    lines += [
+        "| case | | figure | published | predicted | error | 90 % interval |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    intervals = {(id(each.prediction), each.figure): each for each in judged}
+    for prediction in predictions:
+        lines += _rows(prediction, intervals)
+    lines += _out_of_memory(predictions)
+    lines += _assumptions(predictions)
+    return "\n".join(lines) + "\n"
+
+
+def systems_of(predictions: Sequence[Prediction]) -> list[str]:
+    """The systems that simulated them."""
+    return sorted({p.result.stored("config.system") or p.case.system for p in predictions})
+
+
+def _apart(judged: Sequence[Judged]) -> list[str]:
+    """Errors by source, chip, size and length: sources that constants were fitted to, and the others."""
+    lines: list[str] = []
+    groups = groups_of(judged)
+    for fitted, title in ((True, "In sample: constants were fitted to these sources."), (False, "Held out.")):
+        part = [group for group in groups if group.fitted is fitted]
+        if not part:
+            continue
+        lines += ["", title, ""]
+        lines += [
+            "| by | | runs | mean error | worst | bias | inside their interval | median half width |",
+            "|---|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {g.by} | {g.name} | {len(g.judged)} | {g.mean:.1%} | {g.worst:.1%} | {g.bias:+.1%} "
+            f"| {g.inside} of {len(g.judged)} | {g.half_width:.1%} |"
+            for g in part
+        ]
+    return lines
+
+
+def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
+    """Runs of which it was published that memory did not suffice."""
+    rows = [
+        f"| {p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result.status} |"
+        for p in predictions
+        if p.case.ran_out
+    ]
+    return ["", "| of | case | | published | predicted |", "|---|---|---|---|---|", *rows] if rows else []
+
+
+def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
+    if not held_out:
+        return []
+    return [
+        "",
+        "| runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias |",
+        "|---|--:|--:|---|--:|--:|",
+        *(
+            f"| {h.hardware} | {len(h.own)} | {h.own_mean:.1%} | {h.keys_from} | {h.foreign_mean:.1%} "
+            f"| {h.foreign_bias:+.1%} |"
+            for h in held_out
+        ),
+    ]
+
+
+def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
+    """Return what the publications leave open, once a group and assumption."""
+    told = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
+    rows = [f"| {group} | {what} |" for group, what in told]
+    return ["", "| of | assumed, not published |", "|---|---|", *rows] if rows else []
+
+
+def _rows(
+    prediction: Prediction, intervals: Mapping[tuple[int, Figure], Judged] = MappingProxyType({})
+) -> list[str]:
+    rows = []
+    for figure, published in prediction.case.published.items():
+        predicted, error = prediction.predicted(figure), prediction.error(figure)
+        shown = prediction.result.status.value if predicted is None else _number(predicted)
+        what = "step time " if figure.is_time else ""
+        rows.append(
+            f"| {prediction.case.name} | {prediction.case.how} | {figure.words} "
+            f"| {_number(published)} | {shown} "
+            f"| {'' if error is None else f'{what}{error:+.1%}'} "
+            f"| {_interval(intervals.get((id(prediction), figure)))} |"
+        )
+    return rows
+
+
+def _interval(judged: Judged | None) -> str:
+    if judged is None:
+        return ""
+    low, high = map(_number, judged.interval)
+    return f"{low} to {high}{'' if judged.inside else ', outside'}"
+
+
+def as_dict(
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut] = (),
+    judged: Sequence[Judged] = (),
+) -> dict[str, Any]:
+    """Return plain values: bars, errors by group, held-out profiles, and every case with its figures."""
+    intervals = {(id(each.prediction), each.figure): each for each in judged}
+    return {
+        "schema": 1,
+        "bars": [{"name": b.name, "wanted": b.wanted, "reached": b.reached, "met": b.met} for b in bars],
+        "groups": [
+            {
+                "by": g.by,
+                "name": g.name,
+                "fitted": g.fitted,
+                "runs": len(g.judged),
+                "mean_error": g.mean,
+                "worst_error": g.worst,
+                "bias": g.bias,
+                "inside": g.inside,
+                "median_half_width": g.half_width,
+            }
+            for g in groups_of(judged)
+        ],
+        "held_out": [
+            {
+                "hardware": h.hardware,
+                "cases": len(h.own),
+                "mean_error": h.own_mean,
+                "keys_from": h.keys_from,
+                "mean_error_with_them": h.foreign_mean,
+                "bias_with_them": h.foreign_bias,
+            }
+            for h in held_out
+        ],
+        "cases": [_case_dict(p, intervals) for p in predictions],
+    }
+
+
+def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) -> dict[str, Any]:
+    return {
+        "name": p.case.name,
+        "system": systems_of([p])[0],
+        "compiled": p.case.compiled,
+        "assumed": p.case.assumed or None,
+        "group": p.case.group,
+        "source": p.case.source,
+        "hardware": p.case.hardware,
+        "status": p.result.status.value,
+        "figures": [
+            {
+                "figure": figure.name.lower(),
+                "published": published,
+                "predicted": p.predicted(figure),
+                "error": p.error(figure),
+                **_interval_dict(intervals.get((id(p), figure))),
+            }
+            for figure, published in p.case.published.items()
+        ],
+    }
+
+
+def _interval_dict(judged: Judged | None) -> dict[str, Any]:
+    if judged is None:
+        return {"interval": None, "inside": None, "because": []}
+    because = [reason.value for reason in judged.width.because]
+    return {"interval": list(judged.interval), "inside": judged.inside, "because": because}
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
