@@ -44,11 +44,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         config = without_absent(make_config(chosen, system, Settings.of(**settings), chosen.workload()))
         done = store.finished().get(content_key(config))
         if done is not None:
-            return done.result, done.folder
+            return done.result.to_dict(), done.folder
         pool.start(config, store.work_folder(config))
         ((_, work, result),) = pool.finished(wait_s=120)
-        assert result["status"] == "ok", result["cause"]
-        return result, store.commit(config, work)
+        assert result.status == "ok", result.cause
+        return result.to_dict(), store.commit(config, work)
 
     return call
 

@@ -93,7 +93,7 @@ def run(points: PointPool, tmp_path: Path) -> Run:
         deadline = time.monotonic() + _DEADLINE_S
         while time.monotonic() < deadline:
             for _, _, result in points.finished(1.0):
-                return Tried(folder, result)
+                return Tried(folder, result.to_dict())
         raise AssertionError(f"{folder} is still running")
 
     return execute

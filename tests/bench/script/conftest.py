@@ -91,7 +91,7 @@ def run_script(pool: PointPool, tmp_path: Path) -> RunScript:
         deadline = time.monotonic() + _DEADLINE_S
         while time.monotonic() < deadline:
             for _, finished, result in pool.finished(1.0):
-                return ScriptRun(result, finished)
+                return ScriptRun(result.to_dict(), finished)
         raise AssertionError(f"{path} is still running")
 
     return run

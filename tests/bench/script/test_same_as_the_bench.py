@@ -52,7 +52,7 @@ def test_times_memory_and_communication(run_probe: RunScript, pool: PointPool, t
     ended: list[Any] = []
     while pool.running:
         ended += pool.finished(1.0)
-    bench = ended[0][2]
+    bench = ended[0][2].to_dict()
     assert bench["status"] == "ok"
     # The bench waits for the device after each step; the script runs on.
     assert script["step_time_s"] == pytest.approx(bench["step_time_s"], rel=2e-3)

@@ -35,8 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
             config = replace(config, measurement=measurement)
         pool.start(config, store.work_folder(config))
         ((_, _, result),) = pool.finished(wait_s=240)
-        assert result["status"] == "ok", result["cause"]
-        return dict(result)
+        assert result.status == "ok", result.cause
+        return result.to_dict()
 
     return call
 

@@ -108,7 +108,8 @@ def run(configs: Iterator[Config], folder: Path, jobs: int = 2) -> tuple[Counter
                 place.mkdir()
                 pool.start(waiting.pop(0), place)
                 running, index = running + 1, index + 1
-            for config, place, result in pool.finished(1.0):
+            for config, place, ended in pool.finished(1.0):
+                result = ended.to_dict()
                 running -= 1
                 counts[f"{config.system} {result['status']}"] += 1
                 uses += (result.get("sanitizer") or {}).get("accesses", 0)
