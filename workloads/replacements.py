@@ -10,7 +10,7 @@
 * torch 1.13 checkpointed activations in the reentrant form by default (`utils/checkpoint.py`), and recomputed
   a block to its end. It had no RMSNorm: models composed it.
 
-Simulated tensors hold no numbers: what stands in for a fused kernel reads and writes the same bytes, no more.
+Simulated tensors hold no numbers: a fused kernel is replaced by reads and writes of the same bytes, no more.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     forget(timeline, observer)      without observers it is a plain `Timeline` again, and nothing is paid
 
 The allocator's own questions to the clock are part of a call that is observed as one: `TimelineClock` asks
-the plain `Timeline`, so that no observer hears of them.
+the plain `Timeline`, so that no observer is notified of them.
 """
 
 from __future__ import annotations
