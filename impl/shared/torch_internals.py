@@ -67,10 +67,7 @@ INTERNALS = {
     ),
     "DTensorSpec": Internal(f"{_SPEC}:DTensorSpec", "sharded parameters", _DTENSOR),
     "DisableFuncTorch": Internal("torch._C:_DisableFuncTorch", _TRANSFORMS),
-    "DisableTorchFunction": Internal(
-        "torch._C:DisableTorchFunctionSubclass",
-        "fast attributes of DTensor parameters",
-    ),
+    "DisableTorchFunction": Internal("torch._C:DisableTorchFunctionSubclass", "fast attributes of DTensors"),
     "RegistryItem": Internal(f"{_CONTRACT}:RegistryItem", _BESIDE),
     "REGISTRY_KEY": Internal(f"{_CONTRACT}:REGISTRY_KEY", _BESIDE),
     "ShardMetadata": Internal("torch.distributed._shard.sharding_spec:ShardMetadata", _SAVED),
@@ -110,8 +107,7 @@ INTERNALS = {
         "torch.autograd.profiler:_is_profiler_enabled", "labels in traces", changes=True
     ),
     "is_traceable_wrapper_subclass": Internal(
-        "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
-        "tensors of several tensors",
+        "torch.utils._python_dispatch:is_traceable_wrapper_subclass", "tensors of several tensors"
     ),
     "make_subclass": Internal(
         "torch:Tensor._make_subclass", _DEFERRED, "torch.Tensor.as_subclass, which keeps no requires_grad"
