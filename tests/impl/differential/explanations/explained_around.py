@@ -31,7 +31,7 @@ AROUND: list[Explanation] = [
         "torch turns shard groups of one rank into NO_SHARD and says so, ours keeps them hybrid",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and "HYBRID" in s.program.wrap.strategy and s.name == "warned"
-        and s.torch == ["one rank"],
+        and "one rank" in s.torch and [each for each in s.torch if each != "one rank"] == s.impl,
         ends=False,
     ),
     Explanation(

@@ -28,7 +28,10 @@ SHARDED: list[Explanation] = [
         "another dtype after the first forward",
         "torch's buffers keep the old one and it fails; ours are made anew",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
-        lambda s: refused(s, "Expected out tensor to have dtype") and earlier(s, ops.Convert),
+        lambda s: earlier(s, ops.Convert) and (
+            refused(s, "Expected out tensor to have dtype")
+            or (not flat(s) and not s.impl_words and refused(s, "mixed dtype (CPU)"))
+        ),
     ),
     Explanation(
         "a first forward in inference mode of fully_shard",
@@ -169,7 +172,8 @@ SHARDED: list[Explanation] = [
         "a unit called several times under reentrant checkpoints",
         "torch leaves it gathered, and its gradients unreduced; ours are the plain model's",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
-        lambda s: not flat(s) and not s.torch_words and not s.impl_words and earlier(s, ops.Backward)
+        lambda s: (not flat(s) or bool(s.program.wrap.precision)) and earlier(s, ops.Backward)
+        and not s.torch_words and not s.impl_words
         and s.name.startswith(("grad", "parameter", "requires_grad", "whole", "loss", "norm"))
         and any(
             block.checkpoint == "reentrant" and s.program.model.order.count(number) > 1
