@@ -5,8 +5,8 @@
 
 Errors are those of the runs as they were (fsdpbench/engine/results/residuals/residuals.csv, or `--errors`).
 How a step time follows each key is simulated with at most 16 layers, which says the same in a fraction of
-the time: once as the profiles stand, once with each key changed. ln(time) is taken as linear in the keys' logarithms
-(`kernel_share`: in the key).
+the time: once as the profiles stand, once with each key changed. ln(time) is taken as linear in the keys'
+logarithms (`kernel_share`: in the key).
 
 The fit is generalised least squares. Runs of one source on one chip share an error of their own (0.03) beside
 each run's (0.025), so that a source with many runs does not outvote the others; each key is held at its value

@@ -59,7 +59,7 @@ def test_world_of_one(cpu_config, launch):
     launched = launch(cpu_config("single", gpus=1))
     assert launched.outcome.status is Status.OK
     assert len(launched.records) == 1
-    assert len(launched.records[0]["losses"]) == 5
+    assert len(launched.records[0].losses) == 5
 
 
 @pytest.mark.campaign
@@ -75,5 +75,5 @@ def test_the_same_configuration_computes_the_same(cpu_config, launch):
 def test_gradient_accumulation_records_every_microbatch(cpu_config, launch):
     launched = launch(cpu_config("torch-ddp", grad_accum=2, grad_sync="last"))
     assert launched.outcome.status is Status.OK
-    assert len(launched.records[0]["losses"]) == 10
-    assert launched.records[0]["samples_per_step"] == 4
+    assert len(launched.records[0].losses) == 10
+    assert launched.records[0].samples_per_step == 4

@@ -10,7 +10,7 @@ import torch
 
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.torch_device.prices import Call, OperatorCost, operator_price, price, table
+from fsdpbench.sim.torch_device.prices import Call, OperatorCost, families, operator_price, price
 from fsdpbench.sim.torch_device.prices.families import FAMILIES, UNKNOWN, rule_of
 
 ATEN = torch.ops.aten
@@ -24,7 +24,7 @@ def costs() -> KernelCosts:
 @pytest.fixture(autouse=True)
 def unpriced() -> Iterator[None]:
     yield
-    table._OF_USERS.clear()
+    families._OF_USERS.clear()
 
 
 def test_no_operator_is_in_two_rows() -> None:
