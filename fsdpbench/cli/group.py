@@ -1,4 +1,4 @@
-"""The commands and how they end. Each is in a file of its own and is imported only when it is called."""
+"""The commands and how they end. The file of a command is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ _COMMANDS = {
     "completion": "Print shell completion for bash, zsh or fish.",
 }
 
+_PLACES = {
+    "report": "commands.pages.report_command",
+    "watch": "commands.pages.command",
+    "compare": "commands.check.compare_command",
+    "baseline": "commands.check.baseline_command",
+    "doctor": "commands.list.doctor_command",
+    "completion": "requests.completion.command",
+}
+"""Module and function of a command below `fsdpbench.cli`, where not `commands.NAME.command`."""
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
@@ -65,7 +74,8 @@ def command_named(name: str) -> click.Command | None:
     """The command of that name; None if there is none."""
     if name not in _COMMANDS:
         return None
-    command: click.Command = importlib.import_module(f"fsdpbench.cli.commands.{name}").command
+    module, _, function = _PLACES.get(name, f"commands.{name}.command").rpartition(".")
+    command: click.Command = getattr(importlib.import_module(f"fsdpbench.cli.{module}"), function)
     return command
 
 

@@ -1,21 +1,35 @@
-"""Types of options: numbers within bounds, and paths that a file system can hold."""
+"""Types of options (numbers within bounds, paths that a file system can hold), and groups of options."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS, finite_number, whole_number
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_RUNS = 10_000
 MOST_JOBS = 1024
 MOST_SECONDS = 10**8
 """Three years."""
 _NEVER_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds `options` to a command; its help lists them in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class _Whole(click.IntRange):
@@ -34,7 +48,7 @@ class _Whole(click.IntRange):
 
 
 def whole(least: int = 1, most: int = LARGEST_INTEGER) -> click.IntRange:
-    """A whole number from `least` to `most`."""
+    """Return the type of an option that takes a whole number from `least` to `most`."""
     return _Whole(min=least, max=most)
 
 
@@ -56,7 +70,7 @@ class Positive(click.FloatRange):
 
 
 class PossiblePath(click.Path):
-    """A path, of something that is there or not yet."""
+    """A path that the file system can hold, whether it exists or not."""
 
     def __init__(self, dir_okay: bool = True) -> None:
         super().__init__(dir_okay=dir_okay, path_type=Path)
@@ -73,7 +87,7 @@ class PossiblePath(click.Path):
 
 
 class PlaceForFile(PossiblePath):
-    """Where a file is to be written: in a folder that is there."""
+    """A path of a file to write, in a folder that exists."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False)

@@ -1,35 +1,87 @@
-"""`fsdpbench check`: the gate. Exit 0 as good as the baseline, 1 worse, 3 cannot judge, 4 new ones failed."""
+"""`fsdpbench check`, `compare` and `baseline`: the gate and the file that it compares with.
+
+Exit code 0: no figure is worse; 1: a regression; 3: cannot judge; 4: a new configuration failed.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import CannotJudgeError, UsageError
-from fsdpbench.cli.output import show, tell
-from fsdpbench.cli.terminal.comparison_output import finish, format_options
-from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, SomeFailedError, UsageError
+from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.reading import one_line
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, grouped, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
+    from fsdpbench.answers.check.compare import Comparison
+    from fsdpbench.answers.check.history import History
+    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.entries import Entry
     from fsdpbench.answers.check.records.sides import Side
+    from fsdpbench.reports.pages.history_page import StepGroup
+
 
 _NOISE_RUNS = 20
+_MOST_SHOWN = 3
+_LONGEST = 500
+
+
+_output_options = grouped(
+    click.option(
+        "--thresholds",
+        type=PossiblePath(),
+        help="TOML file with the changes that are allowed (example: ci/thresholds.toml).",
+    ),
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(["text", "md", "json", "github-benchmark"]),
+        default="text",
+        help="Output: text, Markdown, JSON, or the figures of B for github-action-benchmark.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
+)
+
+
+def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
+    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
+    judged, 4 if a configuration failed that the older side does not have; of several the first."""
+    from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
+
+    if form == "github-benchmark":
+        show(as_github_benchmark(after))
+    else:
+        show({"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes))
+    if comparison.regressions:
+        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
+    unjudged = comparison.unjudged
+    if unjudged or not comparison.compared:
+        raise CannotJudgeError(
+            f"cannot judge {_named(unjudged) or 'anything: no configuration is on both sides'}"
+        )
+    if comparison.added_failed:
+        raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
+
+
+def _named(lines: Sequence[str]) -> str:
+    more = len(lines) - _MOST_SHOWN
+    return "; ".join(one_line(line, _LONGEST) for line in lines[:_MOST_SHOWN]) + (
+        f"; and {more} more" if more > 0 else ""
+    )
 
 
 @click.command("check")
 @click.argument("folder", required=False, type=PossiblePath())
 @click.option("--baseline", type=PossiblePath(), help="Baseline file to compare with.")
-@click.option(
-    "--thresholds",
-    type=PossiblePath(),
-    help="TOML file with the changes that are allowed (example: ci/thresholds.toml).",
-)
 @click.option("--noise", is_flag=True, help="Measure this machine's noise and write it as --thresholds.")
 @click.option(
     "--history", is_flag=True, help="Show the baseline's figures over its commits, and where they changed."
@@ -38,7 +90,7 @@ _NOISE_RUNS = 20
 @click.option(
     "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
 )
-@format_options
+@_output_options
 def command(
     folder: Path | None,
     baseline: Path | None,
@@ -99,7 +151,6 @@ def command(
 def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
     from fsdpbench.answers.check.history import read_history
     from fsdpbench.answers.check.records.sides import stored_side
-    from fsdpbench.cli.terminal.history_output import show_history
 
     if baseline is None or noise:
         raise UsageError("--history needs --baseline FILE, a committed one, and goes without --noise")
@@ -140,8 +191,8 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
 
 
 def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
-    """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named.
-    What takes long to import is imported, and its points are known."""
+    """Return a function that runs the sweep of `space` (as in sweep.toml) in a folder, without a report. The
+    slow imports are done and the points are known before it is called."""
     fork_server.start(space.get("device"), True in (space.get("settings") or {}).get("compile", ()))
     from fsdpbench.cli.requests.request import request_of_space
     from fsdpbench.cli.terminal.progress import make_progress
@@ -161,3 +212,164 @@ def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
             run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
 
     return sweep
+
+
+def show_history(history: History, form: str, output: Path | None) -> None:
+    """Print `history` as `form` (text, json, md) and write its page to `output`. Raises `BenchError` if that
+    fails."""
+    from fsdpbench.reports.pages.history_page import step_groups, write_history_page
+
+    content = history.to_dict()
+    groups = step_groups(content)
+    if form == "json":
+        show_json(content)
+    elif form == "md":
+        show("\n".join(_markdown(groups)))
+    else:
+        commits = len(history.commits)
+        show(f"{history.path}: {commits} commit{'s' if commits != 1 else ''}, {len(history.steps)} steps")
+        show("\n".join(_lines(groups)) if groups else "no figure changed its level")
+    for note in history.notes:
+        tell(f"note: {note}")
+    if output is None:
+        return
+    try:
+        write_history_page(content, output)
+    except OSError as error:
+        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
+
+
+def _lines(groups: list[StepGroup]) -> list[str]:
+    """Return a line for each commit, the newest first, followed by a line for each figure."""
+    lines: list[str] = []
+    last: str | None = ""
+    for group in groups:
+        if group.revision != last:
+            lines.append(f"{(group.revision or 'now')[:9]} {group.date} {group.subject}".rstrip())
+            last = group.revision
+        count = f"{group.configurations} configuration{'s' if group.configurations > 1 else ''}"
+        lines.append(f"  {group.word:<8}{group.metric:<26}{group.change_words}, {count}")
+    return lines
+
+
+def _markdown(groups: list[StepGroup]) -> list[str]:
+    rows = [
+        f"| {(group.revision or 'now')[:9]} | {group.subject.replace('|', '/')} | {group.metric} "
+        f"| {group.configurations} | {group.change_words} | {group.word} |"
+        for group in groups
+    ]
+    return [
+        "| commit | subject | figure | configurations | change | for the |",
+        "|---|---|---|---|---|---|",
+        *rows,
+    ]
+
+
+@click.command("compare")
+@click.argument("before", metavar="A", type=PossiblePath())
+@click.argument("after", metavar="B", type=PossiblePath())
+@_output_options
+def compare_command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
+    """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
+
+    \b
+    fsdpbench compare runs/before runs/after
+
+    Simulated figures are exact: any worse figure is a regression. Measured figures are compared over the runs
+    of `sweep --repeat N`: a change is a regression if a rank test finds it significant and it is large
+    enough. Two configuration folders of one sweep are compared even if their settings differ.
+    """
+    from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
+    from fsdpbench.answers.check.records.surroundings import require_alike
+    from fsdpbench.answers.check.thresholds import read_thresholds
+
+    allowed = read_thresholds(thresholds)
+    first, second = read_side(before), read_side(after)
+    require_alike(first.surroundings, second.surroundings)
+    old, new = paired(first, second)
+    require_common(old, new)
+    form = "json" if as_json else form
+    comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
+    finish(comparison, second.entries, form, notes_on(first, second))
+
+
+@click.group("baseline")
+def baseline_command() -> None:
+    """Create a baseline from a sweep's folder, or update one.
+
+    \b
+    fsdpbench baseline create runs/gate ci/baseline.json
+    fsdpbench baseline update ci/baseline.json
+    """
+
+
+_baseline_options = grouped(
+    click.option(
+        LEAVE_OUT,
+        "leave_out",
+        metavar="NAME",
+        multiple=True,
+        help="Configuration to leave out of the baseline, for example one that failed; may be repeated.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the baseline as one JSON object."),
+)
+
+
+@baseline_command.command("create")
+@click.argument("folder", type=PossiblePath())
+@click.argument("file", type=PlaceForFile())
+@_baseline_options
+def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) -> None:
+    """Write the figures of the sweep in FOLDER to FILE, for the installed version of torch.
+
+    A sweep with a configuration that failed, is not finished or has an impossible figure is refused, unless
+    that configuration is left out.
+    """
+    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.sides import stored_side
+    from fsdpbench.engine.results.store import SWEEP_FILE, Store
+    from fsdpbench.sweep.spaces.space_file import read_space
+
+    space: dict[str, Any] = Store.open(folder).read_space()
+    read_space(space, str(folder / SWEEP_FILE))  # what could not be swept again is no baseline's space
+    space.pop("points", None)
+    baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
+    _write(baseline, space, stored_side(folder), file, "create", leave_out)
+    _show(file, as_json)
+
+
+@baseline_command.command("update")
+@click.argument("file", type=PossiblePath())
+@click.option(
+    "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
+)
+@_baseline_options
+def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: bool) -> None:
+    """Run FILE's own sweep again and write its figures into FILE, for the installed version of torch.
+
+    Refused like `create` if a configuration failed or has an impossible figure.
+    """
+    from fsdpbench.answers.check.records.baseline import Baseline
+
+    baseline = Baseline.read(file)
+    side = swept_side(baseline.space, repeat or baseline.repeat)
+    _write(baseline, baseline.space, side, file, "update", leave_out)
+    _show(file, as_json)
+
+
+def _show(file: Path, as_json: bool) -> None:
+    if as_json:
+        show_json({"schema": 1, "file": str(file), "baseline": read_json_object(file)})
+
+
+def _write(
+    baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
+) -> None:
+    from fsdpbench.answers.check.records.sides import whole
+
+    kept = whole(side, leave_out)
+    words = ["fsdpbench", "baseline", verb, *(f"{LEAVE_OUT} {name}" for name in leave_out)]
+    baseline.updated(space, kept.entries, kept.surroundings, " ".join(words), leave_out).write(file)
+    tell(f"wrote {len(kept.entries)} configurations to {file}")

@@ -1,4 +1,4 @@
-"""`fsdpbench run`: one configuration, one result."""
+"""`fsdpbench run`: one configuration, a script, or many steps on end (`--soak`); one result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +28,77 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
-from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_soak
-from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
-from fsdpbench.cli.terminal.script_notes import buffer_notes, script_notes
-from fsdpbench.cli.values import PossiblePath
+from fsdpbench.cli.terminal.notes import buffer_notes, sanitizer_notes, script_notes, soak_notes
+from fsdpbench.cli.values import PossiblePath, grouped, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.results.store import Store
     from fsdpbench.reports.result import Result
+
+
+_TIMEOUT_S = 3600.0
+"""Of a soak, where none is named."""
+_WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
+
+
+soak_options = grouped(
+    click.option(
+        "--soak",
+        type=whole(),
+        metavar="STEPS",
+        help="Instead of timed and traced steps: run this many consecutive steps and show memory over them.",
+    ),
+    click.option(
+        "--seq-lengths",
+        metavar="LENGTHS",
+        help="With --soak: lengths of samples, lognormal:MEAN,SIGMA or a file, and how they are laid out "
+        "(,layout=padded|packed,buckets=16,multiple=64,least=1,seed=0). --seq is the longest.",
+    ),
+    click.option(
+        "--eval-every", type=whole(), metavar="STEPS", help="With --soak: evaluate after so many steps."
+    ),
+    click.option(
+        "--eval-steps", type=whole(), metavar="BATCHES", help="Batches of an evaluation (default 8)."
+    ),
+    click.option(
+        "--no-replay",
+        is_flag=True,
+        default=None,
+        help="With --soak on simulated GPUs: execute every step, also those known already.",
+    ),
+)
+"""`--soak`, `--seq-lengths`, `--eval-every`: many steps of different lengths (docs/lengths.md)."""
+
+
+def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
+    """`config` with the soak that was asked for, untraced. Raises `UsageError`."""
+    from fsdpbench.base.configuration.lengths import LengthSettings
+    from fsdpbench.base.configuration.soak import SoakSettings
+
+    if options.get("soak") is None:
+        for name in _WITH_SOAK:
+            if options.get(name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for many steps: say how many, as in --soak 200"
+                )
+        return config
+    if options.get("eval_steps") is not None and options.get("eval_every") is None:
+        raise UsageError("--eval-steps says how many batches; --eval-every says when, as in --eval-every 50")
+    lengths = options.get("seq_lengths")
+    asked = {name: options[name] for name in ("eval_every", "eval_steps") if options.get(name) is not None}
+    soak = SoakSettings(
+        steps=options["soak"],
+        lengths=None if lengths is None else LengthSettings.parse(lengths),
+        replay=not options.get("no_replay"),
+        **asked,
+    )
+    measurement = replace(config.measurement, warmup_steps=0, traced_steps=0)
+    if options.get("timeout") is None:
+        measurement = replace(measurement, timeout_s=_TIMEOUT_S)
+    return replace(config, soak=soak, measurement=measurement)
+
 
 _FOLDERS = Path("runs")
 _LONGEST_NAME = 80
@@ -76,8 +137,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     """
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
     fork_server.start(device, asks_to_compile(options, assignments))
+    from fsdpbench.cli.terminal.notes import describe_script
     from fsdpbench.cli.terminal.progress import describe_result
-    from fsdpbench.cli.terminal.script_notes import describe_script
     from fsdpbench.engine.results.records import Status
 
     advice = None

@@ -1,15 +1,17 @@
-"""What the shell proposes for an option's value: models, hardware, systems, software and settings by name."""
+"""`fsdpbench completion`, and the values that the shell proposes for an option."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show
 
@@ -94,3 +96,24 @@ def _profiles(*folders: str) -> list[str]:
     for folder in folders:
         place = place / folder
     return sorted(each.name.removesuffix(".toml") for each in place.iterdir() if each.name.endswith(".toml"))
+
+
+@click.command("completion")
+@click.argument("shell", required=False, type=click.Choice(SHELLS))
+@click.pass_context
+def command(context: click.Context, shell: str | None) -> None:
+    """Print a shell script that completes commands, models, hardware, systems and settings.
+
+    \b
+    eval "$(fsdpbench completion)"                                   now, in bash or zsh
+    fsdpbench completion fish > ~/.config/fish/completions/fsdpbench.fish
+    """
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise UsageError(f"for which shell? SHELL says {shell or 'nothing'}; name one of {', '.join(SHELLS)}")
+    group = context.parent.command if context.parent is not None else context.command
+    assert isinstance(group, click.Group)
+    try:
+        show(script_for(shell, group))
+    except RuntimeError as error:  # a bash that is too old
+        raise UsageError(f"completion for {shell}: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -20,24 +20,18 @@ from fsdpbench.cli.requests.completion import (
     system_names,
     values_of,
 )
-from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
+from fsdpbench.cli.values import MOST_SECONDS, F, Positive, grouped, whole
 from fsdpbench.sweep.spaces.space_file import read_space
 
-F = TypeVar("F", bound=Callable[..., Any])
+sanitize_option = click.option(
+    "--sanitize",
+    is_flag=True,
+    default=None,
+    help="Simulated GPUs: find data races (accesses to the same memory that no event orders). A finding "
+    "gives status race and exit code 4 (docs/races.md).",
+)
 
-
-def sanitize_option(function: F) -> F:
-    """`--sanitize`."""
-    return click.option(
-        "--sanitize",
-        is_flag=True,
-        default=None,
-        help="Simulated GPUs: find data races (accesses to the same memory that no event orders). A finding "
-        "gives status race and exit code 4 (docs/races.md).",
-    )(function)
-
-
-_TARGET = (
+target_options = grouped(
     click.option(
         "--model",
         shell_complete=proposals(model_names),
@@ -106,41 +100,31 @@ _TARGET = (
     ),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
 )
+"""`--model`, `--gpus`, `--device`, ...: the model to run and the ranks to run it on."""
 
 
-def target_options(function: F) -> F:
-    """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
-    for option in reversed(_TARGET):
-        function = option(function)
-    return function
-
-
-def space_options(function: F) -> F:
-    """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
-    options = (
-        click.option(
-            "--preset",
-            help="Ready-made set of settings to sweep: default, memory, accumulation, scaling, hybrid, wide.",
-        ),
-        click.option(
-            "--when",
-            multiple=True,
-            metavar="'A=V => B=V,V'",
-            help="Sweep the values of B only where A has this value (any setting, system or gpus).",
-        ),
-        click.option(
-            "--exclude",
-            multiple=True,
-            metavar="'A=V B=V'",
-            help="Leave out configurations that match all of these.",
-        ),
-        click.option("--reference", help="Systems to run once for comparison, comma-separated."),
-        click.option("--max-points", type=whole(), help="Maximum number of configurations to sample."),
-        click.option("--sample-seed", type=whole(0), help="Seed of that sample (default 0)."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+space_options = grouped(
+    click.option(
+        "--preset",
+        help="Ready-made set of settings to sweep: default, memory, accumulation, scaling, hybrid, wide.",
+    ),
+    click.option(
+        "--when",
+        multiple=True,
+        metavar="'A=V => B=V,V'",
+        help="Sweep the values of B only where A has this value (any setting, system or gpus).",
+    ),
+    click.option(
+        "--exclude",
+        multiple=True,
+        metavar="'A=V B=V'",
+        help="Leave out configurations that match all of these.",
+    ),
+    click.option("--reference", help="Systems to run once for comparison, comma-separated."),
+    click.option("--max-points", type=whole(), help="Maximum number of configurations to sample."),
+    click.option("--sample-seed", type=whole(0), help="Seed of that sample (default 0)."),
+)
+"""`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
 
 
 def setting_options(many: bool) -> Callable[[F], F]:

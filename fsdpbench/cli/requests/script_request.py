@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,57 +11,48 @@ from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy, fi
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.output import tell
-from fsdpbench.cli.values import PossiblePath
+from fsdpbench.cli.values import PossiblePath, grouped
 
 if TYPE_CHECKING:
     from fsdpbench.base.configuration.config import Config
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _NOT_FOR_SCRIPTS = ("model", "hf_config", "shape", "system", "data", *SETTINGS)
 _SYSTEM = "script"
 
 
-def script_options(function: F) -> F:
-    """`--script` and what belongs to it; the script's own arguments come after `--`."""
-    options = (
-        click.option(
-            "--script",
-            type=PossiblePath(dir_okay=False),
-            help="Run this training script on simulated GPUs instead of a model; write its arguments after "
-            "`--`.",
-        ),
-        click.option(
-            "--module",
-            metavar="NAME",
-            help="Run a Python module instead, like `torchrun -m` (torchtitan.train).",
-        ),
-        click.option(
-            "--steps-by",
-            type=click.Choice([way.value for way in StepsBy]),
-            default=None,
-            help="What ends a step of the script: the step of its first optimizer (default) or of its "
-            "profiler.",
-        ),
-        click.option(
-            "--to-the-end",
-            is_flag=True,
-            help="Continue to the end of the script after the measured steps (7).",
-        ),
-        click.option(
-            "--check-ranks",
-            metavar="[N]",
-            is_flag=False,
-            flag_value="",
-            default=None,
-            help="Run N ranks and compare their collectives (without N: ranks 0, 1, a middle one and the "
-            "last).",
-        ),
-        click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+script_options = grouped(
+    click.option(
+        "--script",
+        type=PossiblePath(dir_okay=False),
+        help="Run this training script on simulated GPUs instead of a model; write its arguments after `--`.",
+    ),
+    click.option(
+        "--module",
+        metavar="NAME",
+        help="Run a Python module instead, like `torchrun -m` (torchtitan.train).",
+    ),
+    click.option(
+        "--steps-by",
+        type=click.Choice([way.value for way in StepsBy]),
+        default=None,
+        help="What ends a step of the script: the step of its first optimizer (default) or of its profiler.",
+    ),
+    click.option(
+        "--to-the-end",
+        is_flag=True,
+        help="Continue to the end of the script after the measured steps (7).",
+    ),
+    click.option(
+        "--check-ranks",
+        metavar="[N]",
+        is_flag=False,
+        flag_value="",
+        default=None,
+        help="Run N ranks and compare their collectives (without N: ranks 0, 1, a middle one and the last).",
+    ),
+    click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
+)
+"""`--script` and its options; the script's own arguments come after `--`."""
 
 
 def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:

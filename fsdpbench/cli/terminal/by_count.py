@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import with_unit
-from fsdpbench.cli.values import Positive
+from fsdpbench.cli.values import Positive, grouped
 
 if TYPE_CHECKING:
     from fsdpbench.workloads import Workload
-
-F = TypeVar("F", bound=Callable[..., Any])
 _DAY_S = 86_400
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MOST_TOKENS = 1e18
 _MOST_PRICE = 1_000_000
 
 
-def budget_options(function: F) -> F:
-    """`--tokens` and `--price`."""
-    options = (
-        click.option(
-            "--tokens", metavar="N", help="Number of training tokens (300B, 1T), to show days and GPU-hours."
-        ),
-        click.option(
-            "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+budget_options = grouped(
+    click.option(
+        "--tokens", metavar="N", help="Number of training tokens (300B, 1T), to show days and GPU-hours."
+    ),
+    click.option(
+        "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
+    ),
+)
+"""`--tokens` and `--price`."""
 
 
 @dataclass(frozen=True)

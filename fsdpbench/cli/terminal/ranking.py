@@ -18,10 +18,10 @@ from rich.text import Text
 
 from fsdpbench.base.reading import printable
 from fsdpbench.cli.output import make_console
-from fsdpbench.cli.terminal.side_by_side import print_side_by_side
 from fsdpbench.cli.terminal.units import each
 from fsdpbench.reports.pages import best_sentence, load_run
 from fsdpbench.reports.pages.ranking import is_risky, metric_of, rank, varying_settings
+from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Cause
 
@@ -255,3 +255,35 @@ def _shown(value: object) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def print_side_by_side(console: Console, view: RunView) -> None:
+    """Print the systems of the run in `view`, if there are several, and what is wrong with any."""
+    found = ratios(view)
+    if found:
+        console.print()
+        console.print(Text(_headline(found[0], view), style="bold"))
+        console.print(_ratio_table(found))
+    for difference in differences(view):
+        console.print(Text(difference.sentence, style="bold red"), soft_wrap=True)
+
+
+def _headline(first: Ratio, view: RunView) -> str:
+    rounds = (
+        f", over {first.rounds} rounds" if first.rounds > 1 else "" if view.simulated else ", one run each"
+    )
+    return f"Throughput against {first.reference}, each system's best on the same work{rounds}:"
+
+
+def _ratio_table(found: list[Ratio]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "left", "left"):
+        table.add_column(justify="right" if justify == "right" else "left", no_wrap=True)
+    for ratio in found:
+        spread = f"({ratio.low:.2f} to {ratio.high:.2f})" if ratio.rounds > 1 else ""
+        losses = "" if ratio.losses == "-" else f"losses {ratio.losses}"
+        style = "red" if ratio.losses == "differ" else ""
+        table.add_row(
+            Text(ratio.system), Text(f"{ratio.ratio:.2f}x"), Text(spread), Text(losses, style=style)
+        )
+    return table

@@ -12,7 +12,7 @@ from fsdpbench.answers.check.compare import Verdict, compare, outcome
 from fsdpbench.answers.check.records.entries import Entry, entry_of
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import BenchError, ExitCode
-from fsdpbench.cli.terminal.comparison_output import finish
+from fsdpbench.cli.commands.check import finish
 from fsdpbench.engine.results.records import Status
 
 DOCS = Path(__file__).parents[3] / "docs" / "gate.md"

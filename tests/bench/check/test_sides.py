@@ -15,9 +15,7 @@ from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import read_side
 from fsdpbench.answers.check.thresholds import read_thresholds
 from fsdpbench.base.errors import CannotJudgeError, ExitCode, UsageError
-from fsdpbench.cli.commands import baseline as baseline_command
-from fsdpbench.cli.commands import check as check_command
-from fsdpbench.cli.commands import compare as compare_command
+from fsdpbench.cli.commands.check import baseline_command, command, compare_command
 
 STEPS = [0.100, 0.103, 0.101, 0.102, 0.104, 0.1005, 0.1015, 0.1025]
 
@@ -80,30 +78,30 @@ def test_a_repeated_sweep_has_a_figure_a_run(write_sweep: Callable[..., Path]) -
 
 def test_compare_finds_a_slower_side(write_sweep: Callable[..., Path]) -> None:
     before, after = write_sweep("a"), write_sweep("b", 1.1)
-    worse = run(compare_command.command, before, after)
+    worse = run(compare_command, before, after)
     assert worse.exit_code == ExitCode.REGRESSION
     assert "a step takes 10.0% more time" in worse.output
-    assert run(compare_command.command, before, before).exit_code == ExitCode.OK
-    better = run(compare_command.command, after, before, "--format", "md")
+    assert run(compare_command, before, before).exit_code == ExitCode.OK
+    better = run(compare_command, after, before, "--format", "md")
     assert better.exit_code == ExitCode.OK
     assert "| better | impl-fsdp2-block | step_time_s |" in better.output
 
 
 def test_sides_one_after_the_other_are_noted(write_sweep: Callable[..., Path]) -> None:
     later = write_sweep("b", bench={"started": "2026-01-02T00:00:00+00:00"})
-    told = run(compare_command.command, write_sweep("a"), later, "--json")
+    told = run(compare_command, write_sweep("a"), later, "--json")
     assert "one after the other" in json.loads(told.output)["notes"][0]
 
 
 def test_a_comparison_says_eager_or_compiled(write_sweep: Callable[..., Path]) -> None:
     eager, compiled = write_sweep("a", compiled=False), write_sweep("b", compiled=True)
-    told = run(compare_command.command, eager, compiled, "--json")
+    told = run(compare_command, eager, compiled, "--json")
     assert json.loads(told.output)["notes"] == [f"{eager}: eager; {compiled}: compiled"]
-    assert "note: both sides: compiled" in run(compare_command.command, compiled, compiled).output
+    assert "note: both sides: compiled" in run(compare_command, compiled, compiled).output
 
 
 def test_github_benchmark_has_the_newer_sides_figures(write_sweep: Callable[..., Path]) -> None:
-    told = run(compare_command.command, write_sweep("a"), write_sweep("b"), "--format", "github-benchmark")
+    told = run(compare_command, write_sweep("a"), write_sweep("b"), "--format", "github-benchmark")
     rows = {row["name"]: row for row in json.loads(told.output)}
     step = rows["impl-fsdp2-block: step_time_s"]
     assert step["unit"] == "s"
@@ -127,13 +125,13 @@ def test_github_benchmark_has_the_newer_sides_figures(write_sweep: Callable[...,
 def test_sides_that_are_not_alike_are_refused(
     write_sweep: Callable[..., Path], changes: dict[str, Any], named: str
 ) -> None:
-    refused = run(compare_command.command, write_sweep("a"), write_sweep("b", **changes))
+    refused = run(compare_command, write_sweep("a"), write_sweep("b", **changes))
     assert isinstance(refused.exception, CannotJudgeError)
     assert named in str(refused.exception)
 
 
 def test_too_few_runs_are_refused(write_sweep: Callable[..., Path]) -> None:
-    refused = run(compare_command.command, write_sweep("a", runs=2), write_sweep("b", runs=2))
+    refused = run(compare_command, write_sweep("a", runs=2), write_sweep("b", runs=2))
     assert isinstance(refused.exception, CannotJudgeError)
     assert "--repeat" in str(refused.exception)
 
@@ -147,7 +145,7 @@ def test_what_holds_no_results_is_refused(tmp_path: Path) -> None:
 
 def test_a_baseline_is_created_and_checked(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "baseline.json"
-    done = run(baseline_command.command, "create", write_sweep("a"), file)
+    done = run(baseline_command, "create", write_sweep("a"), file)
     assert done.exit_code == 0, done.exception
     ((torch_version, stored),) = Baseline.read(file).sets.items()
     assert torch_version
@@ -155,16 +153,16 @@ def test_a_baseline_is_created_and_checked(write_sweep: Callable[..., Path], tmp
     assert stored.provenance.date
     assert stored.surroundings["processor"] == "a processor"
     assert "somewhere" not in file.read_text()
-    assert run(check_command.command, write_sweep("b"), "--baseline", file).exit_code == ExitCode.OK
-    worse = run(check_command.command, write_sweep("c", 1.1), "--baseline", file)
+    assert run(command, write_sweep("b"), "--baseline", file).exit_code == ExitCode.OK
+    worse = run(command, write_sweep("c", 1.1), "--baseline", file)
     assert worse.exit_code == ExitCode.REGRESSION
-    other = run(check_command.command, write_sweep("d", processor="another"), "--baseline", file)
+    other = run(command, write_sweep("d", processor="another"), "--baseline", file)
     assert isinstance(other.exception, CannotJudgeError)
 
 
 def test_noise_writes_thresholds(write_sweep: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "thresholds.toml"
-    done = run(check_command.command, write_sweep("a"), "--noise", "--thresholds", file)
+    done = run(command, write_sweep("a"), "--noise", "--thresholds", file)
     assert done.exit_code == 0, done.exception
     assert "99 % of comparisons stay below" in done.output
     assert read_thresholds(file).minimum_effect == {"step_time_s": 0.03, "fastest_step_s": 0.03}
@@ -176,15 +174,15 @@ def test_a_baseline_runs_its_own_sweep(tmp_path: Path) -> None:
     space = {"schema": 1, "model": "gpt-125m", "shape": "layers=2", "device": "sim", "hardware": "a100-80gb"}
     space |= {"gpus": 8, "system": ["impl-fsdp2"], "settings": {"batch": [1], "seq": [256]}}
     Baseline(space, {}).write(file)
-    updated = run(baseline_command.command, "update", file)
+    updated = run(baseline_command, "update", file)
     assert updated.exit_code == 0, updated.exception
-    checked = run(check_command.command, "--baseline", file)
+    checked = run(command, "--baseline", file)
     assert checked.exit_code == ExitCode.OK, checked.exception
     assert "1 configuration compared: all figures are equal." in checked.output
-    assert isinstance(run(check_command.command, "--baseline", file, "--noise").exception, CannotJudgeError)
+    assert isinstance(run(command, "--baseline", file, "--noise").exception, CannotJudgeError)
 
 
 def test_check_without_a_baseline_says_what_it_needs(tmp_path: Path) -> None:
-    refused = run(check_command.command, tmp_path)
+    refused = run(command, tmp_path)
     assert isinstance(refused.exception, UsageError)
     assert "--baseline" in str(refused.exception)

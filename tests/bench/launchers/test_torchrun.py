@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.cli.requests.launchers import make_launcher
+from fsdpbench.cli.commands.sweep import make_launcher
 from fsdpbench.launch.nodes import Nodes, follow
 
 PROGRAM = "from fsdpbench.cli import main; main()"

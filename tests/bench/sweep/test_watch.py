@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.base.files.folder_lock import FolderLock
-from fsdpbench.cli.commands import watch as watch_command
+from fsdpbench.cli.commands import pages
 from fsdpbench.sweep.sweep_state import SweepFolder, point_name
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,8 +24,8 @@ FIGURES = {"status": "ok", "device": "sim", "step_time_s": 0.25, "tokens_per_s_p
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_command, "_LOOK_S", 0.02)
-    monkeypatch.setattr(watch_command, "_GRACE_S", 0.1)
+    monkeypatch.setattr(pages, "_LOOK_S", 0.02)
+    monkeypatch.setattr(pages, "_GRACE_S", 0.1)
 
 
 @pytest.fixture

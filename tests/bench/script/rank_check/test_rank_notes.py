@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.cli.terminal.script_notes import script_notes
+from fsdpbench.cli.terminal.notes import script_notes
 from fsdpbench.reports.result import Result
 
 FRAME = {"file": "/home/me/train.py", "line": 31, "function": "main", "own": True}

@@ -1,14 +1,16 @@
-"""What the terminal says of a script's run beside its figures: its decisions, and where its files are."""
+"""Lines below the figures of `fsdpbench run`: ranks, decisions, files, data races, buffers, a soak."""
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
-from fsdpbench.reports.result import PlaceholderDecision, RankComparison, Result
+from fsdpbench.reports.result import Access, PlaceholderDecision, RankComparison, Result
 
-_TOLD = 5
+_MOST_SHOWN = 5
 _GIB = 2**30
 _SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
 _COSTS = {
@@ -94,9 +96,9 @@ def _decisions(decisions: list[PlaceholderDecision]) -> list[str]:
     lines = [
         f"  {Path(each.file).name}:{each.line}: {each.operation} -> {json.dumps(each.answer)}, "
         f"{each.count} {'time' if each.count == 1 else 'times'}"
-        for each in most[:_TOLD]
+        for each in most[:_MOST_SHOWN]
     ]
-    rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _TOLD else ""
+    rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _MOST_SHOWN else ""
     return [f"the script decided by values that simulated tensors do not have{rest}:", *lines]
 
 
@@ -106,12 +108,12 @@ def _files(result: Result) -> list[str]:
         return []
     lines = []
     if files["count"]:
-        shown = ", ".join(files["files"][:_TOLD]) + (", ..." if files["count"] > _TOLD else "")
+        shown = ", ".join(files["files"][:_MOST_SHOWN]) + (", ..." if files["count"] > _MOST_SHOWN else "")
         where = Path(result.folder or "") / files["folder"]
         what = "1 file" if files["count"] == 1 else f"{files['count']} files"
         lines.append(f"{what} of simulated tensors ({files['bytes'] / 1e6:,.1f} MB) went to {where}: {shown}")
     if files["left_in_place"]:
-        shown = ", ".join(files["left_in_place"][:_TOLD])
+        shown = ", ".join(files["left_in_place"][:_MOST_SHOWN])
         lines.append(f"removed or replaced for the script alone, still there: {shown}")
     return lines
 
@@ -127,3 +129,72 @@ def buffer_notes(result: Result) -> list[str]:
         f"{sent:,.0f} a step), and {empty / max(sent - dropped + empty, 1):.1%} of what they compute are "
         "empty places, which MFU does not count"
     ]
+
+
+def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
+    """Lines for a reader of `result`, folded at `width`; none where the sanitizer did not run."""
+    found = result.sanitizer
+    if found is None:
+        return []
+    findings = sorted(found.findings, key=lambda each: -each.count)
+    count = len(findings)
+    if count:
+        lines = [f"sanitizer: {count} {'finding' if count == 1 else 'findings'}, the most frequent first"]
+    else:
+        lines = [f"sanitizer: no race in {found.accesses:,} uses of memory"]
+    for finding in findings[:_MOST_SHOWN]:
+        kind = finding.kind.replace("_", " ")
+        times = "once" if finding.count == 1 else f"{finding.count:,} times"
+        lines.append(f"  {kind}, {times}, {finding.bytes:,} bytes ({finding.role}):")
+        lines += [f"    {_access_line(side)}" for side in (finding.first, finding.second)]
+        lines.append(f"    {finding.hint}")
+    if count > _MOST_SHOWN:
+        lines.append(f"  {count - _MOST_SHOWN} more in result.json and in the report")
+    for hint in found.hints[:_MOST_SHOWN]:
+        times = "once" if hint.count == 1 else f"{hint.count:,} times"
+        where = hint.stack[0].split(" ")[0] if hint.stack else "unknown"
+        lines.append(f"  hint, {times}, at {where}: {hint.hint}")
+    return [part for line in lines for part in _folded(line, width)]
+
+
+def _access_line(access: Access) -> str:
+    """One access in a line."""
+    where = access.line
+    if access.forward_line:
+        where += f", backward of {access.forward_line}"
+    unit = f", {access.unit}" if access.unit else ""
+    return f"{access.access:5} {access.operation} at {where}; {access.stream}, {access.phase}{unit}"
+
+
+def _folded(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 6)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def soak_notes(result: Result) -> Iterator[str]:
+    """What a soak found, in a few lines."""
+    soak = result.soak
+    if soak is None:
+        return
+    done, over = soak.steps_done, soak.over_steps
+    yield (
+        f"soak: {done} of {soak.steps} steps, {soak.distinct_shapes} different shapes; "
+        f"{soak.executed} steps executed, {soak.replayed} replayed"
+    )
+    for why, count in soak.executed_because.items():
+        yield f"soak: {count} not replayed: {why}"
+    if soak.out_of_memory_step is not None:
+        yield f"soak: out of memory in step {soak.out_of_memory_step}"
+    if soak.retries:
+        yield f"soak: {soak.retries} allocator retries, the first in step {soak.first_retry_step}"
+    reserved = [value for value in over.reserved if value is not None]
+    if reserved:
+        fragments = max(value or 0 for value in over.inactive_split)
+        yield (
+            f"soak: the last cudaMalloc in step {soak.last_device_alloc_step}; reserved at most "
+            f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB was free in fragments"
+        )

@@ -1,0 +1,373 @@
+"""`fsdpbench report` and `fsdpbench watch`: the page of a run folder, also while its sweep runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from fsdpbench.base import interruption
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError
+from fsdpbench.cli.output import make_console, show, show_json, tell
+from fsdpbench.cli.terminal.units import compiled_words
+from fsdpbench.cli.terminal.units import each as each_device
+from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
+from fsdpbench.reports.result import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+    from fsdpbench.reports.pages import LivePage
+    from fsdpbench.sweep.sweep_state import SweepFolder, SweepState
+
+
+_LOOK_S = 0.5
+_SLURM_S = 5.0
+_GRACE_S = 3.0
+"""How long a lock that is released may be ahead of the last result: network file systems tell in any
+order."""
+
+
+@click.command("watch")
+@click.argument("folder", type=PossiblePath())
+@click.option("-o", "--output", type=PlaceForFile(), help="The page (default: FOLDER/report.html).")
+@click.option("--no-page", is_flag=True, help="Only the terminal; write nothing.")
+@click.option(
+    "--wait", type=Positive(MOST_SECONDS), default=60.0, show_default=True, metavar="S",
+    help="Seconds to wait for a sweep in FOLDER to begin.",
+)  # fmt: skip
+@click.option(
+    "--timeout", type=Positive(MOST_SECONDS), metavar="S", help="Stop watching after this many seconds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Where it stood at the end, as one JSON object.")
+def command(
+    folder: Path, output: Path | None, no_page: bool, wait: float, timeout: float | None, as_json: bool
+) -> None:
+    """Watch a sweep that runs in FOLDER, here, on another machine, or as Slurm jobs, until it ends.
+
+    \b
+    fsdpbench watch runs/gpt-2.8b-8x-a100-80gb
+
+    A table in the terminal, one line an event where stderr is a file, and the sweep's page, rewritten as
+    results arrive; it loads itself again in the browser. It may be started before the sweep.
+
+    Example: fsdpbench watch runs/gpt-2.8b-8x-a100-80gb
+
+    Exit code 0 all answered, 4 some configurations failed, 5 the sweep ended before it was done, 3 --timeout
+    was reached, 2 no sweep began within --wait.
+    """
+    from fsdpbench.reports.pages import LivePage
+    from fsdpbench.sweep.sweep_state import SweepFolder
+
+    page = None if no_page else LivePage(folder, output or folder / "report.html")
+    view = make_view(quiet=as_json)
+    last: SweepState | None = None
+    ending: BenchError | None = None
+    with interruption.unwinding():  # else a cursor that is hidden stays so
+        try:
+            for state in _looks(SweepFolder(folder), view, wait, timeout):
+                last = state
+                _write(page, state, is_over=False)
+        except BenchError as error:
+            ending = error
+        finally:
+            view.end()
+    if last is None:
+        raise ending or UsageError(f"{folder}: no sweep")
+    over = ending is None or not last.is_held
+    if _write(page, last, is_over=over) and page is not None:
+        tell(f"wrote {page.target}")
+    if as_json:
+        show_json(_record(folder, last, ending))
+    else:
+        show("\n".join(line for line in (headline(last), best_words(last)) if line))
+    if ending is not None:
+        raise ending
+    if last.failed:
+        raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
+
+
+def _write(page: LivePage | None, state: SweepState, is_over: bool) -> bool:
+    try:
+        return page is not None and page.update(len(state.ended), is_over=is_over)
+    except OSError as error:
+        assert page is not None
+        raise BenchError(
+            f"{page.target}: cannot be written ({error.strerror}); --no-page does without"
+        ) from None
+
+
+def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) -> Iterator[SweepState]:
+    """Each look at the folder, until the sweep has ended well. Raises what else can come."""
+    from fsdpbench.sweep.sweep_state import slurm_words
+
+    began = time.monotonic()
+    free_since: float | None = None
+    slurm, slurm_at = "", -_SLURM_S
+    last: SweepState | None = None
+    was_held = False
+    while True:
+        now = time.monotonic()
+        state = folder.look()
+        if state is None and last is not None:
+            raise BenchError(f"{folder.path}: the folder was removed while it was watched")
+        if state is not None:
+            last = state
+            was_held |= state.is_held
+            if state.is_held and now - slurm_at >= _SLURM_S:
+                slurm, slurm_at = slurm_words(folder.path), now
+            view.show(state, slurm if state.is_held else "")
+            yield state
+            free_since = None if state.is_held else free_since or now
+            if state.is_done and not state.is_held:
+                return
+        if timeout is not None and now - began >= timeout:
+            _timed_out(folder.path, last, timeout)
+        if was_held and free_since is not None and now - free_since >= _GRACE_S:
+            assert last is not None
+            raise BenchError(_died(folder.path, last))
+        if not was_held:
+            view.waiting(_why_waiting(folder.path, last))
+            if now - began >= wait:
+                _never_began(folder.path, last, wait)
+        time.sleep(_LOOK_S)
+
+
+def _why_waiting(folder: Path, state: SweepState | None) -> str:
+    if state is not None:
+        done = f"{len(state.ended)} of {len(state.points)} are done"
+        return f"waiting for the sweep in {folder} to resume: {done}"
+    return f"waiting for a sweep in {folder}"
+
+
+def _died(folder: Path, state: SweepState) -> str:
+    return (
+        f"{folder}: the sweep ended with {len(state.ended)} of {len(state.points)} configurations done "
+        "(stopped, or its process is gone); what is finished is kept, the same command resumes"
+    )
+
+
+def _timed_out(folder: Path, state: SweepState | None, timeout: float) -> None:
+    done = f"{len(state.ended)} of {len(state.points)} configurations are done" if state else "no sweep began"
+    raise CannotJudgeError(f"{folder}: {done} after {timeout:g} s (--timeout); the sweep is not disturbed")
+
+
+def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
+    if state is not None:
+        raise BenchError(
+            f"{folder}: no sweep runs there ({wait:g} s waited, --wait), and {len(state.ended)} of "
+            f"{len(state.points)} configurations are done; the sweep's command resumes"
+        )
+    what = "is not a sweep's folder (no sweep.toml in it)" if folder.is_dir() else "does not exist"
+    raise UsageError(f"{folder} {what}, and no sweep began there within {wait:g} s (--wait)")
+
+
+def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[str, object]:
+    """Where the sweep stood at the end, for programs."""
+    return {
+        "schema": 1,
+        "folder": str(folder),
+        "configurations": len(state.points),
+        "ended": [{"name": each.name, "status": each.result.status.value} for each in state.ended],
+        "failed": state.failed,
+        "over": state.is_done and not state.is_held,
+        "problem": str(ending) if ending is not None else None,
+    }
+
+
+_LAST_SHOWN = 8
+_MOST_UNDER_WAY = 6
+_GAP = 2
+
+
+class View(Protocol):
+    """Told how the sweep stands, again and again."""
+
+    def waiting(self, why: str) -> None: ...
+    def show(self, state: SweepState, slurm: str) -> None: ...
+    def end(self) -> None: ...
+
+
+def make_view(quiet: bool) -> View:
+    """The view that fits where stderr goes."""
+    if quiet:
+        return SilentView()
+    console = make_console(stderr=True)
+    return LiveView(console) if console.is_terminal else PlainView()
+
+
+def headline(state: SweepState, slurm: str = "") -> str:
+    """`3/8 configurations, 1 failed, about 40 s left`."""
+    text = f"{len(state.ended)}/{len(state.points)} configurations"
+    if state.failed:
+        text += f", {state.failed} failed"
+    if state.left_s is not None and state.is_held:
+        text += f", about {state.left_s:.0f} s left"
+    return f"{text}; Slurm: {slurm}" if slurm else text
+
+
+def best_words(state: SweepState, width: int | None = None) -> str:
+    """The fastest one so far; empty where none has figures."""
+    rates = [
+        (rate, each)
+        for each in state.ended
+        if each.result.status is Status.OK and (rate := each.result.tokens_per_s_per_gpu) is not None
+    ]
+    if not rates:
+        return ""
+    from fsdpbench.cli.terminal.progress import shortened
+
+    rate, best = max(rates, key=lambda pair: pair[0])
+    told = f"best so far: {rate:,.0f} tokens/s/{each_device(best.result.device)}, "
+    if best.result.compiled is not None:
+        told += f"{compiled_words([best.result.compiled])}, "
+    return told + (best.name if width is None else shortened(best.name, max(24, width - len(told))))
+
+
+class SilentView:
+    """Says nothing."""
+
+    def waiting(self, why: str) -> None: ...
+    def show(self, state: SweepState, slurm: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class PlainView(SilentView):
+    """One line for each configuration that ends, once, and one for each new state of Slurm's jobs."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, int] = {}
+        self._slurm = ""
+        self._why = ""
+        self._began = False
+
+    def waiting(self, why: str) -> None:
+        if why != self._why:
+            tell(why)
+            self._why = why
+
+    def show(self, state: SweepState, slurm: str) -> None:
+        from fsdpbench.cli.terminal.progress import describe_result
+
+        if not self._began:
+            tell(headline(state))
+            self._told = {each.name: each.changed_ns for each in state.ended}
+            self._began = True
+        new = [each for each in state.ended if self._told.get(each.name) != each.changed_ns]
+        for number, each in enumerate(new, start=len(state.ended) - len(new) + 1):
+            tell(f"[{number}/{len(state.points)}] {each.name}: {describe_result(each.result)}")
+            self._told[each.name] = each.changed_ns
+        if slurm and slurm != self._slurm:
+            tell(f"Slurm: {slurm}")
+        self._slurm = slurm
+
+
+class LiveView:
+    """Replaced in place several times a second."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def waiting(self, why: str) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(why, style="dim"))
+
+    def show(self, state: SweepState, slurm: str) -> None:
+        self._live.update(table_of(state, slurm, self._console.width))
+
+    def end(self) -> None:
+        self._live.stop()
+
+
+def table_of(state: SweepState, slurm: str, width: int) -> Group:
+    """The headline, the best so far, the last that ended, and what is under way, for rich."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from fsdpbench.cli.terminal.progress import describe_result, told_apart
+
+    rows: list[tuple[str, Any]] = []
+    for each in state.ended[-_LAST_SHOWN:]:
+        style = "" if each.result.status is Status.OK else "yellow"
+        rows.append((each.name, Text(describe_result(each.result), style=style)))
+    shown = state.under_way[:_MOST_UNDER_WAY]
+    rows += [(name, Text("under way", style="dim")) for name in shown]
+    longest = max((len(name) for name, _ in rows), default=0)
+    room = min(longest, max(24, width * 45 // 100))
+    table = Table(box=None, pad_edge=False, show_header=False, expand=False)
+    for short, (_, told) in zip(told_apart([name for name, _ in rows], room), rows, strict=True):
+        told.truncate(width - room - _GAP, overflow="ellipsis")
+        table.add_row(Text(short, style=told.style), told)
+    lines: list[Any] = [Text(headline(state, slurm), style="bold", overflow="ellipsis", no_wrap=True)]
+    if best := best_words(state, width):
+        lines.append(Text(best, style="green"))
+    more = len(state.under_way) - len(shown)
+    return Group(*lines, table, *([Text(f"and {more} more under way", style="dim")] if more else []))
+
+
+@click.command("report")
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PossiblePath())
+@click.option("-o", "--output", type=PlaceForFile(), help="Output file (default: in the run folder).")
+@click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
+def report_command(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
+    """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV.
+
+    \b
+    fsdpbench report runs/gpt-2.8b-8x-a100-80gb
+
+    Of several folders -o names one page that has them side by side.
+    """
+    if len(folders) > 1:
+        _side_by_side(folders, output, form)
+    else:
+        _one(folders[0], output, form)
+
+
+def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
+    from fsdpbench.reports.pages import RunFolderError
+    from fsdpbench.reports.pages.runs_page import write_runs_page
+
+    if form != "html" or output is None:
+        raise UsageError("several folders make one page: -o FILE.html (--format is for one folder)")
+    try:
+        write_runs_page(folders, output)
+    except RunFolderError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
+
+
+def _one(folder: Path, output: Path | None, form: str) -> None:
+    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.engine.results.index import refresh_index
+    from fsdpbench.engine.results.store import REPORT_FILE, Store
+    from fsdpbench.reports.pages import RunFolderError, write_csv, write_json, write_markdown, write_report
+
+    try:
+        if form != "html":
+            text = {"md": write_markdown, "json": write_json, "csv": write_csv}[form](folder)
+            if output is None:
+                show(text)
+                return
+            write_whole(output, text)
+        else:
+            output = output or folder / REPORT_FILE
+            write_report(folder, output)
+            if (folder / "sweep.toml").is_file():
+                refresh_index(Store.open(folder))
+    except RunFolderError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise BenchError(f"{output or folder}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
