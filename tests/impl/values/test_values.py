@@ -187,6 +187,16 @@ def test_the_larger_shard_is_not_old(four_ranks) -> None:
     assert not silent(four_ranks.run(case_smaller_groups))
 
 
+def case_without_elements(rank: int) -> list[Finding]:
+    """A rank that holds nothing of the parameters with gradients sees no step on them by itself."""
+    return list(found_orders("originals", range(5099, 5100)))
+
+
+def test_ranks_without_elements_agree(two_ranks) -> None:
+    findings = two_ranks.run(case_without_elements)
+    assert [verdict for _, verdict, _ in findings] == [verdicts.EQUAL]
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 def test_all_of_it(two_ranks) -> None:
