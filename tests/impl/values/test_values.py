@@ -203,6 +203,7 @@ def test_all_of_it(two_ranks) -> None:
     start, lines, bad = time.monotonic(), [], []
     counts: dict[str, Counter[str]] = {"mutants": Counter(), "shapes": Counter(), "orders": Counter()}
     wraps: dict[str, int] = dict.fromkeys(counts, 0)
+    by_mutant: dict[str, Counter[str]] = {}
     for part, (number, wrap) in product(counts, enumerate(WRAPS)):
         chosen: dict[str, list[Any]] = {
             "shapes": chosen_shapes(number),
@@ -213,11 +214,11 @@ def test_all_of_it(two_ranks) -> None:
         counts[part].update(verdict for _, verdict, _ in findings)
         wraps[part] += 1
         bad += silent(findings)
-        lines += [
-            f"{what}: {verdict}: {words}"
-            for what, verdict, words in findings
-            if part == "mutants" or verdict not in (verdicts.EQUAL, verdicts.BOTH_RAISE)
-        ]
+        for what, verdict, words in findings:
+            if part == "mutants":
+                by_mutant.setdefault(what.split(": ")[1], Counter())[verdict] += 1
+            elif verdict in (verdicts.WRONG, verdicts.UNNAMED, verdicts.PASSES, verdicts.UNSEEN):
+                lines.append(f"{what}: {verdict}: {words}")
         head = [
             "pytest -n 0 -s -m campaign tests/impl/values",
             f"2 gloo ranks, Python {platform.python_version()}, torch {torch.__version__}; "
@@ -228,8 +229,12 @@ def test_all_of_it(two_ranks) -> None:
                 for part, found in counts.items()
             ),
             f"wrong, or an error without a unit where FSDP's code ran: {len(bad)}",
-            "Each mutant, and each program that is neither equal nor raises as the plain model does:",
+            "Each mutant, and each program that is wrong, or raises without a unit's name or alone:",
             "",
+            *(
+                f"{name}: {', '.join(f'{n} {v}' for v, n in found.items())}"
+                for name, found in by_mutant.items()
+            ),
         ]
         MEASURED.write_text("\n".join([*head, *lines, ""]), encoding="utf-8")
     assert not bad, "\n".join(bad)
