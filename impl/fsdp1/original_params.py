@@ -242,7 +242,8 @@ class OriginalPresentation(ShownInPlace):
                 new.append(part)
         if old:
             foreach_add_(old, new)
-        gradients_arrived(self.sharded, which)
+        # Ranks without elements of these parameters count the step too: gathers are decided by it.
+        self.steps += gradients_arrived(self.sharded, which)
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""

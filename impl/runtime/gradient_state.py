@@ -105,10 +105,11 @@ def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
     return not all(map(is_, map(_GRAD, parameters), repeat(None)))
 
 
-def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> None:
+def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> bool:
     """Run the hooks of the sharded parameters ``which``, which their gradients do not reach through autograd.
 
-    Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it.
+    Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it. Return whether
+    there are any, also if this rank has no element to step on.
     """
     with DisableTorchFunction():
         arrived = [
@@ -125,3 +126,4 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
             for optimizer in parameter.__dict__[_OPTIMIZERS]:
                 optimizer.step()
             parameter.grad = None
+    return any(_OPTIMIZERS in parameter.__dict__ for parameter in arrived)

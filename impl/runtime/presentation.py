@@ -134,8 +134,14 @@ class Presentation(Protocol):
     # Shows gradients that were not reduced yet, where the front end does.
     unreduced: Unreduced | None = None
 
-    # How often the shard was written to, as far as optimizers, version counters and new data show.
+    # How often this rank wrote to the shard, as far as optimizers, version counters and new data show.
     writes: int = 0
+    # How often it may have been, on any rank: gathers are decided by it, which are collective.
+    # Invariant: equal on all ranks, also on one that holds no element of the parameters that an optimizer
+    # steps on (tests/impl/values, test_ranks_without_elements_agree).
+    steps: int = 0
+    # Whether gradients of this unit were ever reduced, which all ranks do together.
+    had_gradients: bool = False
     # Whether the sharded parameters are shown between forward and backward, though the others are kept.
     hides: bool = False
     # Whether what forward does not free is freed after a forward without gradients.
@@ -234,7 +240,10 @@ _stepped_by: MutableMapping[Optimizer, tuple[int, WeakSet[Presentation]]] = Weak
 
 
 def count_steps(presentations: Iterable[Presentation]) -> None:
-    """Count from now on how often optimizers step on these units' parameters, in ``Presentation.writes``."""
+    """Count from now on how often optimizers step on these units' parameters.
+
+    ``Presentation.writes`` counts where this rank has gradients, ``Presentation.steps`` where any may have.
+    """
     _hook_optimizers()
     _counted.update(presentations)
     _stepped_by.clear()
@@ -249,8 +258,9 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return  # a step that is traced: version counters are what is left
     for presentation in _shown_to(optimizer):
-        if any_gradient(presentation.trained()):
-            presentation.writes += 1
+        wrote = any_gradient(presentation.trained())
+        presentation.writes += wrote
+        presentation.steps += wrote or presentation.had_gradients
 
 
 def _shown_to(optimizer: Optimizer) -> Iterable[Presentation]:

@@ -75,7 +75,7 @@ class Schedule:
     def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
         """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
         for unit in stage.units:
-            stale = unit.state in GATHERED and unit.presentation.writes != unit.gathered_writes
+            stale = unit.state in GATHERED and unit.is_stale()
             if stale and current_graph_task_id() == -1:
                 unit.reshard()
             if unit.state in RESHARDED and (unit.unshard_in_backward or not for_backward):

@@ -85,7 +85,7 @@ class Runtime:
                     continue
                 # Invariant: no forward reads what was gathered before its shard was written to
                 # (tests/impl/values, mutant "no drop of what changed").
-                if unit.presentation.writes != unit.gathered_writes or unit.presentation.changed():
+                if unit.is_stale() or unit.presentation.changed():
                     unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
@@ -141,6 +141,7 @@ class Runtime:
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
                     if which:
+                        unit.presentation.had_gradients = True
                         ready.append((unit, which, gradients))
                     elif unit.gradients.partial is not None and unit.gradients.all_reduce:
                         partial.append(unit)

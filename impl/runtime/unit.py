@@ -123,8 +123,8 @@ class Unit:
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
-        # What ``presentation.writes`` was when the shard was gathered last.
-        self.gathered_writes = 0
+        # What ``presentation.writes`` and ``presentation.steps`` were when the shard was gathered last.
+        self.gathered_writes = self.gathered_steps = 0
         self._versions: list[int] = []
         self._context: Context | None = None
         self._make_gather = make_gather
@@ -204,6 +204,7 @@ class Unit:
             return
         self.take_up_changes()
         writes = self.presentation.writes
+        self.gathered_steps = self.presentation.steps
         if writes != self.gathered_writes and self.state is UnitState.SHARDED:
             # Invariant: no gradient is computed from other values than its forward's (tests/impl/values).
             if for_backward:
@@ -265,6 +266,11 @@ class Unit:
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
         self._enter(UnitState.UNSHARDED)
+
+    def is_stale(self) -> bool:
+        """Return whether what was gathered may be older than a shard, on this rank or on another."""
+        shown = self.presentation
+        return shown.writes != self.gathered_writes or shown.steps != self.gathered_steps
 
     def check_writes(self) -> None:
         """Raise RuntimeError if a forward that is trained wrote to parameters, where that would be lost."""

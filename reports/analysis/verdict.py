@@ -209,12 +209,15 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     )
 
 
+_TO_HOST = re.compile(r"DtoH|CopyDeviceToHost")
+_FROM_HOST = re.compile(r"HtoD|CopyHostToDevice")
+
+
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
     """Yield copies beside which nothing runs; only copies to the host and back may be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
     there, back = (
-        sum(each.time for each in rank.names if re.search(words, each.name))
-        for words in (r"DtoH|CopyDeviceToHost", r"HtoD|CopyHostToDevice")
+        sum(each.time for each in rank.names if copies.search(each.name)) for copies in (_TO_HOST, _FROM_HOST)
     )
     both = 4 * min(there, back) > there + back
     suggestions = remedies("memory_copies") if both else ()
