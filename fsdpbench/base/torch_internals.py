@@ -412,7 +412,7 @@ def expect(owner: Any, name: str) -> Any:
 
 
 def last_part(name: str) -> str:
-    """What its owner calls a private name."""
+    """Return the last part of a dotted private name."""
     return INTERNALS[name].path.replace(":", ".").rpartition(".")[2]
 
 

@@ -57,7 +57,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 class _LazyGroup(click.Group):
-    """Knows the commands' names and one-line helps without importing them."""
+    """A group that lists the commands' names and one-line helps without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -71,7 +71,7 @@ class _LazyGroup(click.Group):
 
 
 def command_named(name: str) -> click.Command | None:
-    """The command of that name; None if there is none."""
+    """Return the command `name`, None if there is none."""
     if name not in _COMMANDS:
         return None
     module, _, function = _PLACES.get(name, f"commands.{name}.command").rpartition(".")
@@ -108,7 +108,7 @@ def run() -> None:
 
 
 def _invoke() -> int:
-    """The exit code of the command. Raises what was not expected."""
+    """Run the command and return its exit code. Raises unexpected exceptions."""
     code: int = ExitCode.OK
     if COMPLETE_VARIABLE in os.environ:
         return answer(_group)
@@ -122,7 +122,7 @@ def _invoke() -> int:
             code = stop.exit_code
         sys.stdout.flush()
     except click.ClickException as error:
-        say(_told_by_click(error))
+        say(_click_message(error))
         return ExitCode.USAGE
     except BenchError as error:
         say(error)
@@ -131,7 +131,7 @@ def _invoke() -> int:
 
 
 def _end_interrupted(number: int) -> None:
-    """Nothing is taken down: what was held is released already, and time is short."""
+    """End the process with the code of signal `number`. Everything held was released on the way here."""
     say("interrupted; finished work is kept, start the same command again to resume")
     if not is_command():
         interruption.forget()
@@ -141,8 +141,8 @@ def _end_interrupted(number: int) -> None:
     os._exit(128 + number)
 
 
-def _told_by_click(error: click.ClickException) -> str:
-    """What is wrong with the words of the command, on one line."""
+def _click_message(error: click.ClickException) -> str:
+    """Return one line on an error in the command's arguments."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "fsdpbench"
     message = " ".join(error.format_message().split())
@@ -182,7 +182,7 @@ def _write(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the traceback, as `fsdpbench/engine/results/store.py:42`."""
+    """Return the innermost line of the traceback, as `results/store.py:42`."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown place"

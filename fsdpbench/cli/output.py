@@ -1,4 +1,4 @@
-"""All that a command says goes through here: nothing in a name, a path or a cause commands the terminal.
+"""Output of commands, without control characters: no name, path or cause can command the terminal.
 
 say     the one line of an error                       stderr
 tell    progress, notes                                stderr
@@ -26,33 +26,33 @@ _PIPE_WIDTH = 200
 
 
 def say(message: object) -> None:
-    """The error that ends the command: one line, of bounded length."""
+    """Print the error that ends the command: one line, of bounded length."""
     print(f"fsdpbench: {one_line(message)}", file=sys.stderr, flush=True)
 
 
 def tell(text: object, end: str = "\n", over: bool = False) -> None:
-    """Something on the way, or beside the answer. `over`: instead of the line that is there."""
+    """Print progress, or a note beside the answer. `over`: replace the current line."""
     print("\r" * over + printable_lines(text), end=end, file=sys.stderr, flush=True)
 
 
 def show(text: object) -> None:
-    """The answer, which may have several lines."""
+    """Print the answer, which may have several lines."""
     shown = printable_lines(text)
     print(shown, end="" if shown.endswith("\n") else "\n")
 
 
 def show_json(content: object, indent: int | None = None) -> None:
-    """The answer for programs; JSON escapes control characters itself."""
+    """Print the answer for programs; JSON escapes control characters itself."""
     print(json.dumps(content, indent=indent))
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that `tell` writes to; None for a file or a pipe."""
+    """Return the columns of the terminal that `tell` writes to; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Console:
-    """Where rich prints: plain and wide unless it is a terminal. What it is given to print is cleaned."""
+    """Return a console that cleans its output; plain and `width_of_pipe` columns wide without a terminal."""
     from rich.console import Console, RenderableType
     from rich.segment import Segment
 

@@ -14,7 +14,7 @@ from fsdpbench.base.errors import BenchError
 
 
 def begin() -> None:
-    """Make of this process what a command needs."""
+    """Prepare the locale and the standard streams of this process."""
     _in_utf8()
     _open_streams()
 
@@ -24,8 +24,7 @@ _FILES = 56
 
 
 def check_place() -> None:
-    """Raises `BenchError` where this process is in a folder that was removed, or may open too few files: not
-    even torch starts there."""
+    """Raise `BenchError` if the working folder was removed, or too few files may be open for torch."""
     (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), _FILES
     with contextlib.suppress(OSError):
         needed += len(os.listdir("/dev/fd"))
@@ -40,8 +39,7 @@ def check_place() -> None:
 
 
 def _in_utf8() -> None:
-    """Start again in Python's UTF-8 mode where the locale knows ASCII alone: paths with other letters, and
-    every text file, would depend on it."""
+    """Start again in Python's UTF-8 mode if the locale is ASCII: paths and text files depend on it."""
     if sys.getfilesystemencoding() not in ("utf-8", "utf8") and not sys.flags.utf8_mode:
         os.environ["PYTHONUTF8"] = "1"
         interruption.hold()
@@ -49,7 +47,7 @@ def _in_utf8() -> None:
 
 
 def _open_streams() -> None:
-    """Standard streams that are there, write every character, and do not mind a reader that went away."""
+    """Open the standard streams that are closed, and replace stdout and stderr by `standard_stream`."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -60,7 +58,8 @@ def _open_streams() -> None:
 
 
 def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
-    """The stream of that number, instead of Python's own (`old`)."""
+    """Return a stream on descriptor `number` that writes every character and survives a closed reader.
+    `old`: Python's stream, whose encoding it takes."""
     file = _Output(number, "wb", closefd=False)
     return TextIOWrapper(
         BufferedWriter(file),

@@ -234,8 +234,8 @@ def _first_node() -> str:
     """Where the job's first node can be reached: its address in Slurm's configuration, which is its name
     unless that says otherwise."""
     names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
-    told = _scontrol("--oneliner", "show", "node", names[0]).split()
-    addresses = (word.partition("=")[2] for word in told if word.startswith("NodeAddr="))
+    fields = _scontrol("--oneliner", "show", "node", names[0]).split()
+    addresses = (word.partition("=")[2] for word in fields if word.startswith("NodeAddr="))
     return next(addresses, names[0])
 
 

@@ -120,11 +120,11 @@ def _crash(end: RankEnd) -> Outcome:
 
 def _timeout(ends: Sequence[RankEnd], seconds: float) -> Outcome:
     stood = [(end, place) for end in ends if (place := end.files.place())]
-    told = ", ".join(f"rank {end.rank} stood in {place}" for end, place in stood[:4])
+    places = ", ".join(f"rank {end.rank} stood in {place}" for end, place in stood[:4])
     log = (stood[0][0] if stood else ends[0]).files.stopped
     return Outcome(
         Status.TIMEOUT,
-        f"ran past {seconds:g} s" + (f": {told}" if told else ""),
+        f"ran past {seconds:g} s" + (f": {places}" if places else ""),
         log.relative_to(ends[0].files.folder).as_posix(),
     )
 

@@ -69,8 +69,8 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
     candidate = each.candidate
     place = f"{candidate.place}: " if candidate.place else ""
     less = f", {each.saves:.0%} less memory".replace("%", " %") if each.saves >= _MUCH else ""
-    told = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
-    yield f"{number:>2}. {told}{less}: {place}{candidate.what}"
+    gain = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
+    yield f"{number:>2}. {gain}{less}: {place}{candidate.what}"
     yield f"    write: {candidate.write}"
     if each.diff:
         yield from (
@@ -87,11 +87,11 @@ def gain_words(each: Tried) -> str:
     low, high = (100 * bound for bound in each.interval)
     if abs(each.gain) < _NOTHING:
         return f"as fast [{low:.0f}, {high:.0f}]"
-    told = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
+    text = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
     if each.gain >= 1:
-        told = f"{1 + each.gain:.1f} x as fast"
-        return f"{told} [{1 + low / 100:.1f}, {1 + high / 100:.1f}]"
-    return f"{told} [{low:.0f}, {high:.0f}]"
+        text = f"{1 + each.gain:.1f} x as fast"
+        return f"{text} [{1 + low / 100:.1f}, {1 + high / 100:.1f}]"
+    return f"{text} [{low:.0f}, {high:.0f}]"
 
 
 def as_dict(advice: Advice) -> dict[str, Any]:

@@ -22,24 +22,24 @@ def settings_words(choice: Choice) -> str:
     """`FULL_SHARD, no recomputation, batch 8, eager`."""
     recomputed = {"none": "no recomputation", "op": "selective recomputation", "full": "full recomputation"}
     checkpointing = str(choice.settings.get("activation_checkpointing"))
-    told = recomputed.get(checkpointing, checkpointing)
+    recomputation = recomputed.get(checkpointing, checkpointing)
     how = "compiled" if choice.settings.get("compile") else "eager"
-    return f"{choice.settings.get('strategy')}, {told}, batch {choice.settings.get('batch')}, {how}"
+    return f"{choice.settings.get('strategy')}, {recomputation}, batch {choice.settings.get('batch')}, {how}"
 
 
 def rate_words(choice: Choice) -> str:
     """Tokens a second and GPU with their interval."""
     span = choice.interval.tokens_per_s_per_gpu
-    told = f"{choice.tokens_per_s_per_gpu:,.0f}"
-    return told if span is None else f"{told} ({span[0]:,.0f} to {span[1]:,.0f})"
+    text = f"{choice.tokens_per_s_per_gpu:,.0f}"
+    return text if span is None else f"{text} ({span[0]:,.0f} to {span[1]:,.0f})"
 
 
 def memory_words(choice: Choice) -> str:
     """GiB reserved with their interval."""
     if choice.peak_reserved_bytes is None:
         return "–"
-    told, span = f"{choice.peak_reserved_bytes / GIB:.1f}", choice.interval.peak_reserved_bytes
-    return told if span is None else f"{told} ({span[0] / GIB:.1f} to {span[1] / GIB:.1f})"
+    text, span = f"{choice.peak_reserved_bytes / GIB:.1f}", choice.interval.peak_reserved_bytes
+    return text if span is None else f"{text} ({span[0] / GIB:.1f} to {span[1] / GIB:.1f})"
 
 
 def status_words(atlas: Atlas, cell: AtlasCell) -> str:
@@ -59,19 +59,19 @@ def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
     if cell.best is None:
         return [head, status_words(atlas, cell), cell.reason or ""]
     best = cell.best
-    told = [
+    shown = [
         head,
         f"  {settings_words(best)}, sequences of {best.settings.get('seq')}",
         f"  {rate_words(best)} tokens/s/GPU, step {best.step_time_s * 1e3:,.0f} ms, MFU {percent(best.mfu)}",
         f"  {memory_words(best)} GiB reserved",
     ]
     if best.interval.because:
-        told.append(f"  interval: 9 of 10 cases; wide: {'; '.join(best.interval.because)}")
+        shown.append(f"  interval: 9 of 10 cases; wide: {'; '.join(best.interval.because)}")
     if best.risky:
-        told.append("  risky: memory fits only inside the prediction's error; nothing else fits")
-    told += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
-    told += [f"  faster but risky: {settings_words(each)}: {rate_words(each)}" for each in cell.risky]
-    return [*told, f"  {best.command}"]
+        shown.append("  risky: memory fits only inside the prediction's error; nothing else fits")
+    shown += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
+    shown += [f"  faster but risky: {settings_words(each)}: {rate_words(each)}" for each in cell.risky]
+    return [*shown, f"  {best.command}"]
 
 
 OVERVIEW = "index.html"

@@ -71,12 +71,12 @@ class Comparison:
     @property
     def unjudged(self) -> list[str]:
         """The changes that cannot be judged: configuration, figure, reason."""
-        told = [
+        lines = [
             f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
         ]
-        told += [f"{name}: {reason}" for name, reason in self.absent.items()]
-        told += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
-        return told
+        lines += [f"{name}: {reason}" for name, reason in self.absent.items()]
+        lines += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
+        return lines
 
     def of(self, verdict: Verdict) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.verdict is verdict)
@@ -157,7 +157,7 @@ def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thr
 
 
 def _of_sides(older: str | None, newer: str | None) -> list[str]:
-    return [f"{told} on the {side} side" for side, told in (("older", older), ("newer", newer)) if told]
+    return [f"{text} on the {side} side" for side, text in (("older", older), ("newer", newer)) if text]
 
 
 def _exact(

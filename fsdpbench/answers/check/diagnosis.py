@@ -51,8 +51,8 @@ def diagnose(comparison: Comparison) -> list[Finding]:
 
 
 def _finding(cause: str, rule: Rule, regressed: Mapping[str, Changes]) -> list[Finding]:
-    told = {name: sentence for name, changes in regressed.items() if (sentence := rule(changes))}
-    return [Finding(cause, next(iter(told.values())), tuple(told))] if told else []
+    sentences = {name: sentence for name, changes in regressed.items() if (sentence := rule(changes))}
+    return [Finding(cause, next(iter(sentences.values())), tuple(sentences))] if sentences else []
 
 
 def _outcome(changes: Changes) -> str | None:

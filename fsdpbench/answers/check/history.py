@@ -127,8 +127,8 @@ def read_history(path: Path, now: Side | None = None) -> History:
     if now is not None:
         commits.append(Commit("", "", "not committed", now.entries, now.surroundings.facts))
     if not commits:
-        told = f": {notes[0]}" if notes else ""
-        raise CannotJudgeError(f"{path}: no commit has figures that can be read{told}")
+        note = f": {notes[0]}" if notes else ""
+        raise CannotJudgeError(f"{path}: no commit has figures that can be read{note}")
     if len(commits) == 1:
         notes.append("the history has one commit: a shallow clone has no more (fetch-depth: 0 gets all)")
     notes += _changes(commits)
@@ -140,7 +140,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     folder = path.resolve().parent
     _git(folder, "rev-parse", "--is-inside-work-tree", of=path)
     form = _SEPARATOR.join(("%H", "%ad", "%s"))
-    told = _git(
+    log = _git(
         folder,
         "log",
         f"--max-count={MOST_COMMITS}",
@@ -150,7 +150,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
         path.name,
         of=path,
     )
-    lines = [line.split(_SEPARATOR) for line in told.splitlines() if line.count(_SEPARATOR) == 2]
+    lines = [line.split(_SEPARATOR) for line in log.splitlines() if line.count(_SEPARATOR) == 2]
     if not lines:
         raise UsageError(f"{path}: git knows no commit of it; --history reads a committed baseline")
     found: list[Commit] = []

@@ -22,7 +22,7 @@ _NAMED = 3
 
 def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """Likely causes, then a table for each configuration: verdict, metric, both values, the change."""
-    lines = [f"cause: {told_finding(finding)}" for finding in diagnose(comparison)]
+    lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
         of_name = [change for change in shown if change.configuration == name]
@@ -60,7 +60,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """The comparison as Markdown: the causes, then a table of what changed."""
-    causes = [f"- **{finding.cause}**: {_cell(told_finding(finding))}" for finding in diagnose(comparison)]
+    causes = [f"- **{finding.cause}**: {_cell(finding_words(finding))}" for finding in diagnose(comparison)]
     shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
     head = "| | configuration | metric | before | after | change | p | why |"
     rows = [head, "|---|---|---|---|---|---|---|---|"]
@@ -74,8 +74,8 @@ def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     only = [f"- unknown: {_cell(name)}: {_cell(why)}" for name, why in comparison.absent.items()]
     only += [f"- missing, not on the newer side: {_cell(name)}" for name in comparison.missing]
     only += [f"- added, on the newer side only: {_cell(name)}" for name in comparison.added]
-    told = [f"> {_cell(note)}" for note in notes]
-    blocks = [causes, rows if shown else [], only, told, [summary(comparison)]]
+    quoted = [f"> {_cell(note)}" for note in notes]
+    blocks = [causes, rows if shown else [], only, quoted, [summary(comparison)]]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -103,7 +103,7 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     return json.dumps(content, allow_nan=False)
 
 
-def told_finding(finding: Finding) -> str:
+def finding_words(finding: Finding) -> str:
     """The sentence, and where it was found."""
     names = ", ".join(finding.configurations[:_NAMED])
     more = len(finding.configurations) - _NAMED
@@ -118,15 +118,15 @@ def summary(comparison: Comparison) -> str:
     if not comparison.changes and not unjudged:
         return f"{comparison.compared} {noun} compared: all figures are equal."
     figures = "figure" if worse == 1 else "figures"
-    told = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
+    text = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
     if unjudged:
-        told += f" {unjudged} cannot be judged."
+        text += f" {unjudged} cannot be judged."
     noise = comparison.of(Verdict.NOISE)
     if noise:
-        told += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
+        text += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
     if better and not worse and not unjudged:
-        told += " Keep the gain: `fsdpbench baseline update` writes it down."
-    return told
+        text += " Keep the gain: `fsdpbench baseline update` writes it down."
+    return text
 
 
 def _runs(changes: Sequence[Change]) -> str:

@@ -166,8 +166,8 @@ def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
         for parts in (2, 4):
             if int(value) % parts:
                 continue
-            told = f"{name}{equals}{int(value) // parts}" if equals else str(int(value) // parts)
-            changed = (*script.arguments[:place], told, *script.arguments[place + 1 :])
+            divided = f"{name}{equals}{int(value) // parts}" if equals else str(int(value) // parts)
+            changed = (*script.arguments[:place], divided, *script.arguments[place + 1 :])
             yield Change(
                 f"-- {name} {int(value) // parts}",
                 "a smaller batch; accumulate gradients to keep the samples a step",

@@ -11,7 +11,7 @@ import jinja2
 from fsdpbench.answers.explain.advice import Advice
 from fsdpbench.answers.explain.text import as_dict, growth_lines, held_rows, price_words
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.reports.analysis.out_of_memory import size_text as told
+from fsdpbench.reports.analysis.out_of_memory import size_text
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -44,7 +44,7 @@ def _held(account: dict[str, Any]) -> list[dict[str, str]]:
     return [
         {
             "what": what,
-            "size": told(size),
+            "size": size_text(size),
             "share": f"{size / total:.1%}",
             "percent": f"{100 * size / total:.2f}",
         }
@@ -53,10 +53,10 @@ def _held(account: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _holder(each: dict[str, Any]) -> dict[str, Any]:
-    return {**each, "size": told(each["bytes"]), "line": each["line"] or ""}
+    return {**each, "size": size_text(each["bytes"]), "line": each["line"] or ""}
 
 
 def _change(each: dict[str, Any]) -> dict[str, Any]:
     price = "unknown" if each["price"] is None else price_words(each["price"])
-    peak, retries = told(each["peak_reserved_bytes"]), f"{each['alloc_retries_per_step'] or 0:g}"
+    peak, retries = size_text(each["peak_reserved_bytes"]), f"{each['alloc_retries_per_step'] or 0:g}"
     return {**each, "price": price, "peak": peak, "retries": "" if retries == "0" else retries}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
-from fsdpbench.reports.analysis.out_of_memory import size_text as told
+from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
 _CLOSE = 0.03
@@ -57,7 +57,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     steps = steps_until_full(trial.account or {}) if grows(trial) else None
     if steps is not None:
         yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
-    peak = f"it reserves {told(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
+    peak = f"it reserves {size_text(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
     if trial.retries or trial.risky:
         yield f"Simulated, it hardly fits: {peak}. On GPUs it may run out of memory."
     elif steps is not None:
@@ -89,9 +89,9 @@ def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
 
 def _held(account: dict[str, Any]) -> Iterator[str]:
     total = account["total_bytes"]
-    yield f"What held the {told(total)}:"
+    yield f"What held the {size_text(total)}:"
     for what, size in held_rows(account):
-        yield f"  {what:<44}{told(size):>12}{size / total:>7.0%}"
+        yield f"  {what:<44}{size_text(size):>12}{size / total:>7.0%}"
 
 
 def _holders(account: dict[str, Any]) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _holders(account: dict[str, Any]) -> Iterator[str]:
     yield "The largest, by module" + (" and line:" if any(h["line"] for h in account["holders"]) else ":")
     for each in account["holders"][:_MOST_HOLDERS]:
         line = f"  {each['line']}" if each["line"] else ""
-        yield f"  {told(each['bytes']):>12}  {each['category']}, {each['module']}{line}"
+        yield f"  {size_text(each['bytes']):>12}  {each['category']}, {each['module']}{line}"
 
 
 def growth_lines(account: dict[str, Any]) -> Iterator[str]:
@@ -109,16 +109,18 @@ def growth_lines(account: dict[str, Any]) -> Iterator[str]:
     if not growth.get("per_step_bytes"):
         if len(ends) > 2:
             yield ""
-            yield f"Nothing grows from step to step ({len(ends)} steps, {told(ends[-1])} at their ends)."
+            yield f"Nothing grows from step to step ({len(ends)} steps, {size_text(ends[-1])} at their ends)."
         return
     yield ""
     yield (
-        f"Memory grows by {told(growth['per_step_bytes'])} a step. Something keeps it (a list, a "
+        f"Memory grows by {size_text(growth['per_step_bytes'])} a step. Something keeps it (a list, a "
         f"sum of losses with its graph). It was "
         "allocated in:"
     )
     for each in growth["where"]:
-        yield f"  {told(each['bytes']):>12}  {each['module']}" + (f", {each['line']}" if each["line"] else "")
+        yield f"  {size_text(each['bytes']):>12}  {each['module']}" + (
+            f", {each['line']}" if each["line"] else ""
+        )
     yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
 
 
@@ -131,7 +133,8 @@ def _changes(advice: Advice) -> Iterator[str]:
         )
         return
     if advice.roomy.allocated is not None and not growing:
-        yield f"It needs {told(advice.roomy.allocated)} of tensors at its peak (simulated with more room)."
+        needed = size_text(advice.roomy.allocated)
+        yield f"It needs {needed} of tensors at its peak (simulated with more room)."
     if not advice.fits:
         yield f"None of {len(advice.misses)} changes and combinations that were simulated fits."
         return
@@ -160,7 +163,7 @@ def proposal_line(proposal: Proposal, advice: Advice) -> str:
     last = " (last resort)" if proposal.change.last_resort else ""
     write = proposal.change.write
     written = f"{write:<{_WRITTEN}}" if len(write) < _WRITTEN else f"{write}\n  {'':<{_WRITTEN}}"
-    return f"{written}{price:<14}{told(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
+    return f"{written}{price:<14}{size_text(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
 
 
 def price_words(price: float) -> str:

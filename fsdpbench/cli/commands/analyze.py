@@ -88,10 +88,10 @@ def command(
         content, texts = _compared(before, analysis)
     if hta:
         try:
-            content["hta"], told = _second_opinion(before, analysis)
+            content["hta"], opinion = _second_opinion(before, analysis)
         except HtaMissingError as error:
             raise UsageError(str(error)) from None
-        texts += told
+        texts += opinion
     if as_json:
         show_json(content)
     else:
@@ -153,7 +153,7 @@ def _analyzed(
 
 
 def roofs(hardware: str | None) -> Roofs:
-    """Links and chips by device name: of all that are known, or of the profile asked for, for any device."""
+    """Return links and chips by device name: of all profiles, or of the profile `hardware` for any device."""
     from fsdpbench.engine.devices.detection import ChipsByDevice
     from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
     from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
@@ -179,7 +179,7 @@ def roofs(hardware: str | None) -> Roofs:
 
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
-    """What changed, rank by rank, as JSON and in words."""
+    """Return the changes of each rank, as JSON and as text. Raises `UsageError` if a side has no trace."""
     from fsdpbench.reports.analysis.trace_diff import describe_diff, diff_analyses
 
     diffs = diff_analyses(before, after)
@@ -190,7 +190,7 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[s
 
 
 def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
-    """HTA's, on each trace, and its own diff of the first of both sides."""
+    """Return HTA's figures of each trace and its diff of both sides' first, as JSON and as text."""
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]

@@ -73,11 +73,11 @@ def build_command(
         page = write_pages(output, as_atlas(content))
     fit = sum(cell["status"] == "fits" for cell in content["cells"])
     simulated = sum(cell["simulated"] for cell in content["cells"])
-    told = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
+    summary = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
     if as_json:
         show_json(content)
     else:
-        show(told)
+        show(summary)
     tell(f"Pages: {page}")
     failed = [cause for cell in content["cells"] for cause in cell["failed"]]
     if failed:
@@ -110,7 +110,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 
 
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
-    """What to build. Raises `UsageError` for lists that name nothing."""
+    """Return the models, chips and numbers of GPUs to build. Raises `UsageError` for an empty list."""
     from fsdpbench.answers.atlas.space import SMALL, WHOLE
 
     extent = SMALL if small else WHOLE

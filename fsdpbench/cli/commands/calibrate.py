@@ -122,7 +122,7 @@ def _check_output(output: Path) -> None:
 
 
 def _rehearse() -> None:
-    """In CI the GPU is a simulated one, if the environment says so."""
+    """Replace the GPU by a simulated one if the environment asks for it, as in CI."""
     from fsdpbench.engine.devices.base import Placement
     from fsdpbench.script.rehearsal import rehearse_where_asked
 
@@ -134,7 +134,7 @@ def _rehearse() -> None:
 
 @contextmanager
 def _process_group(device: str) -> Iterator[None]:
-    """NCCL among the ranks that torchrun started; nothing to do for one process or a simulated device."""
+    """Hold an NCCL process group of the ranks that torchrun started; none for one process or a simulation."""
     import datetime
 
     import torch
@@ -153,7 +153,7 @@ def _process_group(device: str) -> Iterator[None]:
 
 
 def _base_of(machine: Machine) -> str:
-    """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
+    """Return the name of the packaged profile nearest to `machine`. Raises `UsageError` if there is none."""
     from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.sim.model.profile import profile_names
 
@@ -165,7 +165,7 @@ def _base_of(machine: Machine) -> str:
 
 
 def _silent(line: str) -> None:
-    """Only the first rank speaks."""
+    """Report nothing: only the first rank does."""
 
 
 def calibrate_from_results(
@@ -185,9 +185,11 @@ def calibrate_from_results(
     fork_server.start("sim")
     with tempfile.TemporaryDirectory() as name:
         found = from_results.fit(runs, base, factors, _Simulator(runs, Path(name)), Path(name))
-    told = _told(found)
-    found.profile.write(output, dict(zip(found.profile.keys(), [told] * 9, strict=False)), f"{base}; {told}")
-    tell(f"{output}: {told}")
+    stated = _factors_text(found)
+    found.profile.write(
+        output, dict(zip(found.profile.keys(), [stated] * 9, strict=False)), f"{base}; {stated}"
+    )
+    tell(f"{output}: {stated}")
     for run, before, after in zip(runs, found.before, found.after, strict=True):
         tell(f"{run.name}: step time {before:+.1%} off before, {after:+.1%} with it")
     if as_json:
@@ -195,7 +197,7 @@ def calibrate_from_results(
 
 
 def _runs_of_table(path: Path) -> list[MeasuredRun]:
-    """Rows of a file that `validate --runs` takes, whose speed was measured."""
+    """Return the rows of a file as `validate --runs` takes it that have a measured speed or time."""
     from fsdpbench.lab.calibrate.from_results import MeasuredRun
     from fsdpbench.lab.validation.paper_network import config_of
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file
@@ -215,13 +217,13 @@ def _runs_of_table(path: Path) -> list[MeasuredRun]:
 def _one_chip(runs: Sequence[MeasuredRun]) -> str:
     chips = sorted({run.chip for run in runs})
     if len(chips) != 1 or not chips[0]:
-        told = ", ".join(filter(None, chips)) or "no packaged profile that is alike"
-        raise UsageError(f"--from-result: the runs are of {told}; name the profile to scale by --base")
+        known = ", ".join(filter(None, chips)) or "no packaged profile that is alike"
+        raise UsageError(f"--from-result: the runs are of {known}; name the profile to scale by --base")
     return chips[0]
 
 
 def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
-    """The chip's profile with the nodes that all runs on several had, whose network is fitted."""
+    """Return `chip` with the node size that all runs on several nodes share; `chip` where they do not."""
     from fsdpbench.sim.model.profile import stated_machine
 
     sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
@@ -230,7 +232,7 @@ def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
 
 
 def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
-    """What is asked for; else the network of runs on several nodes, and computation on one."""
+    """Return the factors in `given`; by default the network if a run has several nodes, else computation."""
     from fsdpbench.lab.calibrate.from_results import Factor
 
     if given is None:
@@ -245,7 +247,7 @@ def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
 
 @dataclasses.dataclass(frozen=True)
 class _Simulator:
-    """Simulates all runs on the profile in a file."""
+    """A function that simulates all `runs` on the profile in a file, in `folder`."""
 
     runs: Sequence[MeasuredRun]
     folder: Path
@@ -263,7 +265,7 @@ class _Simulator:
         return [found[content_key(config)] for config in configs]
 
 
-def _told(found: Fit) -> str:
+def _factors_text(found: Fit) -> str:
     parts = []
     for factor, value in found.profile.factors.items():
         low, high = found.interval(factor)

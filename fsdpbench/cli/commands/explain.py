@@ -79,7 +79,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 
 def _source(options: dict[str, Any]) -> str | None:
-    """FILE; of what follows it the script's arguments, where there is a script."""
+    """Return FILE, None if it is not named; other arguments are the script's."""
     named: str | None = options.pop("source")
     arguments = options["script_arguments"]
     if named is not None or options.get("script") or options.get("module"):
@@ -91,7 +91,7 @@ def _source(options: dict[str, Any]) -> str | None:
 
 
 def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: list[str]) -> Config | None:
-    """Explain what the file says; the configuration, where it names one. Raises `UsageError`."""
+    """Explain a file, and return its configuration if it has one. Raises `UsageError`."""
     from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
     path = Path(source)
@@ -143,7 +143,7 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
 
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
+    """Return configuration and result of a folder that ran out of memory. Raises `UsageError`."""
     from fsdpbench.base.files.documents import read_json_object
     from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
 
@@ -175,8 +175,8 @@ def _measured_config(
     content: dict[str, Any],
     texts: list[str],
 ) -> Config:
-    """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
-    explained too. Raises `UsageError`."""
+    """Return the recorded configuration, to be simulated on the GPUs that it ran on; explain the message of
+    real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.reports.analysis.out_of_memory import describe_report
@@ -199,15 +199,15 @@ def _measured_config(
 
 
 def _field(result: dict[str, Any], name: str, key: str) -> Any:
-    """A value of an object in the result; None where there is no such object."""
+    """Return a value of an object in the result; None where there is no such object."""
     found = result.get(name)
     return found.get(key) if isinstance(found, dict) else None
 
 
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
-    """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
+    """Return the configuration that --model, --hf-config or --script names. Raises `UsageError`."""
     from fsdpbench.base.settings import Settings
-    from fsdpbench.cli.requests.request import target_of, told_assumed
+    from fsdpbench.cli.requests.request import assumed_words, target_of
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
@@ -220,7 +220,7 @@ def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config 
     target, _ = target_of(options)
     usual = usual_settings(target.model, given)
     if usual:
-        tell(f"{target.model}{told_assumed(usual)}")
+        tell(f"{target.model}{assumed_words(usual)}")
     settings = Settings.of(**usual | given)
     config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
     reasons = not_applicable(config, given)

@@ -48,7 +48,7 @@ def _for_people(rows: list[Row]) -> list[Row]:
 
 
 def models() -> list[Row]:
-    """A row for every model, those of other packages and those that cannot be loaded included."""
+    """Return a row for every model, including those of other packages and those that fail to load."""
     from fsdpbench.workloads import get_workload, offered_families, workload_names
 
     rows: list[Row] = []
@@ -74,7 +74,7 @@ def models() -> list[Row]:
 
 
 def systems() -> list[Row]:
-    """A row for every system, with what it takes to install it where it is not."""
+    """Return a row for every system, with its installation command where it is missing."""
     from fsdpbench.systems import offers
 
     rows: list[Row] = []
@@ -96,7 +96,7 @@ def systems() -> list[Row]:
 
 
 def hardware() -> list[Row]:
-    """A row for every hardware profile of the package."""
+    """Return a row for every packaged hardware profile."""
     from fsdpbench.sim.model.profile import load_profile, profile_names
 
     rows = []
@@ -116,7 +116,7 @@ def hardware() -> list[Row]:
 
 
 def software() -> list[Row]:
-    """A row for every software profile of the package, with what it changes."""
+    """Return a row for every packaged software profile, with its changes."""
     from fsdpbench.sim.model.software import load_software, software_names
 
     rows = []
@@ -129,7 +129,7 @@ def software() -> list[Row]:
 
 
 def settings() -> list[Row]:
-    """A row for every setting, with the reason of its default."""
+    """Return a row for every setting, with the reason of its default."""
     return [
         {
             "name": setting.name,
@@ -192,7 +192,7 @@ def _flat(row: Row) -> dict[str, str]:
 
 
 def _first_fields(fields: list[str]) -> str:
-    """As many as there is room for."""
+    """Return the first fields that have room, then an ellipsis."""
     shown = ""
     for index, field in enumerate(fields):
         longer = f"{shown} {field}".strip()
@@ -239,7 +239,7 @@ def doctor_command(quick: bool, as_json: bool) -> None:
 
 
 def _print(findings: Sequence[Finding], columns: int | None) -> None:
-    """One finding a line; on a terminal of `columns` long ones continue below their own beginning."""
+    """Print a line for each finding; wrap long ones to `columns`, if given."""
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         head = f"{finding.what:<{width}}  {finding.verdict.value:<7}  "

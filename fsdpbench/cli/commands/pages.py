@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _SLURM_S = 5.0
 _GRACE_S = 3.0
-"""How long a lock that is released may be ahead of the last result: network file systems tell in any
-order."""
+"""Time by which a released lock may precede the last result: network file systems keep no order."""
 
 
 @click.command("watch")
@@ -42,7 +41,7 @@ order."""
 @click.option(
     "--timeout", type=Positive(MOST_SECONDS), metavar="S", help="Stop watching after this many seconds."
 )
-@click.option("--json", "as_json", is_flag=True, help="Where it stood at the end, as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the last state as one JSON object.")
 def command(
     folder: Path, output: Path | None, no_page: bool, wait: float, timeout: float | None, as_json: bool
 ) -> None:
@@ -101,7 +100,11 @@ def _write(page: LivePage | None, state: SweepState, is_over: bool) -> bool:
 
 
 def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) -> Iterator[SweepState]:
-    """Each look at the folder, until the sweep has ended well. Raises what else can come."""
+    """Yield the state of `folder` twice a second until its sweep is done.
+
+    Raises `UsageError` if no sweep begins within `wait` seconds, `CannotJudgeError` after `timeout` seconds,
+    `BenchError` if the sweep stops before it is done.
+    """
     from fsdpbench.sweep.sweep_state import slurm_words
 
     began = time.monotonic()
@@ -166,7 +169,7 @@ def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
 
 
 def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[str, object]:
-    """Where the sweep stood at the end, for programs."""
+    """Return the last state of the sweep as JSON holds it."""
     return {
         "schema": 1,
         "folder": str(folder),
@@ -184,7 +187,7 @@ _GAP = 2
 
 
 class View(Protocol):
-    """Told how the sweep stands, again and again."""
+    """A view of a sweep; `show` is called with each new state."""
 
     def waiting(self, why: str) -> None: ...
     def show(self, state: SweepState, slurm: str) -> None: ...
@@ -192,7 +195,7 @@ class View(Protocol):
 
 
 def make_view(quiet: bool) -> View:
-    """The view that fits where stderr goes."""
+    """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
     if quiet:
         return SilentView()
     console = make_console(stderr=True)
@@ -200,7 +203,7 @@ def make_view(quiet: bool) -> View:
 
 
 def headline(state: SweepState, slurm: str = "") -> str:
-    """`3/8 configurations, 1 failed, about 40 s left`."""
+    """Return the counts of the sweep, as in `3/8 configurations, 1 failed, about 40 s left`."""
     text = f"{len(state.ended)}/{len(state.points)} configurations"
     if state.failed:
         text += f", {state.failed} failed"
@@ -210,7 +213,7 @@ def headline(state: SweepState, slurm: str = "") -> str:
 
 
 def best_words(state: SweepState, width: int | None = None) -> str:
-    """The fastest one so far; empty where none has figures."""
+    """Return the fastest configuration so far, in at most `width` columns; empty where none has figures."""
     rates = [
         (rate, each)
         for each in state.ended
@@ -221,14 +224,14 @@ def best_words(state: SweepState, width: int | None = None) -> str:
     from fsdpbench.cli.terminal.progress import shortened
 
     rate, best = max(rates, key=lambda pair: pair[0])
-    told = f"best so far: {rate:,.0f} tokens/s/{each_device(best.result.device)}, "
+    text = f"best so far: {rate:,.0f} tokens/s/{each_device(best.result.device)}, "
     if best.result.compiled is not None:
-        told += f"{compiled_words([best.result.compiled])}, "
-    return told + (best.name if width is None else shortened(best.name, max(24, width - len(told))))
+        text += f"{compiled_words([best.result.compiled])}, "
+    return text + (best.name if width is None else shortened(best.name, max(24, width - len(text))))
 
 
 class SilentView:
-    """Says nothing."""
+    """A view that prints nothing."""
 
     def waiting(self, why: str) -> None: ...
     def show(self, state: SweepState, slurm: str) -> None: ...
@@ -236,10 +239,10 @@ class SilentView:
 
 
 class PlainView(SilentView):
-    """One line for each configuration that ends, once, and one for each new state of Slurm's jobs."""
+    """A view of lines: one for each configuration that ends, one for each new state of Slurm's jobs."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._shown_ns: dict[str, int] = {}
         self._slurm = ""
         self._why = ""
         self._began = False
@@ -254,19 +257,19 @@ class PlainView(SilentView):
 
         if not self._began:
             tell(headline(state))
-            self._told = {each.name: each.changed_ns for each in state.ended}
+            self._shown_ns = {each.name: each.changed_ns for each in state.ended}
             self._began = True
-        new = [each for each in state.ended if self._told.get(each.name) != each.changed_ns]
+        new = [each for each in state.ended if self._shown_ns.get(each.name) != each.changed_ns]
         for number, each in enumerate(new, start=len(state.ended) - len(new) + 1):
             tell(f"[{number}/{len(state.points)}] {each.name}: {describe_result(each.result)}")
-            self._told[each.name] = each.changed_ns
+            self._shown_ns[each.name] = each.changed_ns
         if slurm and slurm != self._slurm:
             tell(f"Slurm: {slurm}")
         self._slurm = slurm
 
 
 class LiveView:
-    """Replaced in place several times a second."""
+    """A view that a terminal redraws in place four times a second."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -288,12 +291,12 @@ class LiveView:
 
 
 def table_of(state: SweepState, slurm: str, width: int) -> Group:
-    """The headline, the best so far, the last that ended, and what is under way, for rich."""
+    """Return headline, best so far, last results and running configurations, in `width` columns."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from fsdpbench.cli.terminal.progress import describe_result, told_apart
+    from fsdpbench.cli.terminal.progress import describe_result, distinct_names
 
     rows: list[tuple[str, Any]] = []
     for each in state.ended[-_LAST_SHOWN:]:
@@ -304,9 +307,9 @@ def table_of(state: SweepState, slurm: str, width: int) -> Group:
     longest = max((len(name) for name, _ in rows), default=0)
     room = min(longest, max(24, width * 45 // 100))
     table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-    for short, (_, told) in zip(told_apart([name for name, _ in rows], room), rows, strict=True):
-        told.truncate(width - room - _GAP, overflow="ellipsis")
-        table.add_row(Text(short, style=told.style), told)
+    for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
+        cell.truncate(width - room - _GAP, overflow="ellipsis")
+        table.add_row(Text(short, style=cell.style), cell)
     lines: list[Any] = [Text(headline(state, slurm), style="bold", overflow="ellipsis", no_wrap=True)]
     if best := best_words(state, width):
         lines.append(Text(best, style="green"))

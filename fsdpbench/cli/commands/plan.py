@@ -72,7 +72,7 @@ def command(
 
 
 def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
-    """The best of each number of GPUs, of what runs."""
+    """Return the best configuration of each number of GPUs, among those that fit."""
     predictions = () if foreseen is None else foreseen.predictions
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
     if not running:
@@ -90,23 +90,26 @@ _LINES_OF_PROGRESS = 10
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
-    """Hears how many points are done, those that need no simulation first; tells how long the rest takes."""
+    """Return a function to call with the number of points done, which prints the time left.
+
+    Its first call has the number of points that need no simulation.
+    """
     live = sys.stderr.isatty()
-    began, spared, told_at = time.monotonic(), 0, 0
+    began, spared, reported_at = time.monotonic(), 0, 0
 
     def count(done: int) -> None:
-        nonlocal spared, told_at
-        if not told_at:
-            told_at, spared = 1, done
+        nonlocal spared, reported_at
+        if not reported_at:
+            reported_at, spared = 1, done
             left = total - done
-            told = f"{left} points to simulate, {min(jobs, left)} side by side"
+            text = f"{left} points to simulate, {min(jobs, left)} side by side"
             tell(
-                told
+                text
                 + (f" ({done} need none: the same as others, or too large by arithmetic)" if done else "")
             )
             return
-        if live or done == total or done - told_at >= total / _LINES_OF_PROGRESS or done == spared + 1:
-            told_at = done
+        if live or done == total or done - reported_at >= total / _LINES_OF_PROGRESS or done == spared + 1:
+            reported_at = done
             rest = (time.monotonic() - began) / max(done - spared, 1) * (total - done)
             line = f"simulated {done} of {total}" + (
                 f", about {_duration(rest)} to go" if done < total else ""
@@ -201,8 +204,8 @@ def _fits(found: Prediction) -> str:
 
 
 def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:
-    """Names of points that cannot fit, by the first two sentences of why. Reasons that differ in their
-    figures alone are reported once, with those of the first point."""
+    """Return names of points that cannot fit by reason (its first two sentences). Reasons that differ only in
+    figures are one, with the figures of the first point."""
     kinds: dict[str, tuple[str, list[str]]] = {}
     for prediction in unfit:
         reason = ". ".join((prediction.reason or "").split(". ")[:2])

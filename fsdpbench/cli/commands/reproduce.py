@@ -101,6 +101,6 @@ def _print(outcomes: list[Outcome]) -> None:
             f"{percent(outcome.worst_error):>6}  {claims:>16}  {outcome.figure.words.title}"
         )
     counts = counted(outcomes)
-    told = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
-    if told:
-        show(f"claims: {told}")
+    counted_text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
+    if counted_text:
+        show(f"claims: {counted_text}")

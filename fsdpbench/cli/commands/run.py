@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _TIMEOUT_S = 3600.0
-"""Of a soak, where none is named."""
+"""Time limit of a soak without --timeout."""
 _WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
 
 
@@ -73,7 +73,8 @@ soak_options = grouped(
 
 
 def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
-    """`config` with the soak that was asked for, untraced. Raises `UsageError`."""
+    """Return `config` with the soak that `options` ask for, untraced. Raises `UsageError` for options without
+    --soak."""
     from fsdpbench.base.configuration.lengths import LengthSettings
     from fsdpbench.base.configuration.soak import SoakSettings
 
@@ -180,8 +181,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 
 def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None:
-    """For programs, and in words; None where the script did not run to its figures. Of one that ran out of
-    memory, what fits."""
+    """Return advice as JSON and as text, or the changes that fit after an out-of-memory error. None without
+    figures."""
     from fsdpbench.answers.advise import advise_script
     from fsdpbench.answers.advise.text import as_dict, describe_advice
     from fsdpbench.sweep.trials import jobs_for
@@ -201,8 +202,8 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None
 
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
-    """The configuration that model and settings name."""
-    from fsdpbench.cli.requests.request import target_of, told_assumed
+    """Run the configuration that `options` and `assignments` name. Raises `UsageError` without a model."""
+    from fsdpbench.cli.requests.request import assumed_words, target_of
     from fsdpbench.engine.results.result import not_applicable_result
     from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
@@ -223,12 +224,12 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    tell(f"{config.name}: on {config.device} ({choice.reason}){told_assumed(usual)}")
+    tell(f"{config.name}: on {config.device} ({choice.reason}){assumed_words(usual)}")
     return _run(config, options.get("output"))
 
 
 def _with_jitter(config: Config, text: str | None) -> Config:
-    """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
+    """Return `config` with the jitter in `text`. Raises `UsageError` for a bad text or a real device."""
     from fsdpbench.base.configuration.config import JitterError, JitterSettings
 
     if text is None:
@@ -242,7 +243,7 @@ def _with_jitter(config: Config, text: str | None) -> Config:
 
 
 def _tell_notes(result: Result) -> None:
-    """What a reader should know of the measurement of a script, and where its output is."""
+    """Print notes on the measurement of a script, and the place of its output."""
     for note in result.stored("script.notes") or ():
         tell(f"note: {one_line(note)}")
     for line in script_notes(result):
@@ -253,8 +254,7 @@ def _tell_notes(result: Result) -> None:
 
 
 def _run(config: Config, output: Path | None) -> Result:
-    """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
-    sweep."""
+    """Run `config` in a run folder, which `report` and `analyze` read as they read a sweep's."""
     from fsdpbench.cli.terminal.progress import WaitingProgress
     from fsdpbench.engine.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
@@ -268,7 +268,7 @@ def _run(config: Config, output: Path | None) -> Result:
 
 
 def own_name(config: Config) -> str:
-    """The folder of a run without `-o`: the same configuration has the same one, another one has another."""
+    """Return the name of the folder of a run without `-o`, unique to `config`."""
     said = json.dumps(config.to_dict(), sort_keys=True, default=str)
     name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
     return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
@@ -276,8 +276,7 @@ def own_name(config: Config) -> str:
 
 @contextlib.contextmanager
 def _locked(output: Path | None, config: Config) -> Iterator[Store]:
-    """The folder that was named, when it is free; else the configuration's own, or one beside it while
-    another run is under way there."""
+    """Hold the lock of the run folder: `output`, once it is free, or the first free one named by `config`."""
     from fsdpbench.base.files.folder_lock import FolderTakenError
     from fsdpbench.engine.results.store import Store
 

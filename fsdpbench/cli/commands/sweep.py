@@ -66,7 +66,7 @@ launcher_options = grouped(
 
 @dataclass(frozen=True)
 class Launcher:
-    """What was chosen. `nodes`: this machine's place among several, for torchrun."""
+    """A launcher with its options. `nodes`: this machine's place among several, for torchrun."""
 
     name: str
     nodes: Nodes | None
@@ -78,9 +78,8 @@ class Launcher:
         return self.nodes is not None and self.nodes.rank > 0
 
     def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> Pool:
-        """The pool for a sweep in `folder`; here it leaves its traces in the log `analysed`. Raises
-        `UsageError` if its launcher is not there.
-        """
+        """Return a pool of `jobs` processes for a sweep in `folder`; `analysed`: the log of analysed traces.
+        Raises `UsageError` if Slurm's commands are missing."""
         from fsdpbench.launch.pool import PointPool
 
         if self.name == "slurm":
@@ -93,7 +92,7 @@ class Launcher:
 
 
 def make_launcher(options: Mapping[str, Any], gpus: list[int]) -> Launcher:
-    """Raises `UsageError` for options that do not belong together."""
+    """Return the launcher in `options` for these world sizes. Raises `UsageError` for options of another."""
     name = options.get("launcher") or "local"
     of_torchrun = ("nnodes", "node_rank", "rdzv_endpoint")
     of_slurm = ("partition", "account", "time_minutes")
@@ -165,7 +164,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
 
 def device_named(space: str | None, options: dict[str, Any]) -> str | None:
-    """The device that the flags or the TOML file name, if any."""
+    """Return the device that the flags or the TOML file `space` name, None if neither does."""
     named: str | None = options.get("device")
     if named is None and space is not None:
         named = read_space_file(space)[0].get("device")
@@ -173,7 +172,8 @@ def device_named(space: str | None, options: dict[str, Any]) -> str | None:
 
 
 def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
-    """Flags over `--set` over the TOML file over the defaults."""
+    """Return the request of a command: flags before `--set` before the TOML file `space` before the defaults.
+    Raises `UsageError` where no model is named."""
     from fsdpbench.cli.requests.request import gpu_counts, make_request
 
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
@@ -244,7 +244,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
 
 
 def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
-    """Write the code to paste, and the page with it; what failed is raised once the results are told."""
+    """Write the code to paste and the page. Return the code's files, and the error that stopped the rest."""
     from fsdpbench.base.files.shared_log import records
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
     from fsdpbench.launch import fork_server
@@ -274,7 +274,7 @@ def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
 def _tell_end(
     store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
 ) -> ExitCode:
-    """What came out, for people or as JSON. `pasted`: files of code to paste."""
+    """Print the end of a sweep, as text or as JSON, and return the exit code. `pasted`: files of code."""
     from fsdpbench.cli.terminal.ranking import print_ranking
     from fsdpbench.engine.results.records import Status
 
@@ -299,7 +299,7 @@ def _tell_end(
 
 
 def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
-    """What `--try-compiled` adds to what has run, if anything."""
+    """Return the configuration that `--try-compiled` adds to `points`, None if there is none."""
     from fsdpbench.sweep.recommended import compiled_beside_best
 
     if not options.get("try_compiled"):
@@ -342,7 +342,7 @@ def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> E
 
 
 def default_name(request: SweepRequest) -> str:
-    """The same space has the same name, so that the same command finds its folder again."""
+    """Return the name of a sweep's folder. Equal spaces have equal names: the same command resumes."""
     target = request.target
     where = Path(target.hardware).stem if target.hardware else target.device
     model = re.sub(r"[:/]", "-", target.model)

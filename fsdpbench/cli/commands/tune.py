@@ -126,7 +126,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
 
 def parse_memory(text: str | None) -> int | None:
-    """Bytes of `80GB`, `40 GiB`, `8e10`. Raises `UsageError`."""
+    """Return the bytes in `80GB`, `40 GiB`, `8e10`. Raises `UsageError`."""
     if text is None:
         return None
     try:
@@ -139,7 +139,7 @@ def parse_memory(text: str | None) -> int | None:
 
 
 def _check_device(device: str, goal: Goal, effort: Effort) -> None:
-    """Raises `UsageError` for what makes no sense on `device`."""
+    """Raise `UsageError` for a goal or a limit that does not apply to `device`."""
     if device == "cpu" and goal.name == "mfu":
         raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
     if device != "sim":
@@ -197,10 +197,10 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
 
 def _tried(answer: Answer, points: int) -> str:
     """How much was tried, in words."""
-    told = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
+    text = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
     if not answer.measured:
-        return f"{told}."
-    told += f"; {answer.measured} were measured"
+        return f"{text}."
+    text += f"; {answer.measured} were measured"
     if answer.agreement is not None:
-        told += f" (rank correlation of simulated and measured speed: {answer.agreement:.2f})"
-    return f"{told}."
+        text += f" (rank correlation of simulated and measured speed: {answer.agreement:.2f})"
+    return f"{text}."

@@ -16,14 +16,14 @@ from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show
 
 COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
-"""Set by the shell that asks what it could complete."""
+"""Environment variable in which the shell asks for completions."""
 PROGRAM = "fsdpbench"
 SHELLS = ("bash", "zsh", "fish")
 Proposals = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def answer(group: click.Group) -> int:
-    """Answer the shell, which asks by `COMPLETE_VARIABLE`; the exit code."""
+    """Print the completions that the shell asks for by `COMPLETE_VARIABLE`, and return the exit code."""
     shell, _, instruction = os.environ.get(COMPLETE_VARIABLE, "").partition("_")
     kind = get_completion_class(shell)
     if kind is None or instruction != "complete":
@@ -33,7 +33,7 @@ def answer(group: click.Group) -> int:
 
 
 def script_for(shell: str, group: click.Group) -> str:
-    """What a shell reads to complete `fsdpbench`. Raises KeyError for a shell that click does not know."""
+    """Return the script that makes `shell` complete `group`. Raises KeyError for a shell unknown to click."""
     kind = get_completion_class(shell)
     if kind is None:
         raise KeyError(shell)
@@ -41,7 +41,7 @@ def script_for(shell: str, group: click.Group) -> str:
 
 
 def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
-    """For an option that takes names, several between commas: the last one is completed."""
+    """Return a completer of an option that takes comma-separated names; it completes the last one."""
 
     def propose(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
@@ -51,7 +51,7 @@ def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
 
 
 def assignments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For `--set KEY=VALUE`: names of settings, and after `=` their values, of which there may be several."""
+    """Return completions of `--set KEY=VALUE`: names of settings, after `=` their comma-separated values."""
     setting, equals, value = incomplete.partition("=")
     if not equals:
         return [CompletionItem(f"{name}=") for name in SETTINGS if name.startswith(setting)]
@@ -62,31 +62,31 @@ def assignments(context: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def model_names() -> list[str]:
-    """Models by name, those of other packages too."""
+    """Return the names of models, including those of other packages."""
     from fsdpbench.workloads import workload_names
 
     return list(workload_names())
 
 
 def system_names() -> list[str]:
-    """Systems by name."""
+    """Return the names of systems."""
     from fsdpbench.systems import offers
 
     return [offer.name for offer in offers()]
 
 
 def hardware_names() -> list[str]:
-    """Hardware profiles of the package; found without torch."""
+    """Return the names of packaged hardware profiles, without torch."""
     return _profiles("profiles")
 
 
 def software_names() -> list[str]:
-    """Software profiles of the package; found without torch."""
+    """Return the names of packaged software profiles, without torch."""
     return _profiles("profiles", "software")
 
 
 def values_of(setting: str) -> Callable[[], list[str]]:
-    """The words that a setting takes."""
+    """Return a function that returns the words that `setting` takes."""
 
     return lambda: SETTINGS[setting].words
 

@@ -128,7 +128,7 @@ space_options = grouped(
 
 
 def setting_options(many: bool) -> Callable[[F], F]:
-    """A flag for every setting (a comma-separated list where `many`), and `--set key=value`."""
+    """Return a decorator that adds a flag for every setting (a list if `many`), and `--set key=value`."""
 
     def decorate(function: F) -> F:
         for setting in reversed(SETTINGS.values()):
@@ -153,7 +153,7 @@ def setting_options(many: bool) -> Callable[[F], F]:
 
 
 def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]) -> dict[str, list[Value]]:
-    """Settings that the user named, each with its values in order. Raises `UsageError`."""
+    """Return the values of each setting in `flags` or `assignments` (key=value). Raises `UsageError`."""
     texts = {name: flags[name] for name in SETTINGS if flags.get(name) is not None}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -166,8 +166,8 @@ def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]
 def asks_to_compile(
     flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
 ) -> bool:
-    """Whether `compile=true` is among what these words, or the TOML file `space`, ask for. A quick look, for
-    the fork server; errors in them are reported later."""
+    """Return whether flags, assignments or the TOML file `space` ask for `compile=true`. For the fork server;
+    errors in them are reported later."""
     texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
     if space is not None:
         texts += map(str, read_space_file(space)[1].get("compile", ()))
@@ -176,7 +176,7 @@ def asks_to_compile(
 
 
 def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
-    """For `run`: exactly one value a setting. Raises `UsageError` on a list."""
+    """Return the one value of each setting, for `run`. Raises `UsageError` on a list."""
     for name, values in given.items():
         if len(values) != 1:
             raise UsageError(f"{name}: `run` takes one value, not {len(values)}; `sweep` takes lists")
@@ -184,5 +184,5 @@ def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
 
 
 def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
-    """A sweep's TOML file as (target keys, lists of settings). Raises `UsageError` naming file and key."""
+    """Return the target keys and the lists of settings of a sweep's TOML file. Raises `UsageError`."""
     return read_space(read_toml(Path(path)), path)

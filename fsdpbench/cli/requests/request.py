@@ -1,7 +1,4 @@
-"""What the user asked of a sweep, checked and completed
-
-Targets, systems, the values of every swept setting, conditions, and how many points are drawn.
-"""
+"""Requests for sweeps, checked and completed: targets, systems, values of settings, rules, sample size."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class SweepRequest:
 
     @property
     def target(self) -> Target:
-        """The first target; all are one model on one device."""
+        """Return the first target; all have one model and one device."""
         return self.space.targets[0]
 
     @property
@@ -55,7 +52,7 @@ class SweepRequest:
         return expand(self.space)
 
     def to_space(self) -> dict[str, Any]:
-        """The space as its TOML file says it; `fsdpbench sweep FILE` asks for the same again."""
+        """Return the space as in a TOML file, which `fsdpbench sweep FILE` reads back."""
         target, space = self.target, self.space
         several = len(space.targets) > 1
         most = max(space.targets, key=_size)
@@ -84,26 +81,26 @@ class SweepRequest:
         }
 
     def added_by_preset(self) -> str | None:
-        """What varies although the user did not name it, and how to avoid that; None if nothing does."""
+        """Return a note on settings that only the preset varies, and how to avoid that; else None."""
         if not self.of_preset and len(self.space.systems) < 2:
             return None
         lists = self.space.lists
         ruled = {name: values for rule in self.space.when for name, values in rule.lists.items()}
-        told = [
+        varied = [
             f"{name} ({', '.join(map(show_value, dict.fromkeys((*lists[name], *ruled.get(name, ())))))})"
             for name in self.of_preset
             if name in lists
         ]
-        told += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
-        if not told:
+        varied += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
+        if not varied:
             return None
         return (
-            f"  the preset {self.preset} varies {', '.join(told)}; name a setting with several values "
+            f"  the preset {self.preset} varies {', '.join(varied)}; name a setting with several values "
             "(--batch 4,8) to vary only what you name"
         )
 
     def announcement(self, points: int, how: str = "") -> str:
-        """The first line of a sweep: what runs where, and why there. `how`: eager or compiled."""
+        """Return the first line of a sweep: what runs, where and why there. `how`: eager or compiled."""
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
@@ -119,15 +116,17 @@ class SweepRequest:
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
-        told = f"{noun}, {how}" if how else noun
-        return f"{target.model}: {points} {told}, {where}{told_assumed(self.assumed)}"
+        what = f"{noun}, {how}" if how else noun
+        return f"{target.model}: {points} {what}, {where}{assumed_words(self.assumed)}"
 
 
 def make_request(
     given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], *, whole_space: bool
 ) -> SweepRequest:
-    """`given` holds what is not a setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
-    the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
+    """Return the request of `given` (`model`, `gpus`, `preset`, `when`, ...) and `lists` (values by setting).
+
+    With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`.
+    """
     is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
     given = with_hf_model({**given, "keep_content": LIBRARY in lists.get("implementation", ())})
     named_preset = given.get("preset")
@@ -167,20 +166,20 @@ def make_request(
     )
 
 
-def told_assumed(assumed: Mapping[str, Value]) -> str:
-    """The settings that the user did not name, as the end of a line."""
+def assumed_words(assumed: Mapping[str, Value]) -> str:
+    """Return the end of a line that names the `assumed` settings; empty if there are none."""
     words = ", ".join(f"{name}={value}" for name, value in assumed.items())
     return f"; {words}, as not named" if words else ""
 
 
 def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
-    """The request that `SweepRequest.to_space` wrote down. Raises `UsageError`."""
+    """Return the request that `SweepRequest.to_space` recorded. Raises `UsageError`."""
     target, lists = read_space(space, "the recorded space")
     return make_request(target, lists, whole_space=True)
 
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
-    """The target in `given`, its device resolved, and why it is that one."""
+    """Return the target in `given` and the choice of its device. Raises `UsageError`."""
     given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
@@ -220,7 +219,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
 
 
 def gpu_counts(given: object) -> list[int]:
-    """World sizes: a number, a list, or a text of numbers between commas. Raises `UsageError`."""
+    """Return the world sizes in a number, a list, or a comma-separated text. Raises `UsageError`."""
     if given is None:
         return [DEFAULT_GPUS]
     items = given if isinstance(given, list | tuple) else str(given).replace(", ", ",").split(",")
@@ -233,7 +232,7 @@ def gpu_counts(given: object) -> list[int]:
 
 
 def whole(name: str, value: object) -> int:
-    """A whole number from a text or a TOML value. Raises `UsageError`."""
+    """Return the whole number in a text or a TOML value. Raises `UsageError`, which names it `name`."""
     try:
         if isinstance(value, bool | float):
             raise ValueError
@@ -258,7 +257,7 @@ def _count(given: Mapping[str, Any], name: str) -> int | None:
 
 
 def _node_size(given: Mapping[str, Any], largest: Target) -> int:
-    """Ranks of a full node, also where fewer than that are asked for."""
+    """Return the ranks of a full node, even if `largest` has fewer."""
     for name in ("gpus_used_per_node", "gpus_per_node"):
         if (stated := _count(given, name)) is not None:
             return stated
@@ -270,7 +269,7 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
 
 
 def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule, ...]:
-    """Texts from the command line, or tables from TOML."""
+    """Return the rules in texts of the command line, or in tables of a TOML file. Raises `UsageError`."""
     items = given if isinstance(given, list | tuple) else [] if given is None else [given]
     return tuple(
         parse(item) if isinstance(item, str) else read_rule(item, f"[[{name}]]", adds=name == "when")
@@ -279,7 +278,7 @@ def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule
 
 
 def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[Rule]:
-    """The rules of a preset without the settings that were named themselves."""
+    """Yield the rules of a preset without the settings in `lists`."""
     for rule in rules:
         left = {name: values for name, values in rule.lists.items() if name not in lists}
         if left:
@@ -296,7 +295,7 @@ def _at_least_one(name: str, given: object) -> int | None:
 
 
 def _references(given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], preset: Preset) -> list[str]:
-    """Those that were named; a preset's own where it is run as it is."""
+    """Return the named reference systems; those of `preset` where nothing is named beside it."""
     if given.get("reference") is not None:
         return _names(given["reference"])
     return [] if lists or given.get("system") is not None else list(preset.references)

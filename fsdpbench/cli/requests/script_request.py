@@ -56,7 +56,7 @@ script_options = grouped(
 
 
 def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
-    """The configuration of `--script`; None without it. Raises `UsageError`."""
+    """Return the configuration of `--script` or `--module`, None without them. Raises `UsageError`."""
     path, module = options.get("script"), options.get("module")
     if path is None and module is None:
         if options.get("check_ranks") is not None:
@@ -110,7 +110,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
 
 
 def _software(given: str | None) -> str | None:
-    """The software profile of a script, which has a model and a trainer of its own. Raises `UsageError`."""
+    """Return the name of the software profile of a script, None for the current one. Raises `UsageError`."""
     from fsdpbench.sim.model.software import CURRENT, load_software
     from fsdpbench.sweep.planning import check_software
 

@@ -1,1 +1,1 @@
-"""What commands print: tables, progress, notes."""
+"""Printed output of commands: tables, progress, notes."""

@@ -33,34 +33,32 @@ budget_options = grouped(
 
 @dataclass(frozen=True)
 class Budget:
-    """What is asked beside the speed. tokens: to train on. price: of a GPU-hour, in any currency."""
+    """The budget of a training. tokens: number to train on. price: of a GPU-hour, in any currency."""
 
     tokens: float | None = None
     price: float | None = None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Budget:
-        """Takes the two options out of `options`. Raises `UsageError`."""
+        """Take `tokens` and `price` out of `options`. Raises `UsageError`."""
         return cls(parse_tokens(options.pop("tokens", None)), options.pop("price", None))
 
     def check(self, workload: Workload) -> None:
-        """Raises `UsageError` where tokens are asked of a model that has none."""
+        """Raise `UsageError` if tokens are asked of a model that has none."""
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
             raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
 
     @property
     def is_asked(self) -> bool:
-        """Whether any of it was named."""
+        """Return whether tokens or a price were named."""
         return self.tokens is not None or self.price is not None
 
 
 @dataclass(frozen=True)
 class Row:
-    """The best configuration on so many GPUs. rate: tokens (or samples) a second, all GPUs together.
-    efficiency: rate
-    a GPU against that of the fewest GPUs. days, gpu_hours and cost: for the budget's tokens; cost without
-    tokens is
-    that of a day."""
+    """The best configuration on `gpus` GPUs. rate: tokens (or samples) a second, all GPUs together.
+    efficiency: rate a GPU against that of the fewest GPUs. days, gpu_hours, cost: for the budget's tokens;
+    cost without tokens is that of a day."""
 
     gpus: int
     name: str
@@ -73,11 +71,11 @@ class Row:
 
     @property
     def a_day(self) -> float:
-        """Tokens (or samples) in 24 hours."""
+        """Return the tokens (or samples) of 24 hours."""
         return self.rate * _DAY_S
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the row as JSON holds it."""
         return {
             "gpus": self.gpus,
             "best": self.name,
@@ -91,7 +89,7 @@ class Row:
 
 
 def parse_tokens(text: str | None) -> float | None:
-    """`1T`, `300B`, `2e12`. Raises `UsageError`."""
+    """Return the number in `1T`, `300B`, `2e12`. Raises `UsageError`."""
     if text is None:
         return None
     try:
@@ -104,7 +102,7 @@ def parse_tokens(text: str | None) -> float | None:
 
 
 def rows_by_count(found: Iterable[tuple[int, str, float]], unit: str, budget: Budget) -> list[Row]:
-    """`found`: GPUs, name and rate a GPU of each configuration that runs."""
+    """Return the best row of each number of GPUs. `found`: GPUs, name, rate a GPU of each configuration."""
     best: dict[int, tuple[str, float]] = {}
     for gpus, name, rate in found:
         if gpus not in best or rate > best[gpus][1]:
@@ -124,12 +122,12 @@ def _row(gpus: int, name: str, each: float, fewest: float, unit: str, budget: Bu
 
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
-    """Whether the table says more than the ranking does."""
+    """Return whether the table says more than the ranking does."""
     return bool(rows) and (len(rows) > 1 or budget.is_asked)
 
 
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
-    """The table, the best configuration of each number of GPUs below it."""
+    """Print the table, and below it the best configuration of each number of GPUs."""
     from rich.text import Text
 
     from fsdpbench.cli.output import make_console, make_table
@@ -150,15 +148,15 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
         cells += [f"{row.cost:,.0f}"] if row.cost is not None else []
         lines.append(cells)
     console.print()
-    told = "" if budget.tokens is None else f" for {short(budget.tokens)} tokens"
-    console.print(Text(f"By number of GPUs, the fastest of each{told}:", style="bold"))
+    purpose = "" if budget.tokens is None else f" for {short(budget.tokens)} tokens"
+    console.print(Text(f"By number of GPUs, the fastest of each{purpose}:", style="bold"))
     console.print(make_table(dict.fromkeys(head, True), lines))
     for row in rows:
         console.print(Text(f"  {row.gpus:>6}  {row.name}"))
 
 
 def short(count: float) -> str:
-    """`1.03 T`, `97.6 B`."""
+    """Return a count as `1.03 T` or `97.6 B`."""
     for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= scale:
             return f"{count / scale:,.3g} {name}" if count < 1000 * scale else f"{count / scale:,.0f} {name}"

@@ -21,23 +21,23 @@ _COSTS = {
 
 
 def describe_script(result: Result) -> list[str]:
-    """Of a script that was measured, the lines behind its speed: memory, MFU, what costs most."""
+    """Return lines on a measured script: memory, MFU, its largest cost. Empty without figures."""
     if not result.script or not result.step_time_s:
         return []
-    told = []
+    parts = []
     if result.reserved:
         capacity = result.machine.get("memory_bytes")
         of = f" of {capacity / _GIB:.1f}" if capacity else ""
-        told.append(f"{result.reserved / _GIB:.1f}{of} GiB reserved at the peak")
+        parts.append(f"{result.reserved / _GIB:.1f}{of} GiB reserved at the peak")
     if result.mfu:
-        told.append(f"MFU {result.mfu:.1%}")
-    lines = [", ".join(told)] if told else []
+        parts.append(f"MFU {result.mfu:.1%}")
+    lines = [", ".join(parts)] if parts else []
     largest = _largest_cost(result)
     return [*lines, largest] if largest else lines
 
 
 def _largest_cost(result: Result) -> str | None:
-    """What the step's time goes to beside computing, as its trace says."""
+    """Return a sentence on the largest cost of a step beside computing; None without a trace."""
     times: dict[str, float] = result.stored("time_s") or {}
     total = sum(times.values())
     if not total:
@@ -47,14 +47,14 @@ def _largest_cost(result: Result) -> str | None:
     )
     computing = (times.get("compute_only", 0.0) + times.get("overlapped", 0.0)) / total
     cost = f"{_COSTS[name]}, {seconds / total:.1%}"
-    told = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
+    text = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
     verdict = result.stored("verdict.sentence")
     # Without the settings of the bench that it names: a script has none of them.
-    return f"{told}. {_SETTINGS.sub('', verdict)}" if verdict else told
+    return f"{text}. {_SETTINGS.sub('', verdict)}" if verdict else text
 
 
 def script_notes(result: Result) -> list[str]:
-    """Lines for a reader of `result`."""
+    """Return notes on a script: comparison of ranks, decided values, redirected files."""
     return [
         *_ranks(
             result.rank_check,
@@ -67,7 +67,7 @@ def script_notes(result: Result) -> list[str]:
 
 
 def _ranks(check: RankComparison | None, cause: str, gpus: int) -> list[str]:
-    """What the comparison of ranks came to: both stacks of a difference, the script's own lines first."""
+    """Return the result of comparing ranks: both stacks of a difference, the script's own lines first."""
     if check is None:
         return []
     difference = check.difference
@@ -76,10 +76,10 @@ def _ranks(check: RankComparison | None, cause: str, gpus: int) -> list[str]:
         counts = sorted(set(calls.values()))
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
         alike = ", and fail in the same way" if "ok" not in check.collectives.ended.values() else ""
-        told = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
+        text = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
         rest = gpus - len(calls)
         left = "" if rest <= 0 else f"; the other {rest} were not run (--check-ranks {gpus} runs all)"
-        return [told + left]
+        return [text + left]
     lines = [] if difference.message in cause else [difference.message]  # the cause is shown as well
     sides = ((difference.rank, difference.stack), (difference.other_rank, difference.other_stack))
     for rank, stack in sides:
@@ -119,7 +119,7 @@ def _files(result: Result) -> list[str]:
 
 
 def buffer_notes(result: Result) -> list[str]:
-    """A line about dropped rows and empty places of `result`; none without a capacity."""
+    """Return a line about dropped rows and empty places; none without a capacity."""
     rows = result.buffer_rows
     if not rows:
         return []
@@ -132,7 +132,7 @@ def buffer_notes(result: Result) -> list[str]:
 
 
 def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
-    """Lines for a reader of `result`, folded at `width`; none where the sanitizer did not run."""
+    """Return the sanitizer's findings, folded at `width` columns; none where it did not run."""
     found = result.sanitizer
     if found is None:
         return []
@@ -158,7 +158,7 @@ def sanitizer_notes(result: Result, width: int | None = None) -> list[str]:
 
 
 def _access_line(access: Access) -> str:
-    """One access in a line."""
+    """Return one access in a line."""
     where = access.line
     if access.forward_line:
         where += f", backward of {access.forward_line}"
@@ -176,7 +176,7 @@ def _folded(line: str, width: int | None) -> list[str]:
 
 
 def soak_notes(result: Result) -> Iterator[str]:
-    """What a soak found, in a few lines."""
+    """Yield lines on a soak: replayed steps, retries, memory. None without a soak."""
     soak = result.soak
     if soak is None:
         return

@@ -26,7 +26,7 @@ _GAP = 2
 
 
 def make_progress(quiet: bool = False) -> Progress:
-    """The progress that fits where stderr goes."""
+    """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
     if quiet:
         return Progress()
     console = make_console(stderr=True)
@@ -34,14 +34,14 @@ def make_progress(quiet: bool = False) -> Progress:
 
 
 def describe_result(result: Result) -> str:
-    """One line of what came of a configuration."""
+    """Return one line on the result of a configuration: its figures, or its status and cause."""
     if result.status is not Status.OK:
         cause = result.message or ""
         if result.status is Status.OOM:
             # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
             cause = ". ".join(cause.split(". ")[:2])
-        told = f"{result.status}: {one_line(cause)}" if cause else str(result.status)
-        return f"{told}; measured before: {_figures(result)}" if result.step_time_s else told
+        text = f"{result.status}: {one_line(cause)}" if cause else str(result.status)
+        return f"{text}; measured before: {_figures(result)}" if result.step_time_s else text
     return _figures(result)
 
 
@@ -63,7 +63,7 @@ def _figures(result: Result) -> str:
 
 
 def _sampled(result: Result) -> list[str]:
-    """What the step time is the median of: where the allocator retries, no step is like the next."""
+    """Return the range of the step times behind the median; nothing for a single time."""
     times = result.step_times_s
     if len(times) < 2:
         return []
@@ -73,19 +73,19 @@ def _sampled(result: Result) -> list[str]:
 
 
 class WaitingProgress(Progress):
-    """For one configuration: says every few seconds that it still runs, and how long it may."""
+    """The progress of one configuration: a line every ten seconds, with its time limit in seconds."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timeout_s
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def begin(self, total: int, already_done: int) -> None:
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def tick(self) -> None:
         now = time.monotonic()
-        if now - self._told >= _PATIENCE_S:
-            self._told = now
+        if now - self._reported >= _PATIENCE_S:
+            self._reported = now
             _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
 
 
@@ -149,9 +149,9 @@ class LiveProgress(Progress):
         longest = max((len(name) for name, _ in rows), default=0)
         room = min(longest, max(24, self._console.width * 45 // 100))
         table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-        for short, (_, told) in zip(told_apart([name for name, _ in rows], room), rows, strict=True):
-            told.truncate(self._console.width - room - _GAP, overflow="ellipsis")
-            table.add_row(Text(short, style=told.style), told)
+        for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
+            cell.truncate(self._console.width - room - _GAP, overflow="ellipsis")
+            table.add_row(Text(short, style=cell.style), cell)
         return Group(self._headline(), *self._best(), table)
 
     def _headline(self) -> Text:
@@ -173,8 +173,8 @@ class LiveProgress(Progress):
         if not rates:
             return []
         rate, name, best = max(rates, key=lambda found: found[0])
-        told = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
-        return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
+        text = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
+        return [Text(text + shortened(name, max(24, self._console.width - len(text))), style="green")]
 
 
 def _described(result: Result) -> Text:
@@ -182,16 +182,16 @@ def _described(result: Result) -> Text:
 
 
 def shortened(name: str, width: int) -> str:
-    """`name` in at most `width` characters: names of one sweep differ at their ends, so the middle goes."""
+    """Return `name` cut in its middle to `width` characters: names of one sweep differ at their ends."""
     if len(name) <= width:
         return name
     head = min(10, width // 3)
     return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
 
 
-def told_apart(names: Sequence[str], width: int) -> list[str]:
-    """`names` in at most `width` characters each: where they are too long, without the words that all of them
-    begin or end with."""
+def distinct_names(names: Sequence[str], width: int) -> list[str]:
+    """Return `names` in at most `width` characters each, without their shared first and last words if any is
+    longer."""
     if len(set(names)) < 2 or max(map(len, names)) <= width:
         return [shortened(name, width) for name in names]
     words = [name.split("-") for name in names]
@@ -207,7 +207,7 @@ def told_apart(names: Sequence[str], width: int) -> list[str]:
 
 
 def _shared(words: Sequence[Sequence[str]]) -> int:
-    """How many words all begin with, at least one of each left over."""
+    """Return the number of first words that all lists share, leaving at least one word of each."""
     same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
     return min(sum(1 for _ in same), min(map(len, words)) - 1)
 

@@ -50,7 +50,7 @@ class _Column:
 
 
 def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
-    """Print to stdout what came of the run in `folder`."""
+    """Print the ranking of the run in `folder`. `ran`, `already_done`: numbers of configurations."""
     view = load_run(folder)
     console = make_console()
     entries = rank(view)
@@ -84,7 +84,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
 def fitting(
     place: _Column, settings: Sequence[_Column], figures: Sequence[_Column], width: int
 ) -> list[_Column]:
-    """The columns that fit into `width` characters, in their order."""
+    """Return the columns that fit into `width` characters, in their order."""
     kept = [place, *settings, *figures]
     for weight in sorted({column.weight for column in figures} - {0}):
         if _total(kept) <= width:
@@ -102,7 +102,7 @@ def fitting(
 
 
 def _rank(rank: str, shared: Counter[str]) -> str:
-    """The rank, marked where others share it."""
+    """Return the rank, marked where others share it."""
     return f"{rank}=" if shared[rank] > 1 else rank
 
 
@@ -117,7 +117,7 @@ def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> 
 def _figures(
     metric: str, shown: Sequence[Configuration], speeds: Sequence[str], device: str
 ) -> list[_Column]:
-    """Columns of figures; a row without them has empty cells, its status in the first."""
+    """Return columns of figures; a row without figures has its status in the first."""
 
     def column(header: str, weight: int, value: Any) -> _Column:
         return _Column(
@@ -149,12 +149,12 @@ def _reserved(row: Configuration) -> float | None:
 
 
 def _half_width(row: Configuration) -> float | None:
-    """Half the interval of a simulated step time, as a share of it."""
+    """Return half the interval of a simulated step time, as a share of it."""
     return None if row.result.interval is None else row.result.interval.half_width
 
 
 def _spread(row: Configuration) -> str:
-    """Of the runs where there are several, else of the steps; simulated ones have none."""
+    """Return the spread of a configuration's runs, or of its steps; empty for simulated ones."""
     if row.simulated or row.status is not Status.OK:
         return ""
     source = row.result.repeats or row.result.measured
@@ -162,14 +162,14 @@ def _spread(row: Configuration) -> str:
 
 
 def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
-    """What makes figures doubtful, the same doubt once; one row speaks for a simulated machine."""
+    """Print what makes figures doubtful, each doubt once, and one row for each simulated machine."""
     finished = [row for row in rows if row.status is Status.OK]
     machines = {(row.hardware.get("name"), row.result.software): row for row in finished if row.simulated}
     measured = [row for row in finished if not row.simulated]
-    doubtful = [told for row in measured if (told := _warnings(row))]
+    doubtful = [warnings for row in measured if (warnings := _warnings(row))]
     lines = [text for row in machines.values() for text in _warnings(row)]
     if doubtful:
-        kinds = dict.fromkeys(text.split(":")[0] for told in doubtful for text in told)
+        kinds = dict.fromkeys(text.split(":")[0] for warnings in doubtful for text in warnings)
         lines.append(f"{len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}")
     if not lines:
         return
@@ -184,14 +184,14 @@ def _warnings(row: Configuration) -> list[str]:
 
 
 def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Counter[str]) -> None:
-    """What the intervals rest on, and what makes them wide."""
+    """Print the source of the intervals, and what makes them wide."""
     known = [row.result.interval for row in rows if row.result.interval is not None]
     if not known:
         return
     reasons = dict.fromkeys(reason for interval in known for reason in interval.because)
-    told = "90 % ±: from held-out errors of published runs (docs/validation.md)"
+    source = "90 % ±: from held-out errors of published runs (docs/validation.md)"
     console.print()
-    console.print(f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}.", highlight=False)
+    console.print(f"{source}; wide: {'; '.join(reasons)}." if reasons else f"{source}.", highlight=False)
     if any(rank != "None" and count > 1 for rank, count in shared.items()):
         apart = max(interval.apart for interval in known)
         console.print(f"Ranks with = cannot be distinguished: within {apart:.1%}.", highlight=False)
@@ -213,8 +213,8 @@ def _print_failures(console: Console, view: RunView) -> None:
     for row in failed:
         log = row.result.cause.log if isinstance(row.result.cause, Cause) else None
         where = f"  ({row.folder / log})" if log else ""
-        told = row.problem or row.result.message or "no cause is known"
-        console.print(Text(f"  {row.name}: {row.status.words}: {told}{where}"), soft_wrap=True)
+        reason = row.problem or row.result.message or "no cause is known"
+        console.print(Text(f"  {row.name}: {row.status.words}: {reason}{where}"), soft_wrap=True)
     console.print("  --retry-failed runs them again.", highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""What figures are called for people. Their names in results say GPU everywhere; a rank on a CPU has none."""
+"""Names and units of figures for people. Results say GPU everywhere; a rank on a CPU has none."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": 
 
 
 def each(device: str) -> str:
-    """What a figure counts one of: `GPU`, or `rank` where ranks run on a CPU."""
+    """Return the noun after the slash of a figure: `GPU`, or `rank` on a CPU."""
     return "rank" if device == "cpu" else "GPU"
 
 
 def goal_unit(goal: str, device: str) -> str:
-    """The unit of a goal of `tune`: `tokens/s/GPU`. MFU has none."""
+    """Return the unit of a goal of `tune`, such as `tokens/s/GPU`. MFU has none."""
     return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
 
 
 def plus_minus(interval: Mapping[str, Any] | None) -> str:
-    """` ±7%`: half the `interval` of a simulated result's step time, as a share of its middle; nothing where
-    there is none."""
+    """Return half the step time's `interval` as a share of its middle, such as ` ±7%`; empty without one."""
     if interval is None:
         return ""
     low, high = interval["step_time_s"]
@@ -28,7 +27,7 @@ def plus_minus(interval: Mapping[str, Any] | None) -> str:
 
 
 def compiled_words(compiled: Iterable[bool | None]) -> str:
-    """`eager`, `compiled` or `eager and compiled`: what there is among configurations."""
+    """Return `eager`, `compiled` or `eager and compiled`: the kinds among configurations."""
     found = {bool(each) for each in compiled}
     return " and ".join(
         word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
@@ -36,7 +35,7 @@ def compiled_words(compiled: Iterable[bool | None]) -> str:
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:
-    """Whether several share a rank."""
+    """Return whether several share a rank."""
     known = [rank for rank in ranks if rank is not None]
     return len(set(known)) < len(known)
 

@@ -50,8 +50,8 @@ class Tells:
         if self._config.gpus > self._config.ranks_per_node:
             described["node_network"] = self._profile.node_words(self._config.ranks_per_node)
         if self._config.jitter is not None:
-            told = self._config.jitter.to_text()
-            described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
+            jitter = self._config.jitter.to_text()
+            described |= {"jitter": jitter, "title": f"{self._profile.title} with jitter ({jitter})"}
         if self._config.software is not None:
             described |= {"software": self._software.name, "software_source": self._software.source}
         return described

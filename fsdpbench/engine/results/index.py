@@ -46,8 +46,8 @@ def refresh_index(store: Store) -> None:
     except (OSError, sqlite3.Error, BenchError) as error:
         if store.folder.is_dir():
             reason = getattr(error, "strerror", None) or error
-            told = f"{path}: cannot be written ({reason}); the results are in the folders beside it, and"
-            print(f"{one_line(told)} `fsdpbench report` makes it again", file=sys.stderr)
+            problem = f"{path}: cannot be written ({reason}); the results are in the folders beside it, and"
+            print(f"{one_line(problem)} `fsdpbench report` makes it again", file=sys.stderr)
 
 
 def _row(point: StoredPoint) -> list[Any]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import progress
-from fsdpbench.cli.terminal.progress import LiveProgress, shortened, told_apart
+from fsdpbench.cli.terminal.progress import LiveProgress, distinct_names, shortened
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import without_absent
 
@@ -64,16 +64,16 @@ def test_names_are_cut_where_they_are_the_same() -> None:
         for batch in (4, 8)
         for end in ("", "-reducedtype-bf16")
     ]
-    short = told_apart(names, 36)
+    short = distinct_names(names, 36)
     assert short[0] == "…pre-bf16-batch-4"
     assert short[-1] == "…none-bf16-batch-8-reducedtype-bf16"
-    assert told_apart(names, 80) == names
-    assert told_apart(names[:1], 20) == [shortened(names[0], 20)]
+    assert distinct_names(names, 80) == names
+    assert distinct_names(names[:1], 20) == [shortened(names[0], 20)]
 
 
 @given(st.lists(st.text("ab-", min_size=1, max_size=30), min_size=1, max_size=5), st.integers(6, 20))
 def test_no_name_is_longer_than_its_room(names: list[str], width: int) -> None:
-    assert all(len(name) <= width for name in told_apart(names, width))
+    assert all(len(name) <= width for name in distinct_names(names, width))
 
 
 def test_one_long_configuration_is_told_to_be_running(

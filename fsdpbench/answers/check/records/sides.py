@@ -152,8 +152,8 @@ def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry
 
 def absent_of(before: Side, after: Side) -> dict[str, str]:
     """Return the configurations without a usable result on either side, with side and reason."""
-    told = {name: f"on the older side, {reason}" for name, reason in before.absent.items()}
-    return told | {name: f"on the newer side, {reason}" for name, reason in after.absent.items()}
+    reasons = {name: f"on the older side, {reason}" for name, reason in before.absent.items()}
+    return reasons | {name: f"on the newer side, {reason}" for name, reason in after.absent.items()}
 
 
 def notes_on(before: Side, after: Side) -> list[str]:
@@ -193,8 +193,8 @@ def require_common(before: Iterable[str], after: Iterable[str]) -> None:
 def _judgeable(side: Side) -> Side:
     """Raises `CannotJudgeError` for a side of which nothing is usable."""
     if not side.entries:
-        told = "; ".join(f"{name}: {reason}" for name, reason in list(side.absent.items())[:3])
-        raise CannotJudgeError(f"{side.label}: holds no usable result ({told or 'it is empty'})")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(side.absent.items())[:3])
+        raise CannotJudgeError(f"{side.label}: holds no usable result ({reasons or 'it is empty'})")
     return side
 
 
@@ -324,8 +324,8 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
     )
     flaws = flaws_of(kept)
     if flaws:
-        told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
-        shown = "; ".join(told[:_NAMED])
+        lines = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
+        shown = "; ".join(lines[:_NAMED])
         more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
         raise CannotJudgeError(
             f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
