@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fsdpbench.base.interruption import die_with_named_parent
 
@@ -23,10 +24,10 @@ if __name__ == "__main__":
 import torch
 
 from fsdpbench.base.configuration.compute_type import compute_type
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.configuration.config import Config, Degrees
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.engine.devices import make_device
 from fsdpbench.engine.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.engine.measuring.soak import (
@@ -39,10 +40,9 @@ from fsdpbench.engine.measuring.soak import (
     shapes_of,
 )
 from fsdpbench.engine.measuring.warmup import TimedSteps, time_and_trace, warm_up
-from fsdpbench.engine.measuring.watched_settings import unread_settings, watched
 from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
-from fsdpbench.systems import BuildContext, get_system, software_of
+from fsdpbench.systems import BuildContext, System, get_system, software_of
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.decoder.experts import HasBuffers
@@ -270,6 +270,54 @@ def main(arguments: list[str]) -> int:
     )
     status = run_rank(config, placement, Path(arguments[1]))
     return 0 if status in (Status.OK, Status.OOM) else 1
+
+
+# Systems of other packages are written against the settings of their time. `Settings` grows, and a new one
+# is not in their `absent`: a sweep over it would show equal configurations under different names.
+
+_OF_THE_BENCH = frozenset(
+    {"batch", "graph", "grad_accum", "implementation", "lora", "lora_base", "lora_targets", "seed", "seq"}
+    | {"clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
+)
+"""Settings that the bench carries out for every system, or refuses where the system cannot do them."""
+
+
+class WatchedSettings(Settings):
+    """Settings that remember which of them were asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(**{each.name: getattr(settings, each.name) for each in fields(settings)})
+        object.__setattr__(self, "asked_for", set())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in SETTINGS:
+            asked_for = object.__getattribute__(self, "__dict__").get("asked_for")
+            if asked_for is not None:
+                asked_for.add(name)
+        return object.__getattribute__(self, name)
+
+
+def watched(config: Config) -> Config:
+    """`config`, for a system whose reading of settings is watched."""
+    return replace(config, settings=WatchedSettings(config.settings))
+
+
+def unread_settings(system: System, config: Config) -> list[str]:
+    """Settings of a `watched` configuration that were given, and that nothing in the system read.
+
+    Settings that are at their default or `absent` do not count: no effect is expected of them.
+    """
+    settings = config.settings
+    assert isinstance(settings, WatchedSettings)
+    asked_for = frozenset(object.__getattribute__(settings, "asked_for"))
+    given = {name: settings.__dict__[name] for name in SETTINGS}
+    expected = {
+        name for name, value in given.items() if value is not None and value != SETTINGS[name].default
+    }
+    unread = expected - asked_for - _OF_THE_BENCH - system.absent_settings(config).keys()
+    if "grad_sync" in expected and config.gpus > 1 and type(system).microbatch is System.microbatch:
+        unread.add("grad_sync")  # the loop reads it, but nothing holds the reduction back
+    return sorted(unread)
 
 
 if __name__ == "__main__":

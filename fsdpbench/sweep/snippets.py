@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
 from fsdpbench.systems.base import shard_size_of

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.software import CURRENT

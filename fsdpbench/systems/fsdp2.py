@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import (
     BuildContext,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, SoftwareProfile, load_software

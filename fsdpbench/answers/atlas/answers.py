@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fsdpbench.answers.atlas.known import fits_safely
-from fsdpbench.answers.atlas.space import SYSTEM, Cell, Results
+from fsdpbench.answers.atlas.space import SYSTEM, Cell, Results, fits_safely
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.provenance import run_command, versions
 from fsdpbench.reports.result import Result

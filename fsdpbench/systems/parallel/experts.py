@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.configuration.config import Degrees
 from fsdpbench.workloads.decoder.experts import Experts, Mixture
 
 

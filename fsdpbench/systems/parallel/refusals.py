@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError

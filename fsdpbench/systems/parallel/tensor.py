@@ -20,8 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.configuration.config import Config, Degrees
 from fsdpbench.systems.parallel.experts import Meshes, share_experts
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.adapters.lora import AdaptedProjection

@@ -15,7 +15,7 @@ from torch import nn
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.terminal.progress import describe_result
-from fsdpbench.engine.measuring.watched_settings import unread_settings, watched
+from fsdpbench.engine.worker import unread_settings, watched
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.systems import BuildContext, System
 

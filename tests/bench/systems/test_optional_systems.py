@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.configuration.config import PARALLEL, Config, Measurement
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.cli.commands.sweep import command as sweep

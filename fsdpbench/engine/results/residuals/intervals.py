@@ -14,8 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.degrees import PARALLEL
+from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
     LEVEL,

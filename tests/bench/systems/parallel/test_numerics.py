@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.configuration.config import Config, Degrees, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent

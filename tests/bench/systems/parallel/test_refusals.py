@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.base.configuration.degrees import Degrees
+from fsdpbench.base.configuration.config import Config, Degrees, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.prediction import state_bytes
