@@ -1,8 +1,8 @@
-"""What data sheets say of chips: one table for peaks on real devices, profiles, capabilities and calibration.
+"""Data-sheet figures of chips: one table for peaks on real devices, profiles, capabilities and calibration.
 
-The table is `chips.csv`: dense rates in TFLOPS (half of those that are printed with sparsity), GB as the
-maker counts them. A chip is found by the name that the driver gives a device; a name that the table does not
-explain to its last word is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf16).
+The table is `chips.csv`: dense rates in TFLOPS (half of those printed with sparsity), GB as the maker counts
+them. A chip is found by the name that the driver gives a device; a name with a word that the table does not
+know is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf16).
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PEAKS = ("bf16", "fp16", "tf32", "fp32", "fp8", "nvfp4")
-# What drivers and profiles add to a chip's name, which changes no rate.
+# Words that drivers and profiles add to a chip's name, without effect on rates.
 _ADDED = re.compile(r"nvidia|amd|instinct|tesla|sxm\d?|oam|hbm3e?|ac")
 _SIZE = re.compile(r"(\d+)gb?")
 
 
 @dataclass(frozen=True)
 class Chip:
-    """``words`` are in its device's name, with its memory's size or without. ``profile``: the packaged one.
-    ``operators``: how measured operator tables name it; ``family`` chips share what a library does, and from
-    ``switch_from`` GPUs the measured NCCL reduces in the NVLink switch (0: never seen).
+    """A row of the table. `words` are in the device's name, with or without its memory's size.
+
+    `profile` is the packaged profile's name, `operators` the name in measured operator tables. Chips of a
+    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never
+    seen).
     """
 
     words: tuple[str, ...]
@@ -42,11 +44,11 @@ class Chip:
 
     @property
     def memory_bandwidth(self) -> float:
-        """Bytes a second."""
+        """Return the peak memory bandwidth in bytes/s."""
         return self.bandwidth_gb_s * 1e9
 
     def explains(self, words: list[str]) -> bool:
-        """Whether a device whose name has these words is this chip."""
+        """Return whether a device whose name has these words is this chip."""
         rest = [word for word in words if word not in self.words]
         sizes = [int(found[1]) for word in rest if (found := _SIZE.fullmatch(word))]
         others = [word for word in rest if not _SIZE.fullmatch(word) and not _ADDED.fullmatch(word)]
@@ -55,14 +57,16 @@ class Chip:
 
 @functools.lru_cache(maxsize=256)
 def chip_of(device_name: str) -> Chip | None:
-    """The chip of a device as its driver names it (`NVIDIA H100 80GB HBM3`), or as a profile's title does;
-    what follows a comma is not read. None for a chip that the table does not have."""
+    """Return the chip that a driver's name (`NVIDIA H100 80GB HBM3`) or a profile's title denotes, or None.
+
+    Text behind a comma is ignored.
+    """
     words = re.findall(r"[a-z0-9]+", device_name.lower().partition(",")[0])
     return next((chip for chip in CHIPS if chip.explains(words)), None)
 
 
 def peaks_source(device_name: str) -> str:
-    """Where the peaks of a device come from, or why there are none."""
+    """Return the source of a device's peaks, or why there are none."""
     chip = chip_of(device_name)
     if chip is not None:
         return chip.source
@@ -93,6 +97,6 @@ def _chip(row: Mapping[str, str]) -> Chip:
 
 
 CHIPS = _read()
-"""From the most special name to the most general."""
+"""From the most specific name to the most general."""
 OPERATOR_CHIPS: Mapping[str, Chip] = {chip.operators: chip for chip in CHIPS if chip.operators}
 """By the name in tables of measured operators."""

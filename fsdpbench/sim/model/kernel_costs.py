@@ -1,4 +1,4 @@
-"""All kernel costs of one accelerator, behind one object with integer nanoseconds and a cache a shape."""
+"""All kernel costs of one accelerator, in integer nanoseconds, with a cache by shape."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fsdpbench.sim.model.network import Network, curve_seconds
 from fsdpbench.sim.model.profile import DTYPES, HardwareProfile, load_profile, profile_names
 from fsdpbench.sim.model.sections import AttentionTable, ProductTable
 
-# Products only; a profile without a table of them runs them as 16-bit ones.
+# Matrix products only; a profile without a table of these types runs them in 16 bits.
 _NARROW = ("fp8", "nvfp4")
 
 
 class KernelCosts:
-    """Kernel durations on an accelerator that runs nothing else, in integer nanoseconds, launch excluded."""
+    """Kernel durations in integer ns on an accelerator that runs nothing else, launch excluded."""
 
     def __init__(self, profile: HardwareProfile) -> None:
         self.profile = profile
@@ -42,11 +42,11 @@ class KernelCosts:
         kind: str = "forward",
         comes_quantised: bool = False,
     ) -> int:
-        """A (batched) product of ``m x k`` by ``k x n``; ``dtype`` names the compute type.
+        """Return the duration of a (batched) product of `m x k` by `k x n`; `dtype` is the compute type.
 
-        ``kind`` is ``forward`` (also for the gradient of the input) or ``weight_grad``. ``comes_quantised``:
-        the product alone, where a table is of operators that cast their first factor, too.
-        Raises ValueError for an unknown dtype or kind.
+        `kind` is `forward` (also for the gradient of the input) or `weight_grad`. `comes_quantised` excludes
+        the cast of the first factor that some tables include. Raises `ValueError` for an unknown dtype or
+        kind.
         """
         key = ("gemm", m, n, k, batch, dtype, kind, comes_quantised)
         found = self._cache.get(key)
@@ -62,7 +62,7 @@ class KernelCosts:
     def _gemm_seconds(
         self, m: int, n: int, k: int, batch: int, dtype: str, kind: str, comes_quantised: bool
     ) -> float:
-        """By a library's table where there is one; tables know no batches."""
+        """Return seconds from a library's table if it has this product; tables have no batches."""
         gemm = self.profile.gemm
         slowed = gemm.under_load * (gemm.weight_grad if kind == "weight_grad" else 1.0)
         library = self._of_any if dtype in _NARROW else self._of_runs
@@ -82,7 +82,9 @@ class KernelCosts:
         dtype: str = "bf16",
         kv_heads: int | None = None,
     ) -> int:
-        """Flash attention forward; ``kv_heads`` (default: ``heads``) if heads share keys and values."""
+        """Return the duration of flash attention forward; `kv_heads` (default: `heads`) share keys and
+        values.
+        """
         return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def attention_backward_ns(
@@ -96,7 +98,9 @@ class KernelCosts:
         dtype: str = "bf16",
         kv_heads: int | None = None,
     ) -> int:
-        """Flash attention backward (2.5 times the forward's FLOPs: the scores are computed again)."""
+        """Return the duration of flash attention backward: 2.5 times the forward's FLOPs, `kv_heads` as
+        there.
+        """
         return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def _attention_ns(
@@ -128,11 +132,11 @@ class KernelCosts:
         return found
 
     def memory_bound_ns(self, bytes_moved: int, kind: str = "pointwise") -> int:
-        """A kernel limited by ``bytes_moved`` (read plus written); unknown kinds cost as ``pointwise``."""
+        """Return the duration of a kernel that reads and writes `bytes_moved`; unknown kinds: `pointwise`."""
         return self._bandwidth.nanoseconds(bytes_moved, kind)
 
     def issued_ns(self, threads: float, instructions: float) -> int:
-        """A kernel limited by what its ``threads`` have to issue, ``instructions`` each."""
+        """Return the duration of a kernel limited by instruction issue: `threads` times `instructions`."""
         return self._instructions.nanoseconds(threads, instructions)
 
 
@@ -141,45 +145,42 @@ def _check_dtype(dtype: str, known: Sequence[str]) -> None:
         raise ValueError(f"compute type {dtype!r}: known are {', '.join(known)}")
 
 
-# Kernels that compute more addresses than they move bytes: time by instructions.
-# A multiprocessor has four schedulers, each issues one instruction of a warp a cycle:
-#     time = floor + threads x instructions / (multiprocessors x 128 x clock x issue_share)
-# The clock is the data sheet's: what its rate in fp32 needs with two FLOPs a lane and cycle.
-
 _ISSUED_A_CYCLE = 4 * 32
 _FLOPS_A_LANE = 2
 
 
 class InstructionCost:
-    """Nanoseconds of a kernel from its threads and what each of them issues."""
+    """Duration of a kernel that computes more addresses than it moves bytes: time by instructions.
+
+    A multiprocessor has four schedulers, each issues one instruction of a warp a cycle:
+        time = floor + threads x instructions / (multiprocessors x 128 x clock x issue_share)
+    The clock is the data sheet's: its fp32 rate at two FLOPs a lane and cycle.
+    """
 
     def __init__(self, profile: HardwareProfile) -> None:
         compute = profile.compute
         lanes = compute.fp32_lanes * _FLOPS_A_LANE
-        # Multiprocessors and clock together: the rate in fp32 is lanes times both.
+        # The fp32 rate is lanes times multiprocessors times clock.
         rate = profile.peak_flops["fp32"] / lanes * _ISSUED_A_CYCLE * compute.issue_share
         self._ns_per_instruction = 1e9 / rate
         self._floor_ns = profile.bandwidth.floor_us * 1e3
 
     def nanoseconds(self, threads: float, instructions: float) -> int:
-        """Duration of ``threads`` that issue ``instructions`` each."""
+        """Return the duration of `threads` that issue `instructions` each."""
         return round(self._floor_ns + threads * instructions * self._ns_per_instruction)
 
 
-# Memory-bound kernels: time by bytes.
-# A kernel that moves B bytes takes ``floor + B / (efficiency x peak)``: the floor is what start, ramp-up and
-# tail of the smallest kernel take, so that small kernels reach a small share of the bandwidth and large ones
-# the kind's efficiency. Kinds differ in how regular their accesses are. Kernels that Inductor generates reach
-# ``fused_gain`` times as much as eager ones of their kind.
-
-
 def fused(kind: str) -> str:
-    """The kind of a generated kernel that does what eager kernels of `kind` do."""
+    """Return the kind of a generated kernel that does the work of eager kernels of `kind`."""
     return f"fused {kind}"
 
 
 class BandwidthCost:
-    """Nanoseconds of a memory-bound kernel from its bytes and kind."""
+    """Duration of a memory-bound kernel by bytes and kind: `floor + bytes / (efficiency x peak)`.
+
+    The floor is the smallest kernel's start, ramp-up and tail. Kinds differ in how regular their accesses
+    are. Kernels that Inductor generates reach `fused_gain` times the bandwidth of eager ones.
+    """
 
     def __init__(self, profile: HardwareProfile) -> None:
         curve = profile.bandwidth
@@ -193,27 +194,13 @@ class BandwidthCost:
         self._floor_ns = curve.floor_us * 1e3
 
     def nanoseconds(self, bytes_moved: int, kind: str) -> int:
-        """Duration of a kernel that reads and writes ``bytes_moved`` bytes in all."""
+        """Return the duration of a kernel that reads and writes `bytes_moved` bytes."""
         return round(self._floor_ns + bytes_moved * self._ns_per_byte.get(kind, self._default))
 
 
-# Dense matrix products: time by shape.
-# The library cuts the ``m x n`` output into tiles and gives them to the multiprocessors, one each at a time:
-#     tiles    = ceil(m / rows) * ceil(n / columns) * batch * split
-#     waves    = tiles / multiprocessors, between even sharing and full rounds (``wave_quantisation``)
-#     compute  = waves * 2 * rows * columns * (k / split + prologue_k) / (rate of one multiprocessor)
-#     traffic  = bytes of both inputs and the output / bandwidth
-#     time     = floor + (compute^p + traffic^p)^(1/p)
-# A tile of 256 x 128 runs its main loop fastest, smaller ones waste less of a matrix's edge and of the last
-# round; a *split* of k makes more tiles of a small output at the price of adding up partial results. The
-# library's choice is modelled as the fastest of them. ``prologue_k`` is what starting and ending a tile
-# costs, in steps of k. The power p = 4 joins the two limits smoothly, for memory and compute never overlap
-# perfectly where they are equal.
-# Fitted for each GPU on 160 measured shapes (bf16, m 1 to 16384); the errors are in the profiles.
-
 BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
 _SPLITS = (1, 2, 3, 4, 8)
-# A split is not worth its start-up below so many steps of k.
+# Below this k a split is not worth its start-up.
 _SMALLEST_SPLIT_K = 256
 # Partial results are written and read back in fp32, half of it from cache.
 _SPLIT_BYTES = 4
@@ -221,7 +208,18 @@ _JOIN = 4.0
 
 
 class GemmCost:
-    """Seconds of a matrix product from its shape."""
+    """Duration of a dense matrix product by shape; the fastest choice of tile and split.
+
+        tiles    = ceil(m / rows) * ceil(n / columns) * batch * split
+        waves    = tiles / multiprocessors, between even sharing and full rounds (`wave_quantisation`)
+        compute  = waves * 2 * rows * columns * (k / split + prologue_k) / (rate of one multiprocessor)
+        traffic  = bytes of both inputs and the output / bandwidth
+        time     = floor + (compute^p + traffic^p)^(1/p)         p = 4: the limits never overlap perfectly
+    Large tiles run their main loop fastest, small ones waste less of an edge and of the last round. A *split*
+    of k makes more tiles of a small output, whose partial results are added. `prologue_k` is a tile's start
+    and end, in steps of k. Fitted to 160 measured shapes a GPU (bf16, m 1 to 16384); the errors are in the
+    profiles.
+    """
 
     def __init__(self, profile: HardwareProfile) -> None:
         self._curve = profile.gemm
@@ -230,7 +228,7 @@ class GemmCost:
         self._bandwidth = profile.memory_bandwidth * profile.gemm.memory_efficiency
 
     def seconds(self, m: int, n: int, k: int, batch: int, dtype: str, kind: str) -> float:
-        """Duration of ``batch`` products ``m x k`` by ``k x n``; ``kind`` forward or weight_grad."""
+        """Return the duration of `batch` products `m x k` by `k x n`; `kind` is forward or weight_grad."""
         curve = self._curve
         rate = self._peak[dtype] * curve.sustained * curve.under_load
         if kind == "weight_grad":
@@ -251,34 +249,36 @@ class GemmCost:
         return (compute**_JOIN + traffic**_JOIN) ** (1 / _JOIN) + curve.floor_us * 1e-6
 
     def _waves(self, tiles: int) -> float:
-        """Rounds over the multiprocessors; the library recovers a part of the loss in the last round."""
+        """Return rounds over the multiprocessors; the library recovers a part of the loss in the last one."""
         even = tiles / self._sm_count
         share = self._curve.wave_quantisation
         return max(1.0, even * (1 - share) + math.ceil(even) * share)
 
 
 class LibraryCosts:
-    """Seconds of products and attention by the first of ``names`` that knows them; None if none does."""
+    """Seconds of products and attention by the first of `names` that knows them; None if none does."""
 
     def __init__(self, profile: HardwareProfile, names: Sequence[str]) -> None:
         self._profile = profile
         self._tables = [profile.libraries[name] for name in names if name in profile.libraries]
 
     def product_table(self, dtype: str) -> ProductTable | None:
-        """The table of a type; 16-bit types share one."""
+        """Return the table of a type; 16-bit types share one."""
         kind = "bf16" if dtype == "fp16" else dtype
         return next((tables.products[kind] for tables in self._tables if kind in tables.products), None)
 
     @property
     def attention_table(self) -> AttentionTable | None:
-        """The first table of attention."""
+        """Return the first table of attention."""
         return next((tables.attention for tables in self._tables if tables.attention is not None), None)
 
     def product(
         self, m: int, n: int, k: int, dtype: str, slowed: float = 1.0, comes_quantised: bool = False
     ) -> float | None:
-        """One product; ``slowed`` is the share of the tensor cores' rate that training leaves.
-        ``comes_quantised``: without what libraries cast before it, in operators that were measured as one."""
+        """Return seconds of one product; `slowed` is the share of the tensor cores' rate in training.
+
+        `comes_quantised` excludes the cast before it, in operators that were measured with one.
+        """
         table, profile = self.product_table(dtype), self._profile
         if table is None:
             return None
@@ -290,7 +290,7 @@ class LibraryCosts:
     def attention_forward(
         self, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, slowed: float = 1.0
     ) -> float | None:
-        """One causal forward of equal lengths."""
+        """Return seconds of a causal forward of `length` queries and keys; `slowed` as in `product`."""
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
@@ -313,14 +313,13 @@ def _array(value: int) -> Array:
 
 
 class CpuCosts:
-    """Constants in integer nanoseconds, read once from a profile, as attributes for hot paths.
+    """CPU times in integer ns, read once from a profile, as attributes for hot paths.
 
-    ``operator_ns``: dispatch of an operator that launches a kernel, the launch excluded; ``view_ns``: an
-    operator without a kernel; ``launch_ns``: a kernel launch; ``autograd_node_ns``: one node of the
-    backward graph; ``module_call_ns``: one ``nn.Module.__call__``; ``hook_ns``: one Python hook;
-    ``collective_ns``: the call of a collective, its launch included; ``event_ns``: record, wait or query of
-    an event; ``stream_ns``: switching the current stream; ``synchronize_ns``: the call of a
-    synchronisation, waiting excluded.
+    `operator_ns`: dispatch of an operator with a kernel, launch excluded; `view_ns`: an operator without a
+    kernel; `launch_ns`: a kernel launch; `autograd_node_ns`: one node of the backward graph;
+    `module_call_ns`: one `nn.Module.__call__`; `hook_ns`: one Python hook; `collective_ns`: the call of a
+    collective with its launch; `event_ns`: record, wait or query of an event; `stream_ns`: switching the
+    current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded.
     """
 
     __slots__ = (
@@ -353,22 +352,21 @@ class CpuCosts:
     view_ns: int
 
 
-# Flash attention: time by batch, heads, length and head size.
-#     flops   = 4 x batch x heads x q_len x kv_len x head_dim     (half of it when causal; backward 2.5 times)
-#     compute = flops / rate, in rounds of query blocks over the multiprocessors
-#     traffic = bytes of queries, keys, values and outputs / bandwidth    (backward 2.5 times)
-#     time    = floor + compute + traffic
-# The two add up instead of overlapping: what grows with the length alone (loading a block, rescaling, writing
-# the result) keeps the tensor cores waiting, which is why short sequences reach a small share of the long
-# ones' rate. The backward pass computes the scores again, hence five products instead of two. Heads of 64 run
-# slower, since the exponentials weigh twice as much against their products.
-
 _QUERY_BLOCK = 128
 _BACKWARD = 2.5
 
 
 class AttentionCost:
-    """Seconds of flash attention from its shape."""
+    """Duration of flash attention by batch, heads, length and head size.
+
+        flops   = 4 x batch x heads x q_len x kv_len x head_dim    (half when causal; backward 2.5 times)
+        compute = flops / rate, in rounds of query blocks over the multiprocessors
+        traffic = bytes of queries, keys, values and outputs / bandwidth    (backward 2.5 times)
+        time    = floor + compute + traffic
+    They add up: work proportional to the length alone (loading a block, rescaling, writing the result) stalls
+    the tensor cores, so that short sequences reach less of the rate. Backward computes the scores again: five
+    products instead of two. Heads of 64 are slower, since exponentials weigh twice as much against products.
+    """
 
     def __init__(self, profile: HardwareProfile) -> None:
         self._curve = profile.attention
@@ -388,14 +386,15 @@ class AttentionCost:
         dtype: str,
         kv_heads: int | None,
     ) -> float:
-        """Duration of ``direction`` (forward or backward); ``kv_heads`` if heads share keys and values."""
+        """Return the duration of `direction` (forward or backward); `kv_heads` share keys and values."""
         curve = self._curve
         backward = direction == "backward"
         flops = 4.0 * batch * heads * q_len * kv_len * head_dim
         if causal:
             flops *= 0.5
         rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12 * curve.under_load
-        # Rates are those of 16-bit tensor cores; without flash attention in fp32 the peak's ratio is a bound.
+        # Rates are those of 16-bit tensor cores; in fp32, without flash attention, the peaks' ratio is a
+        # bound.
         rate *= self._peak[dtype] / self._peak["bf16"]
         if head_dim <= 64:
             rate *= curve.head_dim_64
@@ -415,22 +414,22 @@ class AttentionCost:
         return even * (1 - share) + math.ceil(even) * share
 
 
-# What a profile says of operators that run alone, as benchmarks of one operator measure them.
-# The table of the library that was measured prices them; without one, what prices training runs, less what
-# only training does to a product (`under_load`). `operator_tables` reads lists of operators.
-
 _TYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 
 
 def profile_of(gpu: str) -> HardwareProfile | None:
-    """The packaged profile of a chip as tables name it; None if there is none."""
+    """Return the packaged profile of a chip as tables name it, or None."""
     name = gpu.lower().replace("_", "-")
     name = OPERATOR_CHIPS[name].profile if name in OPERATOR_CHIPS else name
     return load_profile(name) if name in profile_names() else None
 
 
 class IsolatedPrices:
-    """Microseconds of measured operators on one profile; ``tables`` False prices them as training runs do."""
+    """Durations of measured operators that run alone, as benchmarks of one operator measure them.
+
+    The measured library's table prices them; without one, or with `tables` False, the prices of training runs
+    without `under_load`, the slow-down of products in training.
+    """
 
     def __init__(self, profile: HardwareProfile, tables: bool = True) -> None:
         self._profile = profile
@@ -442,11 +441,11 @@ class IsolatedPrices:
                 attention=dataclasses.replace(profile.attention, under_load=1.0),
             )
         )
-        # Wide enough for any group inside one node.
+        # At least as large as any group inside one node.
         self._network = Network(profile, 1 << 20, 1 << 20)
 
     def microseconds(self, row: Measured) -> float:
-        """The price of a measured operator."""
+        """Return the price of a measured operator in us."""
         if row.kind == COLLECTIVE:
             return self._collective(row)
         return self._attention(row) if row.kind == ATTENTION else self._product(row)

@@ -1,9 +1,8 @@
-"""Every figure of a hardware or software profile: its unit, what is physically possible, what is usual.
+"""Every figure of a hardware or software profile: its unit, its possible range, its usual range.
 
-The table is `keys.csv`. A figure outside its range is refused wherever it comes from: a file, a flag, a
-calibration. One that is more than ten times as far out as any packaged profile is a warning in the result.
-`docs/reference/profile-keys.md` shows the table; tests compare it with the dataclasses and with the packaged
-profiles.
+The table is `keys.csv`. A file, flag or calibration with a figure outside the possible range is refused. One
+more than ten times as far out as any packaged profile is a warning in the result.
+`docs/reference/profile-keys.md` shows the table; tests compare it with the dataclasses and packaged profiles.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ _FAR = 10.0
 
 
 class ProfileError(UsageError):
-    """A hardware or software profile that is unknown, unreadable or inconsistent; the message names file and
-    key."""
+    """Unknown, unreadable or inconsistent hardware or software profile; the message names file and key."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A figure: ``name`` is the dotted key, without the names that a user chooses and positions in lists.
+    """A figure's row: `name` is the dotted key, without names that a user chooses and list positions.
 
-    ``least`` to ``most`` is possible, ``low`` to ``high`` is what packaged profiles have.
+    `least` to `most` is possible, `low` to `high` is the range of packaged profiles.
     """
 
     name: str
@@ -45,7 +43,7 @@ class Key:
         return f"from {self.least:,g} to {self.most:,g} {self.unit}"
 
     def is_far(self, value: float) -> bool:
-        """Whether no packaged profile has a figure near it."""
+        """Return whether `value` is far from those of all packaged profiles."""
         return value * _FAR < self.low or value > self.high * _FAR
 
 
@@ -66,7 +64,7 @@ _COLUMNS = {
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Raise `ProfileError` that names a key and its value unless it keeps the rule."""
+    """Raise `ProfileError` with the key and its value unless it keeps the rule."""
     if not condition:
         raise ProfileError(f"{key} = {value!r}: {rule}")
 
@@ -78,7 +76,7 @@ def check_figures(profile: object) -> None:
 
 
 def far_figures(profile: object) -> list[str]:
-    """The figures that are far from those of every packaged profile, one sentence each."""
+    """Return a sentence for each figure that is far from those of every packaged profile."""
     return [
         f"{name} = {value:g} {key.unit} is far from every packaged profile ({key.low:,g} to {key.high:,g})"
         for key, name, value in figures(profile)
@@ -87,11 +85,10 @@ def far_figures(profile: object) -> list[str]:
 
 
 def figures(value: object, name: str = "", row: str = "") -> Iterator[tuple[Key, str, float]]:
-    """Every figure in a profile or a part of it: its row, its own dotted name, its value; the least and the
-    greatest of a list.
+    """Yield every figure in a profile or a part of it: its row, its dotted name, its value; of a list the
+    least and the greatest.
 
-    A class whose figures stand elsewhere in the table says where (``table``). Raises `ProfileError` for a
-    figure without a row.
+    `table` is the prefix in the table of a class that stands elsewhere. Raises `ProfileError` without a row.
     """
     if dataclasses.is_dataclass(value):
         row = getattr(value, "table", row)
@@ -125,10 +122,6 @@ def _join(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-# Where each constant of a profile comes from: its source, and whether anybody measured it.
-# A packaged profile says for every key of its own file where the figure comes from: `[sources]` names the key
-# or a section above it, or `estimated` does. A test refuses a packaged file that does not.
-
 _NOT_FIGURES = frozenset(
     ("base", "name", "title", "source", "gpus_per_node", "runs_use", "estimated", "sources", "libraries")
 )
@@ -136,8 +129,11 @@ _NOT_FIGURES = frozenset(
 
 @dataclass(frozen=True)
 class Constant:
-    """One figure of a profile's file. ``source``: that of the key or the nearest section above it; of an
-    estimate only what is stated of it itself."""
+    """One figure of a profile's file, with the source of the key or of the nearest section above it.
+
+    `[sources]` or `estimated` names every key of a packaged file or a section above it; a test refuses
+    others.
+    """
 
     key: str
     value: Any
@@ -146,9 +142,9 @@ class Constant:
 
 
 def constants(table: Mapping[str, Any]) -> list[Constant]:
-    """The figures that one profile's file gives itself (``table``: as TOML has it), in its order.
+    """Return the figures that one profile's file (`table`, as parsed from TOML) gives itself, in its order.
 
-    Tables of libraries have one source each, which their section cannot be without.
+    Tables of libraries have one source each, which their section requires.
     """
     sources: Mapping[str, str] = table.get("sources", {})
     estimated: Sequence[str] = table.get("estimated", ())
@@ -157,13 +153,13 @@ def constants(table: Mapping[str, Any]) -> list[Constant]:
 
 
 def unsourced(table: Mapping[str, Any]) -> list[str]:
-    """Keys of the file that have neither a source nor a place in `estimated`."""
+    """Return the keys of the file that have neither a source nor a place in `estimated`."""
     return [found.key for found in constants(table) if found.source is None and not found.estimated]
 
 
 def _constant(key: str, value: Any, sources: Mapping[str, str], estimated: Sequence[str]) -> Constant:
     source, estimate = _nearest(key, sources), _nearest(key, estimated)
-    # The source of a whole section is not that of a key in it which is called an estimate.
+    # A section's source does not cover a key that is called an estimate.
     own = source is not None and (estimate is None or len(source) >= len(estimate))
     return Constant(key, value, sources[source] if source and own else None, estimate is not None)
 
@@ -177,7 +173,7 @@ def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _nearest(key: str, told: Container[str]) -> str | None:
-    """``key`` or the nearest section above it of which something is told."""
+    """Return `key` or the nearest section above it that has an entry."""
     while key and key not in told:
         key = key.rpartition(".")[0]
     return key or None

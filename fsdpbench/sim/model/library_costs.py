@@ -1,4 +1,7 @@
-"""Attention forward by a library's table: the model of `attention.py` times a factor on the shape."""
+"""Library kernels by measured tables: the models of `kernel_costs` times a factor on the shape.
+
+Written on arrays: a fit prices hundreds of shapes at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def attention_seconds(
     head_dim: Array,
     slowed: float = 1.0,
 ) -> Array:
-    """Seconds of each causal forward in 16 bits; ``slowed`` is the share of the rate that training leaves."""
+    """Return seconds of causal forwards in 16 bits; `slowed` is the share of the rate in training."""
     model = attention_model_seconds(
         table, sm_count, memory_bandwidth, batch, heads, kv_heads, length, head_dim, slowed
     )
@@ -34,7 +37,9 @@ def attention_seconds(
 def grid_coordinates(
     batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Where a shape is in the grid of factors."""
+    """Return the coordinates in `AttentionTable.factors`: `batch` x `heads`, `length`, shared heads, head
+    size.
+    """
     return batch * heads, length, heads / kv_heads, head_dim
 
 
@@ -49,7 +54,7 @@ def attention_model_seconds(
     head_dim: Array,
     slowed: float = 1.0,
 ) -> Array:
-    """The same without the factors, which are fitted to what this leaves."""
+    """Return `attention_seconds` without the factors of `table`, which are fitted to the residuals."""
     flops = 2.0 * batch * heads * length * length * head_dim
     rate = table.forward_tflops * 1e12 * slowed * np.where(head_dim <= 64, table.head_dim_64, 1.0)
     rows = 2 * (heads + kv_heads) * length
@@ -66,7 +71,7 @@ Array = npt.NDArray[np.float64]
 
 
 def node_weights(axes: Sequence[Sequence[float]], *coordinates: Array) -> Array:
-    """Weight of every node, one row a point; rows add up to 1. The last axis runs fastest."""
+    """Return the nodes' weights, shape (points, nodes); rows sum to 1, the last axis runs fastest."""
     weights = np.ones((len(coordinates[0]), 1))
     for axis, values in zip(axes, coordinates, strict=True):
         along = _along(np.log2(np.asarray(axis, dtype=float)), np.log2(values))
@@ -75,7 +80,7 @@ def node_weights(axes: Sequence[Sequence[float]], *coordinates: Array) -> Array:
 
 
 def factors_at(grid: FactorGrid, *coordinates: Array) -> Array:
-    """The factor at each point."""
+    """Return the factor at each point."""
     return np.exp(node_weights(grid.axes, *coordinates) @ np.log(np.asarray(grid.factors)))
 
 
@@ -92,12 +97,6 @@ def _along(nodes: Array, values: Array) -> Array:
     weights[rows, low + 1] = share
     return weights
 
-
-# Matrix products by a library's table: the tile model of `gemm.py` times a factor on (m, n, k).
-# Two more effects than there: a factor that is quantised first (fp8 of some libraries), and operands that
-# stay in the second-level cache from one call to the next, as they do in a measured loop:
-#     bandwidth = (1 + (cache_gain - 1) * share) * memory bandwidth,   share = 1 / (1 + (bytes / cache)^2)
-# Written on arrays, for the fit prices hundreds of shapes at the same time.
 
 _SPLITS = (1, 2, 3, 4, 8)
 _SMALLEST_SPLIT_K = 256
@@ -118,7 +117,7 @@ def product_seconds(
     k: Array,
     slowed: float = 1.0,
 ) -> Array:
-    """Seconds of each product; ``slowed`` is the share of the tensor cores' rate that training leaves."""
+    """Return seconds of each product; `slowed` is the share of the tensor cores' rate in training."""
     model = product_model_seconds(table, sm_count, memory_bandwidth, m, n, k, slowed)
     return model * factors_at(table.factors, m, n, k)
 
@@ -132,7 +131,12 @@ def product_model_seconds(
     k: Array,
     slowed: float = 1.0,
 ) -> Array:
-    """The same without the factors, which are fitted to what this leaves."""
+    """Return `product_seconds` without the factors of `table`, which are fitted to the residuals.
+
+    Two effects are added to `GemmCost`: a first factor that is quantised before (fp8 of some libraries), and
+    operands that stay in the second-level cache between calls, as they do in a measured loop:
+        bandwidth = (1 + (cache_gain - 1) * share) * memory bandwidth,   share = 1 / (1 + (bytes / cache)^2)
+    """
     bandwidth = memory_bandwidth * table.memory_efficiency
     compute = _compute(table, sm_count, bandwidth, m, n, k, slowed)
     moved = table.operand_bytes * (m * k + k * n) + _OUTPUT_BYTES * m * n
@@ -146,7 +150,7 @@ def product_model_seconds(
 def _compute(
     table: ProductTable, sm_count: int, bandwidth: float, m: Array, n: Array, k: Array, slowed: float
 ) -> Array:
-    """The fastest of the tiles and splits."""
+    """Return seconds of the fastest tile and split."""
     rate = table.peak_tflops * 1e12 * table.sustained * slowed / sm_count
     fastest = np.full(len(m), np.inf)
     for rows, columns, efficiency in table.tiles:

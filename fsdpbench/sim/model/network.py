@@ -1,4 +1,4 @@
-"""What a collective takes: NVLink inside a node, NICs between nodes.
+"""Durations of collectives: NVLink inside a node, NICs between nodes.
 
 Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
 of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
@@ -31,19 +31,18 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"
 _GATHERS = ("all_gather", "reduce_scatter")
 # Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
 _UNEVEN = 1.12
-# Between two nodes a buffer leaves each once and not twice, but for what is under way before the first of it
-# comes back: all-reduces of 16 H100 (3200 Gb/s a node) and 16 A100 (400 Gb/s), 64 MiB to 16 GiB, say 73 and
-# 48 MB (bus bandwidths of 209 to 487 and of 48 to 77 GB/s, the latter more than its NICs have), on 8 GPUs a
-# node: bytes a GPU.
+# Bytes a GPU (8 a node) under way before the first byte returns. Between two nodes a buffer leaves each once
+# and not twice, except these: all-reduces of 64 MiB to 16 GiB give 73 MB for 16 H100 (3200 Gb/s a node, 209
+# to 487 GB/s of bus bandwidth) and 48 MB for 16 A100 (400 Gb/s, 48 to 77 GB/s, more than the NICs have).
 _FILLS_TWO_NODES = 60e6 / 8
 # A collective of one rank is a copy or nothing.
 _ALONE_S = 3e-6
 
 
 class Network:
-    """Collective durations for ``world_size`` ranks, in order of rank, ``gpus_per_node`` of them a node.
+    """Durations of collectives among `world_size` ranks, in order of rank, `gpus_per_node` of them a node.
 
-    A node is the profile's; of fewer ranks than it has GPUs, each still has one rail of the node's NICs.
+    With fewer ranks than a node has GPUs, each still has one rail of the node's NICs.
     """
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
@@ -56,12 +55,11 @@ class Network:
         self._fullest = profile.nvlink.all_gather.points[-1][1] * 1e9
 
     def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
-        """Duration of one collective among ``ranks``, in nanoseconds.
+        """Return the duration of one collective among `ranks`, in ns.
 
-        ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
-        all_reduce, what one rank sends in all, or receives if that is more, for all_to_all. ``uneven``:
-        the ranks' shares differ in size.
-        Raises ValueError for an unknown kind.
+        `nbytes` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and all_reduce;
+        for all_to_all the larger of the bytes that one rank sends and receives. `uneven`: the ranks' shares
+        differ in size. Raises `ValueError` for an unknown `kind`.
         """
         if kind not in KINDS:
             raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
@@ -74,11 +72,10 @@ class Network:
         return found
 
     def traffic_permille(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
-        """What the collective moves through each rank, as a share (thousandths) of what a large all-gather
-        moves inside a node.
+        """Return the bandwidth through each rank, in thousandths of a large all-gather's inside a node.
 
-        It takes channels, and with them multiprocessors and memory bandwidth, in about that share
-        (estimated): NCCL opens as many channels as the slower of NVLink and NICs can feed.
+        The collective of `nbytes` takes multiprocessors and memory bandwidth in about that share (estimated):
+        NCCL opens as many channels as the slower of NVLink and NICs can feed.
         """
         size, _ = self._shape(ranks)
         seconds = self.collective_ns(kind, nbytes, ranks, uneven=uneven) * 1e-9
@@ -88,11 +85,11 @@ class Network:
         return min(1000, round(1000 * share))
 
     def nodes_of(self, ranks: Sequence[int]) -> int:
-        """How many nodes `ranks` are on."""
+        """Return the number of nodes that `ranks` are on."""
         return self._shape(ranks)[1]
 
     def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
-        """Number of ranks and of nodes they are on; a range is not walked through."""
+        """Return the numbers of ranks and of their nodes, without iterating over a range."""
         size, per_node = len(ranks), self.gpus_per_node
         if size == 0:
             raise ValueError("a collective needs at least one rank")
@@ -116,16 +113,16 @@ class Network:
 
     @staticmethod
     def _wire(kind: str, nbytes: int, size: int) -> float:
-        """Bytes that a rank sends."""
+        """Return the bytes that a rank sends."""
         return nbytes * _passes(kind) * (1.0 if kind == "broadcast" else (size - 1) / size)
 
     def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
-        """Within one node, by the measured curves of the libraries that price runs here."""
+        """Return seconds inside one node by the measured curves of the libraries that price runs here."""
         tables = (self.profile.libraries[name] for name in self.profile.runs_use)
         return next(filter(None, (curve_seconds(table, kind, nbytes, size) for table in tables)), None)
 
     def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
-        """Within one node."""
+        """Return seconds inside one node."""
         nvlink = self.profile.nvlink
         latency = (nvlink.base_us + nvlink.per_rank_us * passes * (size - 1)) * 1e-6
         curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
@@ -135,12 +132,12 @@ class Network:
         return latency + wire / (bandwidth * 1e9)
 
     def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
-        """Around all ranks, with the protocol that is fastest for the size."""
+        """Return seconds around all ranks, with the fastest protocol for the size."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes)
         steps_inside, steps_between = (size - nodes) * passes, nodes * passes
         if kind == "all_to_all":
-            # Pairs talk directly; what leaves the node shares its NICs.
+            # All-to-all needs no ring; the traffic between nodes shares their NICs.
             steps_inside, steps_between = 1, 1
             wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
         return nic.base_us * 1e-6 + min(
@@ -151,7 +148,7 @@ class Network:
         )
 
     def _tree(self, nbytes: int, size: int, nodes: int) -> float:
-        """Up and down a binary tree of nodes, a chain inside each."""
+        """Return seconds up and down a binary tree of nodes, with a chain inside each."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
         depth = math.ceil(math.log2(nodes))
@@ -166,11 +163,13 @@ class Network:
         return max(nic.base_us * 1e-6 + between, least)
 
     def _carried(self, nbytes: int, rails: int) -> float:
-        """Bytes that leave each of two nodes, which are the root of one tree and a leaf of the other."""
+        """Return the bytes that leave each of two nodes, which are the root of one tree and a leaf of the
+        other.
+        """
         return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:
-        """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""
+        """Return bytes/s that leave a node: its NICs' rails in use, at most NVLink's bandwidth to them."""
         nic = self.profile.nic
         rails = min(math.ceil(size / nodes), self.gpus_per_node)
         share = min(1.0, rails / self.profile.gpus_per_node)
@@ -181,18 +180,18 @@ class Network:
 
 
 def _passes(kind: str) -> int:
-    """How often a ring carries the bytes around."""
+    """Return how often a ring carries the bytes around."""
     return 2 if kind in ("all_reduce", "barrier") else 1
 
 
 def _tree_time(protocol: NicProtocol, depth: int, inside: int, carried: float, bandwidth: float) -> float:
-    """``carried``: bytes that leave a node."""
+    """Return seconds; `carried` are the bytes that leave a node."""
     latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
     return latency + carried / protocol.carries(bandwidth)
 
 
 def bandwidth_at(curve: LinkCurve, size: float) -> float:
-    """GB/s at ``size`` bytes: on the line through the points in log-log space, flat beyond its ends."""
+    """Return GB/s at `size` bytes: linear between the points in log-log space, flat beyond its ends."""
     points = curve.points
     index = bisect.bisect_left(points, (size, 0.0))
     if index == 0:
@@ -204,18 +203,18 @@ def bandwidth_at(curve: LinkCurve, size: float) -> float:
     return slow * (fast / slow) ** share
 
 
-# Collectives inside a node by a library's curves, one for each measured number of ranks.
-# Along a curve time is linear in the logarithms of bytes and microseconds; below its first point the latency
-# stays, beyond its last the time grows with the bytes. Between measured numbers of ranks the logarithm of the
-# time is linear in that of the ranks, but where the switch reduces only from so many ranks on
-# (``switch_from``): there a number takes the curve of its own side, for the bytes that its ranks send.
-
-# A collective without a curve of its own takes that of the one that sends as much.
+# A collective without its own curve uses that of the one that sends as many bytes.
 _LIKE = {"broadcast": "all_gather", "barrier": "all_reduce"}
 
 
 def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> float | None:
-    """Seconds among ``size`` ranks of one node; None if the library has no curve for ``kind``."""
+    """Return seconds among `size` ranks of one node; None if the library has no curve for `kind`.
+
+    Along a curve, time is linear in the logarithms of bytes and microseconds; below its first point the
+    latency stays, beyond its last the time grows with the bytes. Between measured numbers of ranks it is
+    linear in the logarithms, except across `switch_from` ranks, where the switch begins to reduce: there the
+    nearest curve of the same side applies, to the bytes that its ranks send.
+    """
     curves = tables.collectives.get(_LIKE.get(kind, kind))
     if not curves:
         return None
@@ -233,13 +232,13 @@ def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> f
 
 
 def _scaled(curve: RankCurve, nbytes: int, size: int) -> float:
-    """A curve for another number of ranks: the time at which its ranks would send as many bytes."""
+    """Return a curve for another number of ranks, at which they would send as many bytes."""
     sent = (size - 1) / size / ((curve.ranks - 1) / curve.ranks)
     return time_on(curve, nbytes * sent)
 
 
 def time_on(curve: RankCurve, nbytes: float) -> float:
-    """Seconds of a full buffer of ``nbytes`` among the curve's own number of ranks."""
+    """Return seconds of a full buffer of `nbytes` among the curve's own number of ranks."""
     points = curve.points
     index = bisect.bisect_left(points, (nbytes,))
     if index == 0:

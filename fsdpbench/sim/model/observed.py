@@ -1,10 +1,10 @@
-"""Observers of the simulated clock and memory: what a program asks of them, as it asks.
+"""Observers of the simulated clock and memory, called as a program uses them.
 
     observe(timeline, observer)     the instance becomes an `ObservedTimeline`, which reports each call
-    forget(timeline, observer)      without observers it is a plain `Timeline` again, and nothing is paid
+    forget(timeline, observer)      without observers it is a plain `Timeline` again, at no cost
 
-The allocator's own questions to the clock are part of a call that is observed as one: `TimelineClock` asks
-the plain `Timeline`, so that no observer is notified of them.
+An allocator's call is observed as one: `TimelineClock` asks the plain `Timeline` for the times inside it, so
+that observers are not notified of those.
 """
 
 from __future__ import annotations
@@ -17,63 +17,63 @@ from fsdpbench.sim.model.timeline import FULL_TRAFFIC, Marker, Timeline, Work
 
 
 class Observer:
-    """A follower of calls to clock and allocator; each method does nothing here.
+    """Base of observers of clock and allocator; each method does nothing.
 
     Methods in the present tense are called before the call does its work, those in the past after it.
     """
 
     def stream_made(self, stream: int) -> None:
-        """A stream was made."""
+        """Observe a new stream."""
 
     def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
-        """Work is launched that takes ``duration_ns`` when alone; ``traffic`` as in `Timeline.launch`."""
+        """Observe a launch of work that takes `duration_ns` alone; `traffic` as in `Timeline.launch`."""
 
     def drawn_ns(self, work: Work, duration_ns: int) -> int:
         """Return how long the work takes in this run, in nanoseconds."""
         return duration_ns
 
     def recorded(self, stream: int, marker: Marker) -> None:
-        """A marker was recorded on a stream."""
+        """Observe a marker recorded on a stream."""
 
     def stream_waits(self, stream: int, marker: Marker, *, by_program: bool) -> None:
-        """A stream waits for a marker: by the program's wish, or of the device's own accord."""
+        """Observe a stream that waits for a marker: requested by the program, or by the device itself."""
 
     def asked(self, marker: Marker, passed: bool) -> None:
-        """The program asked whether the device has reached a marker."""
+        """Observe a query whether the device has reached a marker."""
 
     def host_waits(self, marker: Marker) -> None:
-        """The CPU blocks until a marker is reached."""
+        """Observe the CPU blocking until a marker is reached."""
 
     def host_waits_for_all(self, *, by_program: bool) -> None:
-        """The CPU blocks until the device is idle: by the program's wish, or for a measurement."""
+        """Observe the CPU blocking until the device is idle: for the program, or for a measurement."""
 
     def allocates(self, nbytes: int, stream: int) -> None:
-        """A block of at least ``nbytes`` is asked for."""
+        """Observe a request for a block of at least `nbytes`."""
 
     def allocated(self, block: Block) -> None:
-        """A block was handed out."""
+        """Observe a block handed out."""
 
     def frees(self, block: Block) -> None:
-        """A block is given back; its ``stream_uses`` are the other streams that used it."""
+        """Observe a block being freed; its `stream_uses` are the other streams that used it."""
 
     def used_on(self, block: Block, stream: int) -> None:
-        """Work on ``stream`` uses a block (`record_stream`)."""
+        """Observe work on `stream` that uses a block (`record_stream`)."""
 
     def empties_cache(self) -> None:
-        """Unused segments are given back to the device."""
+        """Observe the release of unused segments."""
 
     def reads_statistics(self) -> None:
-        """The allocator's counters are read."""
+        """Observe a read of the allocator's counters."""
 
     def freed_by_clock(self) -> None:
-        """Memory was freed, and when depends on how far the device was."""
+        """Observe memory freed at a time that depends on the device's progress."""
 
     def returned(self) -> None:
-        """The newest call has returned; the CPU's clock may have moved."""
+        """Observe the return of the newest call; the CPU's clock may have moved."""
 
 
 class ObservedTimeline(Timeline):
-    """A timeline that reports to its observers what the program does."""
+    """Timeline that reports a program's calls to its observers."""
 
     def add_stream(self) -> int:
         number = super().add_stream()
@@ -133,7 +133,7 @@ class ObservedTimeline(Timeline):
 
 
 class ObservedAllocator(CachingAllocator):
-    """A caching allocator that reports to its observers what is asked of it."""
+    """Caching allocator that reports its calls to its observers."""
 
     def malloc(self, nbytes: int, stream: int) -> Block:
         for each in self.observers:
@@ -168,20 +168,19 @@ class ObservedAllocator(CachingAllocator):
 
 
 def observe(observed: Timeline | CachingAllocator, observer: Observer) -> None:
-    """Report all calls to ``observer`` from now on, after those who observe already."""
+    """Report all calls to `observer`, after the observers already added."""
     observed.observers = (*observed.observers, observer)
     _choose_class(observed)
 
 
 def forget(observed: Timeline | CachingAllocator, observer: Observer) -> None:
-    """Report no more calls to ``observer``."""
+    """Stop reporting calls to `observer`."""
     observed.observers = tuple(each for each in observed.observers if each is not observer)
     _choose_class(observed)
 
 
 def _choose_class(observed: Timeline | CachingAllocator) -> None:
-    # Without observers the methods are the plain ones: nobody pays for the possibility
-    # (`tests/sim/timing/test_observed.py`).
+    # Without observers the methods are the plain ones, at no cost (`tests/sim/timing/test_observed.py`).
     if isinstance(observed, Timeline):
         observed.__class__ = ObservedTimeline if observed.observers else Timeline
     else:

@@ -52,9 +52,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """One kind of machine. ``estimated`` lists the dotted keys whose figures were not measured.
+    """A kind of machine. `estimated` lists the dotted keys whose figures were not measured.
 
-    ``libraries`` are tables of isolated operators, of which those in ``runs_use`` price training runs.
+    `libraries` are tables of isolated operators; those in `runs_use` price training runs.
     """
 
     name: str
@@ -94,42 +94,44 @@ class HardwareProfile:
 
     @property
     def memory_bytes(self) -> int:
-        """Total device memory as the driver reports it."""
+        """Return the device's total memory in bytes, as the driver reports it."""
         return int(self.memory.capacity_gib * GIB)
 
     @property
     def context_bytes(self) -> int:
-        """What the CUDA context and libraries hold outside the caching allocator."""
+        """Return the bytes that the CUDA context and libraries hold outside the caching allocator."""
         return int(self.memory.context_mib * MIB)
 
     @property
     def nccl_bytes_per_communicator(self) -> int:
-        """What one NCCL communicator holds outside the caching allocator."""
+        """Return the bytes that one NCCL communicator holds outside the caching allocator."""
         return int(self.memory.nccl_mib_per_communicator * MIB)
 
     @property
     def usable_memory_bytes(self) -> int:
-        """What is left for the caching allocator with one communicator."""
+        """Return the bytes left for the caching allocator with one communicator."""
         return self.memory_bytes - self.context_bytes - self.nccl_bytes_per_communicator
 
     @property
     def memory_bandwidth(self) -> float:
-        """Peak memory bandwidth in bytes per second."""
+        """Return the peak memory bandwidth in bytes/s."""
         return self.memory.bandwidth_gb_s * 1e9
 
     @property
     def sm_count(self) -> int:
-        """Number of streaming multiprocessors."""
+        """Return the number of streaming multiprocessors."""
         return self.compute.sm_count
 
     @property
     def peak_flops(self) -> dict[str, float]:
-        """Dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
+        """Return the dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
-        """This machine with nodes of ``gpus`` GPUs, which have ``nic_gb_s`` of network each way; None leaves
-        the profile's. NICs stay with their GPUs: without ``nic_gb_s``, half the GPUs have half the network.
+        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None keeps the
+        profile's.
+
+        NICs stay with their GPUs: without `nic_gb_s`, half the GPUs have half the network.
         """
         node = self.gpus_per_node if gpus is None else gpus
         rate = self.nic.gb_s_per_node * node / self.gpus_per_node if nic_gb_s is None else nic_gb_s
@@ -139,7 +141,7 @@ class HardwareProfile:
         return dataclasses.replace(changed, title=f"{self.title}, {words}")
 
     def doubts(self) -> list[str]:
-        """What makes simulations of this machine doubtful, one sentence each."""
+        """Return a sentence for each reason why simulations of this machine are doubtful."""
         compute, links = self.compute, self.nvlink.curve_ranks
         lanes = compute.sm_count * compute.fp32_lanes
         clock = compute.peak_tflops["fp32"] * 1e3 / (2 * lanes)
@@ -153,7 +155,7 @@ class HardwareProfile:
         ]
 
     def node_words(self, used: int = 1 << 62) -> str:
-        """The network of a node of which ``used`` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
+        """Return the network of a node of which `used` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
         gpus = f"{self.gpus_per_node} GPU" + "s" * (self.gpus_per_node != 1)
         words = f"{self.nic.gb_s_per_node:g} GB/s a node of {gpus}"
         if used >= self.gpus_per_node:
@@ -163,13 +165,13 @@ class HardwareProfile:
 
     @property
     def narrow_peak_flops(self) -> dict[str, float]:
-        """Dense peak in FLOP/s of the types below 16 bits, as far as libraries have tables of them."""
+        """Return the dense peak in FLOP/s of the types below 16 bits that libraries have tables of."""
         tables = [table for library in self.libraries.values() for table in library.products.items()]
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
 
 
 def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
-    """NICs stay with their GPUs where a file states another node than its base's, and not its network."""
+    """Scale the network with the GPUs of a node where a file changes only these: NICs follow GPUs."""
     gpus, nic = above.get("gpus_per_node"), above.get("nic", {})
     if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
         rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
@@ -177,7 +179,7 @@ def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
 
 
 def contradictions(profile: HardwareProfile) -> Iterator[str]:
-    """Figures that cannot be true together, one sentence each."""
+    """Return a sentence for each contradiction between figures."""
     for name, value, bound, most in _bounds(profile):
         if value > most:
             yield f"{name} = {value:g}: must not exceed {bound}, {most:g}"
@@ -213,7 +215,7 @@ _PROFILES = ProfileFolder(
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
+    """Return the sorted names of the packaged profiles."""
     return _PROFILES.names()
 
 
@@ -231,9 +233,9 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 
 
 def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | None = None) -> str:
-    """The name of `hardware` with what is stated of its nodes: so many GPUs, so much network each way.
+    """Return the name of `hardware` with nodes of so many GPUs and so much network each way.
 
-    Raises `ProfileError` where the name says otherwise already, or such a machine is impossible.
+    Raises `ProfileError` if the name contradicts these, or the machine is impossible.
     """
     base, gpus, rate = _parts(hardware)
     if gpus_per_node is not None and gpus is None and _PROFILES.load(base).gpus_per_node == gpus_per_node:
@@ -255,7 +257,7 @@ def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | N
 
 
 def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
-    """The files that a profile is made of, from its own to its last base: name, and the keys given there."""
+    """Return (name, keys given) for each file of a profile, from its own to its last base."""
     base, gpus, nic_gb_s = _parts(name_or_path)
     stated = {"gpus_per_node": gpus, "nic": nic_gb_s}
     keys = frozenset(key for key, value in stated.items() if value is not None)
@@ -266,7 +268,7 @@ _STATED = re.compile(r"(.+?)(?:\+node-([0-9]{1,9}))?(?:\+nic-([0-9.]+(?:e[+-]?[0
 
 
 def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | None]:
-    """A profile's name or path, and the GPUs and GB/s of a node that stand behind it."""
+    """Split `h100-80gb+node-4+nic-50` into the profile's name or path and its node's GPUs and GB/s."""
     found = _STATED.fullmatch(str(name_or_path))
     if found is None or (found[2] is None and found[3] is None):
         return name_or_path, None, None
@@ -278,7 +280,7 @@ def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | No
 
 
 def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
-    """`h100-80gb+node-4+nic-50`; the number is exact where six digits are not."""
+    """Return `h100-80gb+node-4+nic-50`; the number is exact where six digits are not."""
     node = "" if gpus is None else f"+node-{gpus}"
     if nic_gb_s is None:
         return base + node
@@ -287,7 +289,7 @@ def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
-    """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
     return _PROFILES.parse(content, origin)
 
 
@@ -303,20 +305,19 @@ def _has_key(profile: HardwareProfile, key: str) -> bool:
     return True
 
 
-# The slowest of many GPUs: GPUs of one kind differ, and a step of data-parallel training ends with the last.
-# Under a power limit each chip settles at a clock of its own. With a spread of s (standard deviation over the
-# mean, `compute.clock_spread`) the slowest of n is expected at
-#     mean x (1 - s x z(n))        z(n): expected largest of n draws of a normal distribution (Blom 1958)
-#     n       1     8    64   512   2048
-#     z(n)    0   1.43  2.34  3.03  3.43
-# The efficiencies of a profile under load were fitted to runs of 8 GPUs and more, so they are those of the
-# slowest of 8. Clocks move what is limited by arithmetic; memory-bound kernels continue as they were.
-
 _FITTED_TO = 8
 
 
 def of_slowest(profile: HardwareProfile, ranks: int) -> HardwareProfile:
-    """`profile` with the rates of the slowest of `ranks` GPUs, that of 8 being its own."""
+    """Return `profile` with the rates of the slowest of `ranks` GPUs, which end a data-parallel step.
+
+    Under a power limit each chip settles at its own clock. With a spread s (standard deviation over the mean,
+    `compute.clock_spread`) the slowest of n is expected at mean x (1 - s x z(n)), z being `expected_largest`:
+        n       1     8    64   512   2048
+        z(n)    0   1.43  2.34  3.03  3.43
+    A profile's rates under load were fitted to runs of 8 GPUs and more: they are those of the slowest of 8.
+    Clocks change what is limited by arithmetic; memory-bound kernels stay as they are.
+    """
     slower = 1 + profile.compute.clock_spread * (expected_largest(ranks) - expected_largest(_FITTED_TO))
     return dataclasses.replace(
         profile,
@@ -328,5 +329,5 @@ def of_slowest(profile: HardwareProfile, ranks: int) -> HardwareProfile:
 
 
 def expected_largest(draws: int) -> float:
-    """Of so many draws of a normal distribution, in standard deviations above its mean."""
+    """Return the expected largest of n normal draws, in standard deviations above the mean (Blom 1958)."""
     return NormalDist().inv_cdf((draws - 0.375) / (draws + 0.25))

@@ -1,6 +1,6 @@
-"""A folder of profiles: TOML files that come with the package, and a user's own by path.
+"""A folder of profiles: packaged TOML files by name, and a user's own by path.
 
-Hardware profiles and software profiles are read alike; errors begin with the kind and the file.
+Errors of hardware and software profiles begin with the kind and the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class ProfileFolder(Generic[P]):
-    """Profiles of one kind: ``kind`` says it in errors, ``made`` is the dataclass that a file becomes."""
+    """Profiles of one kind: `kind` names it in errors, `made` is the dataclass that a file becomes."""
 
     kind: str
     folder: Path
@@ -43,7 +43,7 @@ class ProfileFolder(Generic[P]):
     """Raises `ProfileError` for a profile whose figures cannot be true together."""
 
     def names(self) -> list[str]:
-        """Names of the profiles that come with the package, sorted."""
+        """Return the sorted names of the packaged profiles."""
         return sorted(path.stem for path in self.folder.glob("*.toml"))
 
     def load(self, name_or_path: str | Path) -> P:
@@ -67,8 +67,10 @@ class ProfileFolder(Generic[P]):
         raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
 
     def layers(self, name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
-        """What a profile is made of, from the top down to its last base: each file's name and the keys it
-        gives itself. A file that cannot be read has no layers."""
+        """Return each file's name and own keys, from the profile down to its last base.
+
+        A file that cannot be read has no layers.
+        """
         text, known = str(name_or_path), self.names()
         packaged = text.lower() in known
         layers: list[tuple[str, frozenset[str]]] = []
@@ -83,7 +85,7 @@ class ProfileFolder(Generic[P]):
             layers.append((str(base), frozenset(table)))
         return layers
 
-    # Packaged files are read once: a process that forks reads them for those after it.
+    # Read once: a process that forks reads packaged files for its children.
     @functools.cache  # noqa: B019 - a folder lives as long as the process
     def _table(self, name: str) -> Mapping[str, Any]:
         try:
@@ -96,7 +98,7 @@ class ProfileFolder(Generic[P]):
         return self._make(dict(self._table(name)), name)
 
     def parse(self, content: str | bytes, origin: str) -> P:
-        """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+        """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
         try:
             table = parse_toml(content, origin)
         except UnreadableFileError as error:
@@ -113,8 +115,7 @@ class ProfileFolder(Generic[P]):
         return profile
 
     def _on_its_base(self, table: dict[str, Any]) -> dict[str, Any]:
-        """`base = "NAME"` takes everything that the file does not say from the packaged profile of that
-        name."""
+        """Complete the table with the packaged profile that `base = "NAME"` names."""
         base = table.pop("base", None)
         if base is None:
             return table
@@ -127,7 +128,7 @@ class ProfileFolder(Generic[P]):
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, table by table."""
+    """Return `above` over `below`, table by table."""
     merged = dict(below)
     for key, value in above.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -137,7 +138,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 _UNPLACED = (LinkCurve, AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve)
 _LARGEST = 1e18
-"""No figure of a machine comes near it; beyond, products of figures overflow."""
+"""No figure of a machine is near it; beyond, products of figures overflow."""
 _LONGEST_TEXT, _LONGEST_LIST = 2000, 1000
 
 
@@ -159,7 +160,7 @@ def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
     try:
         return cls(**values)
     except ProfileError as error:
-        # Curves and library tables do not know where they stand; sections name themselves.
+        # Curves and library tables do not know their place; sections name themselves.
         raise ProfileError(f"{prefix}{error}" if cls in _UNPLACED else str(error)) from None
 
 

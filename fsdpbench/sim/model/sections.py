@@ -1,8 +1,7 @@
-"""The sections of a hardware profile: frozen dataclasses.
+"""Sections of a hardware profile: frozen dataclasses.
 
-Fields carry the TOML file's names, units included, so that a figure reads the same in the file, in the code
-and in a report. Their ranges: `fsdpbench.sim.model.keys`. What the figures
-mean for a cost is documented in `kernel_costs.py` and `network.py`.
+Fields have the TOML file's names, units included, so that a figure reads the same in file, code and report.
+Ranges: `fsdpbench.sim.model.keys`; effect on costs: `kernel_costs.py` and `network.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ def require_columns(key: str, rows: Sequence[Sequence[float]], columns: Sequence
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Device memory. ``capacity_gib`` is what the driver reports as total memory.
+    """Device memory. `capacity_gib` is the total that the driver reports.
 
-    ``context_mib`` is what the CUDA context and libraries hold outside the caching allocator,
-    ``nccl_mib_per_communicator`` what each NCCL communicator adds to it.
+    `context_mib` is held outside the caching allocator by the CUDA context and libraries;
+    `nccl_mib_per_communicator` by each NCCL communicator.
     """
 
     capacity_gib: float
@@ -68,10 +67,10 @@ class ComputeProfile:
 
 @dataclass(frozen=True)
 class GemmProfile:
-    """Efficiency of dense matrix products; the model is described in `fsdpbench.sim.model.kernel_costs`.
+    """Efficiency of dense matrix products, modelled by `kernel_costs.GemmCost`.
 
-    ``tiles`` lists the output tiles the library chooses from, each ``[rows, columns, efficiency]`` where the
-    efficiency is the share of one multiprocessor's peak that a tile of this size reaches in its main loop.
+    `tiles` lists the output tiles the library chooses from, each `[rows, columns, efficiency]`, the
+    efficiency being the share of a multiprocessor's peak that the tile reaches in its main loop.
     """
 
     tiles: tuple[tuple[float, float, float], ...]
@@ -89,9 +88,9 @@ class GemmProfile:
 
 @dataclass(frozen=True)
 class AttentionProfile:
-    """Flash attention; the model is described in `fsdpbench.sim.model.kernel_costs`.
+    """Flash attention, modelled by `kernel_costs.AttentionCost`.
 
-    Rates are those of long sequences with heads of 128, ``head_dim_64`` the share that smaller heads reach.
+    Rates are those of long sequences with heads of 128, `head_dim_64` the share that smaller heads reach.
     """
 
     forward_tflops: float
@@ -105,9 +104,9 @@ class AttentionProfile:
 
 @dataclass(frozen=True)
 class BandwidthProfile:
-    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor a kernel.
+    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor for each kernel.
 
-    ``fused_gain``: how many times as much kernels reach that Inductor generates.
+    `fused_gain`: bandwidth of Inductor's kernels over that of eager ones.
     """
 
     efficiency: Mapping[str, float]
@@ -121,7 +120,7 @@ class BandwidthProfile:
 
 @dataclass(frozen=True)
 class CpuProfile:
-    """Host costs in microseconds of one occurrence each."""
+    """CPU times in microseconds for one occurrence each."""
 
     operator_us: float
     view_us: float
@@ -151,18 +150,18 @@ class LinkCurve:
         sizes = [size for size, _ in self.points]
         require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
         times = [size / rate for size, rate in self.points]
-        # Fitted curves have steps where the protocol changes, but no more than that.
+        # Fitted curves step where the protocol changes, but no more than that.
         steady = all(later > earlier / 2 for earlier, later in itertools.pairwise(times))
         require(steady, "points", self.points, "more bytes must not take less time")
 
 
 @dataclass(frozen=True)
 class NvlinkProfile:
-    """Collectives inside a node; the model is described in `fsdpbench.sim.model.network`.
+    """Collectives inside a node, modelled by `fsdpbench.sim.model.network`.
 
-    Curves hold for ``curve_ranks`` GPUs; n of them reach ``(n / curve_ranks) ** ranks_exponent`` of it.
-    ``peak_gb_s`` bounds what a ring through many nodes carries inside each. ``copy_engine_gathers``: whether
-    copy engines can gather in symmetric memory; they take as long, and do not slow computation.
+    Curves hold for `curve_ranks` GPUs; n of them reach `(n / curve_ranks) ** ranks_exponent` of it.
+    `peak_gb_s` bounds the traffic of a large ring inside each node. `copy_engine_gathers`: whether copy
+    engines can gather in symmetric memory, in the same time and without slowing computation.
     """
 
     base_us: float
@@ -180,8 +179,7 @@ class NvlinkProfile:
 class NicProtocol:
     """One of NCCL's protocols: a hop's latency over NVLink and over a NIC, and its share of the bandwidth.
 
-    ``most_gb_s``: what a rank sends at most, however fast the network. ``gathers``: whether all-gathers and
-    reduce-scatters between nodes use it.
+    `most_gb_s` bounds what a rank sends. `gathers`: used by all-gathers and reduce-scatters between nodes.
     """
 
     nvlink_hop_us: float
@@ -192,13 +190,13 @@ class NicProtocol:
     table: ClassVar[str] = "nic.protocols"
 
     def carries(self, bandwidth: float) -> float:
-        """Bytes a second of ``bandwidth``, that of the links."""
+        """Return the bytes/s it carries over links of `bandwidth` bytes/s."""
         return min(bandwidth * self.bandwidth_share, self.most_gb_s * 1e9)
 
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at the same time."""
+    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node."""
 
     gb_s_per_node: float
     efficiency: float
@@ -212,10 +210,10 @@ class NicProfile:
 
 @dataclass(frozen=True)
 class ContentionProfile:
-    """How much longer a kernel takes while the other kind runs beside it (1 = not at all).
+    """Slow-down of a kernel while the other kind runs beside it (1: none).
 
-    ``kernel_share``: what kernels of several streams take from each other. With 1 two that run together take
-    twice as long, so that nothing is won; with 0 neither notices the other.
+    `kernel_share`: slow-down among kernels of several streams. With 1 two that run together take twice as
+    long, so that nothing is gained; with 0 neither slows the other.
     """
 
     compute_slowdown: float
@@ -225,20 +223,18 @@ class ContentionProfile:
 
 @dataclass(frozen=True)
 class HostLinkProfile:
-    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and what one
-    rank of a full node reaches of that memory's bandwidth (optimizer steps on the host)."""
+    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and the
+    bandwidth of that memory for one rank of a full node (optimizer steps on the host).
+    """
 
     gb_s: float
     latency_us: float
     memory_gb_s: float = 38.0
 
 
-# Optional sections of a hardware profile: isolated operators as one library runs them.
-# A library's tables (`[libraries.NAME]`) are fitted to measured operators by `ci/fit_profiles.py`. A
-# profile's `runs_use` names the libraries whose tables price training runs; without it they are priced by the
-# sections `[gemm]`, `[attention]` and `[nvlink]`, and the tables serve products that those do not know (fp8,
-# nvfp4). Models: `fsdpbench.sim.model.library_costs`, `library_attention` and
-# `fsdpbench.sim.model.network`.
+# `[libraries.NAME]` tables are fitted to measured operators by `ci/fit_profiles.py`. The libraries in
+# `runs_use` price training runs; without it `[gemm]`, `[attention]` and `[nvlink]` do, and the tables price
+# only what those lack (fp8, nvfp4). Models: `library_costs` and `network` of `fsdpbench.sim.model`.
 
 PRODUCT_TYPES = ("bf16", "fp8", "nvfp4")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -332,10 +328,10 @@ class RankCurve:
 
 @dataclass(frozen=True)
 class LibraryTables:
-    """What one library's operators take. Any part may be missing.
+    """Measured operators of one library. Any part may be missing.
 
-    ``switch_from`` is the number of ranks from which collectives are reduced in the switch (0: never);
-    ``source`` says where the measurements come from.
+    `switch_from`: number of ranks from which collectives are reduced in the switch (0: never); `source`:
+    origin of the measurements.
     """
 
     version: str

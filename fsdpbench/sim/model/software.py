@@ -1,9 +1,9 @@
-"""Software profiles: what belongs to the software of a time, not to a chip, read from one TOML file.
+"""Software profiles: figures and behaviour of a time's software rather than of a chip, from one TOML file.
 
     SoftwareProfile ──> Simulation.start(..., software=...) ──> prices, collectives, mechanisms
-                   └──> systems and worker: what is refused, how FSDP1 is called, what a trainer does
+                   └──> systems and worker: refusals, calls of FSDP1, the trainer's work
 
-Software is named, as hardware is; ``current`` is the installed torch as it is.
+Software is named, as hardware is; `current` is the installed torch as it is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from fsdpbench.sim.model.keys import ProfileError, check_figures, require
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.profile_files import ProfileFolder
 
-# `SoftwareProfile` and its sections: frozen dataclasses that check their own values.
-# The default of every key is what the installed torch and the bench's own training loop do, so that a file
-# says only what was otherwise. Fields carry the TOML file's names.
+# Every default is the behaviour of the installed torch and of the bench's own training loop, so that a file
+# holds only differences. Fields have the TOML file's names.
 
 CURRENT = "current"
 """The profile that changes nothing."""
@@ -49,8 +48,9 @@ class AttentionSoftware:
 
 @dataclass(frozen=True)
 class CheckpointingSoftware:
-    """Activation checkpointing. ``reentrant``: in that form, a block is recomputed to its end, as was torch's
-    default before 2.1. ``by_operator``: a block can keep outputs of operators (torch 2.4)."""
+    """Activation checkpointing. `reentrant`: recompute a block to its end, torch's default before 2.1.
+    `by_operator`: a block can keep outputs of operators (torch 2.4).
+    """
 
     reentrant: bool = False
     by_operator: bool = True
@@ -58,8 +58,9 @@ class CheckpointingSoftware:
 
 @dataclass(frozen=True)
 class OperatorsSoftware:
-    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.9. ``fused_rotary``:
-    Llamas turn queries and keys in one pass each, by a kernel of their own."""
+    """Operators. `composed_rms_norm`: RMSNorm is composed of operators, as before torch 2.9. `fused_rotary`:
+    Llamas rotate queries and keys in one pass each, by their own kernel.
+    """
 
     composed_rms_norm: bool = False
     fused_rotary: bool = False
@@ -67,8 +68,9 @@ class OperatorsSoftware:
 
 @dataclass(frozen=True)
 class LlamaSoftware:
-    """Fields of the bench's Llamas as published code of a time had them, where a shape does not give them
-    (`workloads/families/llama.py`)."""
+    """Fields of the bench's Llamas as in published code of a time, where a shape does not set them
+    (`workloads/families/llama.py`).
+    """
 
     norms: str = "fused"
     rotary: str = "halves"
@@ -78,12 +80,12 @@ class LlamaSoftware:
 
 @dataclass(frozen=True)
 class Fsdp1Software:
-    """PyTorch's FSDP1. ``use_orig_params``: modules have their own parameters (torch 2.0).
+    """PyTorch's FSDP1. `use_orig_params`: modules have their own parameters (torch 2.0).
 
-    ``copies_gradients``: each unit's gradient is padded also where there is nothing to pad, and the shard is
-    zeroed. ``limits_prefetched_units``: the rate limiter is asked also for a unit that was prefetched.
-    ``views_on_compute_stream``: parameters become views of the flat one on the stream of computation, and so
-    does their backward; since torch 2.0 on the stream of gathers.
+    `copies_gradients`: each unit's gradient is padded even without need, and the shard is zeroed.
+    `limits_prefetched_units`: the rate limiter also counts prefetched units. `views_on_compute_stream`: views
+    of the flat parameter, and their backward, are made on the compute stream; since torch 2.0 on the
+    all-gathers'.
     """
 
     use_orig_params: bool = True
@@ -94,11 +96,11 @@ class Fsdp1Software:
 
 @dataclass(frozen=True)
 class TrainerSoftware:
-    """What a trainer adds to each microbatch of the bench's training loop.
+    """A trainer's additions to each microbatch of the bench's training loop.
 
-    ``fused_loss``: the loss is one pass over the logits forward and one backward. ``keeps_outputs``: logits
-    live until the next microbatch's. ``metrics``: cross entropies of the kept logits after each backward.
-    ``host_us``: time of the CPU after each backward.
+    `fused_loss`: the loss is one pass over the logits forward and one backward. `keeps_outputs`: logits live
+    until the next microbatch's. `metrics`: cross entropies of the kept logits after each backward. `host_us`:
+    CPU time after each backward.
     """
 
     fused_loss: bool = False
@@ -111,14 +113,13 @@ class TrainerSoftware:
             self.metrics <= 0 or self.keeps_outputs,
             "trainer.metrics",
             self.metrics,
-            "they are taken of kept outputs: say trainer.keeps_outputs = true",
+            "they need kept outputs: set trainer.keeps_outputs = true",
         )
 
 
 @dataclass(frozen=True)
 class SoftwareProfile:
-    """The software of one time. What differs from the installed one is named in ``sources``, by key or
-    section."""
+    """The software of one time. `sources` names each difference from the installed one, by key or section."""
 
     name: str
     title: str
@@ -145,50 +146,52 @@ class SoftwareProfile:
             if not source:
                 raise ProfileError(f"sources.{key!r} must not be empty")
         if self.name == CURRENT and self.changes:
-            raise ProfileError(f"name = {CURRENT!r} is of the profile that changes nothing; choose another")
+            raise ProfileError(f"name = {CURRENT!r} names the profile that changes nothing; choose another")
         for key, value in self.changes.items():
             if key not in self.sources and key.split(".")[0] not in self.sources:
-                raise ProfileError(f"{key} = {value!r}: name where it comes from under [sources]")
+                raise ProfileError(f"{key} = {value!r}: name its source under [sources]")
 
     @property
     def changes(self) -> dict[str, bool | int | float | str]:
-        """What differs from the installed software: dotted key -> value."""
+        """Return the differences from the installed software: dotted key -> value."""
         return {key: value for key, value, default in self._values() if value != default}
 
     @property
     def of_gpts(self) -> list[str]:
-        """Keys among `changes` that act on the bench's own GPTs alone."""
+        """Return the keys of `changes` that affect only the bench's own GPTs."""
         return [key for key in _OF_GPTS if key in self.changes]
 
     @property
     def of_llamas(self) -> dict[str, bool | int | float | str]:
-        """What the bench's own Llamas had otherwise: field of the shape -> value."""
+        """Return the fields of the bench's own Llamas that differ: field of the shape -> value."""
         return {
             key.partition(".")[2]: value for key, value in self.changes.items() if key.startswith("llama.")
         }
 
     @property
     def of_the_bench(self) -> list[str]:
-        """Keys among `changes` that act on the bench's own models and training loop, which scripts lack."""
+        """Return the keys of `changes` that affect the bench's own models and training loop, which scripts
+        lack.
+        """
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     @property
     def differs_in_models_alone(self) -> bool:
-        """Whether all that it changes is how models are written and on which stream collectives run."""
+        """Return whether it changes only how models are written and on which stream collectives run."""
         return all(key in _OF_MODELS or key.startswith("llama.") for key in self.changes)
 
     @property
     def compiles_as_installed(self) -> bool:
-        """Whether the installed compiler does with this software what the compiler of its time did."""
+        """Return whether the installed compiler acts on this software as the compiler of its time did."""
         return all(key in _OUTSIDE_OF_GRAPHS or key.startswith("llama.") for key in self.changes)
 
     @property
     def left_to_scripts(self) -> list[str]:
-        """Keys among `changes` that say how the bench calls torch; a script says it itself."""
+        """Return the keys of `changes` that describe the bench's calls of torch; a script makes its own."""
         return [key for key in _CALLS if key in self.changes]
 
     def applied_to(self, hardware: HardwareProfile) -> HardwareProfile:
-        """`hardware` with the rates that this software reaches on it."""
+        """Return `hardware` with the rates that this software reaches on it."""
         attention = dataclasses.replace(
             hardware.attention,
             forward_tflops=hardware.attention.forward_tflops * self.attention.forward_rate,
@@ -197,7 +200,7 @@ class SoftwareProfile:
         return dataclasses.replace(hardware, attention=attention)
 
     def _values(self) -> Iterator[tuple[str, Any, Any]]:
-        """Every key with its value here and its default."""
+        """Yield every key with its value and its default."""
         for name in _SECTIONS:
             section = getattr(self, name)
             for spec in dataclasses.fields(section):
@@ -207,7 +210,8 @@ class SoftwareProfile:
 _SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-# Collectives and library kernels, which a compiled graph calls as eager code does, and what a graph fuses.
+# Collectives and library kernels, which a compiled graph calls as eager code does, and operators a graph
+# fuses.
 _OUTSIDE_OF_GRAPHS = (
     "operators.composed_rms_norm",
     "collectives.own_streams",
@@ -223,7 +227,7 @@ _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "
 
 
 def software_names() -> list[str]:
-    """Names of the profiles that come with the package, sorted."""
+    """Return the sorted names of the packaged profiles."""
     return _PROFILES.names()
 
 
@@ -237,5 +241,5 @@ def load_software(name_or_path: str | Path) -> SoftwareProfile:
 
 
 def parse_software(content: str | bytes, origin: str) -> SoftwareProfile:
-    """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
     return _PROFILES.parse(content, origin)

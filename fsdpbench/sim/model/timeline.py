@@ -28,12 +28,12 @@ from typing import Any
 NEVER = 1 << 62
 UNSETTLED = -1
 DEFAULT_STREAM = 0
-# The driver holds about this many launches of a stream; the next one blocks the CPU until one has started.
+# The driver holds about this many launches of a stream; the next blocks the CPU until one has started.
 LAUNCH_QUEUE_DEPTH = 1024
 
 
 class Work(IntEnum):
-    """What is in a stream's queue. The first three occupy the device, the others take no time."""
+    """Entries of a stream's queue. The first three occupy the device, the others take no time."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -42,14 +42,14 @@ class Work(IntEnum):
     WAIT = 4
 
 
-# Read in inner loops, where looking a member up in its class would be a third of the time.
+# Module constants: inner loops read them, and a member lookup would be a third of the time.
 _COMPUTE, _COLLECTIVE, _COPY, _MARK, _WAIT = Work
 
 
 class Marker:
-    """A point in a stream's queue. ``time`` is `UNSETTLED` until the stream has passed it.
+    """Point in a stream's queue. `time` is `UNSETTLED` until the stream has passed it.
 
-    ``clock``: what is done for certain by then, where the sanitizer runs.
+    `clock`: everything certainly done by then, where the sanitizer runs.
     """
 
     __slots__ = ("clock", "stream", "time", "waiters")
@@ -62,9 +62,9 @@ class Marker:
 
 
 class _Queue:
-    """One stream: what is still to do, and what it is doing.
+    """A stream's remaining and running work.
 
-    ``change_at`` is the next moment at which this stream starts (``running`` is None) or ends (otherwise)
+    `change_at` is the next moment at which this stream starts (`running` is None) or ends (otherwise)
     something, `NEVER` if it is empty or waits for another stream.
     """
 
@@ -79,7 +79,7 @@ class _Queue:
         self.change_at = NEVER
 
 
-# (kind of work, CPU time of the launch, duration when alone, what to report, traffic),
+# (kind of work, CPU time of the launch, duration alone, payload to report, traffic),
 # (MARK, time, 0, marker) or (WAIT, time, what to report, marker).
 _Item = tuple[Any, ...]
 Finished = Callable[[int, Any, int, int], None]
@@ -92,10 +92,10 @@ FULL_TRAFFIC = 1000
 class Contention:
     """Slow-down of computation beside collectives and of collectives beside computation, in thousandths.
 
-    Computation slows by `compute_permille` beside a collective with `FULL_TRAFFIC`, which moves what the
-    links inside a node can; one that moves less takes so many fewer channels, and slows it so much less.
-    Each further stream that computes slows the kernels of all of them by `beside_permille`: with 1000 they
-    divide the GPU among themselves and win nothing by running together, with 0 each has a GPU of its own.
+    Computation slows by `compute_permille` beside a collective with `FULL_TRAFFIC`, a large one inside a
+    node; in proportion beside smaller ones, which take fewer channels. Each further stream that computes
+    slows the kernels of all of them by `beside_permille`: with 1000 they share the GPU and gain nothing, with
+    0 each has its own.
     """
 
     compute_permille: int = 1000
@@ -110,7 +110,7 @@ class Contention:
             raise ValueError(f"beside_permille = {self.beside_permille}: not from 0 to 1000 thousandths")
 
     def of_computation(self, traffic: int, streams: int = 1) -> int:
-        """Slow-down of kernels beside collectives of so much `traffic`, while so many `streams` compute."""
+        """Return the slow-down of kernels beside collectives of `traffic`, while `streams` compute."""
         rate = 1000 + (self.compute_permille - 1000) * min(traffic, FULL_TRAFFIC) // FULL_TRAFFIC
         return rate if streams < 2 else rate * (1000 + self.beside_permille * (streams - 1)) // 1000
 
@@ -125,7 +125,7 @@ class Timeline:
 
     queue_depth = LAUNCH_QUEUE_DEPTH
     observers: tuple[Any, ...] = ()
-    """Those that `observed.observe` has added."""
+    """Observers added by `observed.observe`."""
 
     def __init__(self, contention: Contention | None = None, on_finished: Finished | None = None) -> None:
         self.cpu = 0
@@ -133,16 +133,14 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
-        # How many streams run each kind of work right now, the traffic of the collectives among them, and the
+        # Number of streams that run each kind of work now, the traffic of their collectives, and the
         # slow-down of computation (thousandths) that follows from it.
         self._active = [0, 0, 0]
         self._traffic = 0
         self._compute_rate = 1000
 
-    # ------------------------------------------------------------------------------------ what the CPU does
-
     def add_stream(self) -> int:
-        """A new stream; returns its number."""
+        """Add a stream; return its number."""
         self._queues.append(_Queue(len(self._queues)))
         return len(self._queues) - 1
 
@@ -154,9 +152,9 @@ class Timeline:
         payload: Any = None,
         traffic: int = FULL_TRAFFIC,
     ) -> None:
-        """Queue work that takes ``duration_ns`` when alone on a stream, at the CPU's present time.
+        """Queue work that takes `duration_ns` when alone on a stream, at the CPU's present time.
 
-        ``traffic``: of a collective, the share (thousandths) of what the links inside a node can move.
+        `traffic`: a collective's share (thousandths) of the traffic of a large one inside a node.
         """
         queue = self._queues[stream]
         if len(queue.items) >= self.queue_depth:
@@ -176,9 +174,9 @@ class Timeline:
         return marker
 
     def make_wait(self, stream: int, marker: Marker, payload: Any = None) -> None:
-        """Let nothing that is queued on ``stream`` from now on start before ``marker`` is reached.
+        """Block work queued on `stream` from now on until `marker` is reached.
 
-        A stream need not wait for itself. ``payload`` is reported with the time that the stream has waited.
+        A stream need not wait for itself. `payload` is reported with the time that the stream has waited.
         """
         if marker.stream == stream:
             return
@@ -188,13 +186,13 @@ class Timeline:
             self._reach_head(queue)
 
     def has_passed(self, marker: Marker) -> bool:
-        """Whether the device has reached ``marker`` by the CPU's present time."""
+        """Return whether the device has reached `marker` by the CPU's present time."""
         if marker.time == UNSETTLED and self._next_change <= self.cpu:
             self._settle(self.cpu)
         return UNSETTLED < marker.time <= self.cpu
 
     def is_idle(self, stream: int) -> bool:
-        """Whether the stream has done all that is queued on it by the CPU's present time."""
+        """Return whether the stream has done all that is queued on it by the CPU's present time."""
         return self.has_passed(self.record(stream))
 
     def wait_for(self, marker: Marker) -> None:
@@ -224,11 +222,11 @@ class Timeline:
                 self.cpu = queue.free_at
 
     def take_turns(self, stream: int, marker: Marker) -> None:
-        """As `make_wait`, of the device's own accord: no program may rely on it."""
+        """Wait as `make_wait`, by the device itself: no program may rely on it."""
         Timeline.make_wait(self, stream, marker)
 
     def drain(self) -> None:
-        """As `wait_for_all`, for a measurement: no program may rely on it."""
+        """Wait as `wait_for_all`, for a measurement: no program may rely on it."""
         Timeline.wait_for_all(self)
 
     def wait_for_room(self, stream: int) -> None:
@@ -241,8 +239,6 @@ class Timeline:
             self._settle(change)
             if change > self.cpu:
                 self.cpu = change
-
-    # --------------------------------------------------------------------------------- what the device does
 
     def _settle(self, limit: int, until: Marker | None = None) -> None:
         """Settle all changes up to the time ``limit``, in order of time; end early at ``until``."""
@@ -280,7 +276,7 @@ class Timeline:
         queue.change_at = now + item[2] * self._rate(item) // 1000
 
     def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
-        """End what a stream runs, and run on through its queue while no other stream changes (``horizon``).
+        """End a stream's work, and continue through its queue while no other stream changes (`horizon`).
 
         Kernels that follow each other leave the rates as they are, so that the common case costs little.
         """
@@ -351,7 +347,7 @@ class Timeline:
             self._next_change = min(self._next_change, queue.change_at)
 
     def _rate(self, item: _Item) -> int:
-        """How much longer than alone work takes right now, in thousandths."""
+        """Return the present slow-down of work in thousandths."""
         work = item[0]
         if work is _COMPUTE:
             return self._compute_rate
@@ -360,8 +356,7 @@ class Timeline:
         return 1000
 
     def _adapt_computation(self, now: int) -> None:
-        """Adapt the rate of computation to the collectives and to the other streams that compute, and move
-        what computes accordingly."""
+        """Move the ends of running computation for a change of collectives or of streams that compute."""
         before = self._compute_rate
         rate = self._contention.of_computation(self._traffic, self._active[_COMPUTE])
         if rate == before:
@@ -372,7 +367,7 @@ class Timeline:
                 queue.change_at = now + (queue.change_at - now) * rate // before
 
     def _slow_collectives(self, now: int) -> None:
-        """Move the ends of collectives that run, now that computation begins or ends beside them."""
+        """Move the ends of running collectives when computation begins or ends beside them."""
         slowed = self._contention.collective_permille
         before, rate = (1000, slowed) if self._active[_COMPUTE] else (slowed, 1000)
         for queue in self._queues:
@@ -380,14 +375,14 @@ class Timeline:
                 queue.change_at = now + (queue.change_at - now) * rate // before
 
 
-# The plain ones, also under observers: no program may rely on what the allocator happened to see.
+# The plain methods, also under observers: no program may rely on what the allocator happened to see.
 _has_passed, _wait_for, _wait_for_all = Timeline.has_passed, Timeline.wait_for, Timeline.wait_for_all
 
 
 class StreamTime:
-    """When a stream gets to a point: a number of nanoseconds that may not be known yet.
+    """When a stream reaches a point: nanoseconds that may not be known yet.
 
-    The allocator compares it with the present (``time > now``); that settles no more of the timeline than
+    The allocator compares it with the present (`time > now`); that settles only as much of the timeline as
     needed.
     """
 
@@ -400,7 +395,7 @@ class StreamTime:
     def __gt__(self, now: int, /) -> bool:
         marker = self._marker
         if marker.time == UNSETTLED:
-            # Asked of each stream at each allocation: mostly nothing has changed, and needs no call.
+            # Checked for each stream at each allocation: mostly nothing has changed, and needs no call.
             timeline = self._timeline
             return timeline._next_change > timeline.cpu or not _has_passed(timeline, marker)
         return marker.time > now
@@ -417,24 +412,24 @@ class TimelineClock:
         self._timeline = timeline
 
     def cpu_ns(self) -> int:
-        """Where the CPU is now."""
+        """Return the CPU's present time."""
         return self._timeline.cpu
 
     def stream_ready_ns(self, stream: int) -> StreamTime:
-        """When all work that is queued on a stream by now will have ended."""
+        """Return when all work that is queued on a stream now will have ended."""
         return StreamTime(self._timeline, Timeline.record(self._timeline, stream))
 
     def advance_cpu(self, ns: int) -> None:
-        """The CPU works for so long."""
+        """Advance the CPU by `ns` of work."""
         self._timeline.cpu += ns
 
     def wait_cpu_until(self, moment: Any) -> None:
-        """The CPU blocks until a time: a `StreamTime`, or nanoseconds (no effect if it has passed)."""
+        """Block the CPU until a `StreamTime`, or a time in nanoseconds (no effect if it has passed)."""
         if isinstance(moment, StreamTime):
             moment.wait()
         elif moment > self._timeline.cpu:
             self._timeline.cpu = moment
 
     def synchronize_device(self) -> None:
-        """The CPU blocks until all streams are done."""
+        """Block the CPU until all streams are done."""
         _wait_for_all(self._timeline)

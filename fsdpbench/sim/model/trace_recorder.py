@@ -1,12 +1,12 @@
-"""Collects what a simulated rank does and writes it as a Kineto trace.
+"""Recorder of a simulated rank's events, which writes them as a Kineto trace.
 
-Recording is on the path of every simulated operator, so a call appends one tuple and nothing more. All that
-can be derived later is derived once, when the file is written:
+Recording is on the path of every simulated operator, so a call appends one tuple. Everything else is derived
+when the file is written:
 
-- *external ids*: the innermost operator or annotation around each launch, found by walking the host's
-  events in order of their start with a stack (they nest, because one simulated CPU thread makes them);
-- *spans on streams* (``gpu_user_annotation``): for each annotation and stream, from the first kernel that was
-  launched inside it to the end of the last.
+- *external ids*: the innermost operator or annotation around each launch, found by walking the CPU's events
+by start with a stack (they nest, because one simulated CPU thread makes them);
+- *spans on streams* (`gpu_user_annotation`): for each annotation and stream, from the first kernel launched
+inside it to the end of the last.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fsdpbench.sim.model.trace_writer import (
 
 
 class TraceRecorder:
-    """Collects events of one rank in simulated nanoseconds and writes them as Kineto JSON.
+    """Events of one rank in simulated nanoseconds, written as Kineto JSON.
 
-    All ``*_ns`` are integer nanoseconds of the simulated clock. ``stream`` numbers are CUDA's as Kineto shows
+    All `*_ns` are integer nanoseconds of the simulated clock. `stream` numbers are CUDA's as Kineto shows
     them. Calls may come in any order of time, but spans of the CPU must nest.
     """
 
@@ -55,19 +55,19 @@ class TraceRecorder:
         self._correlation = 0
 
     def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
-        """An operator on the main CPU thread; `inputs`: as `call_text` and `inputs_text` write them."""
+        """Record an operator on the main CPU thread; `inputs` as from `call_text` and `inputs_text`."""
         self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))
 
     def annotation(self, name: str, start_ns: int, end_ns: int) -> None:
-        """A span of ``torch.profiler.record_function`` on the main CPU thread."""
+        """Record a span of `torch.profiler.record_function` on the main CPU thread."""
         self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, ""))
 
     def step(self, index: int, start_ns: int, end_ns: int) -> None:
-        """``ProfilerStep#index``."""
+        """Record `ProfilerStep#index`."""
         self.annotation(f"ProfilerStep#{index}", start_ns, end_ns)
 
     def runtime(self, name: str, start_ns: int, end_ns: int) -> int:
-        """A runtime call on the CPU (cudaMalloc, cudaFree, cudaEventQuery); returns its correlation id."""
+        """Record a runtime call on the CPU (cudaMalloc, cudaEventQuery, ...); return its correlation id."""
         self._correlation += 1
         correlation = self._correlation
         self._host.append((start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, correlation, ""))
@@ -83,9 +83,9 @@ class TraceRecorder:
         end_ns: int,
         args: Mapping[str, Any] | None = None,
     ) -> int:
-        """A kernel with its launch and the flow between them; returns the correlation id.
+        """Record a kernel with its launch and the flow between them; return the correlation id.
 
-        ``args`` are added to the kernel's own (JSON values; keys as in Kineto).
+        `args` are added to the kernel's own (JSON values; keys as in Kineto).
         """
         correlation = self.runtime("cudaLaunchKernel", launch_start_ns, launch_end_ns)
         self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
@@ -109,9 +109,9 @@ class TraceRecorder:
         group_ranks: Sequence[int] = (),
         reduce_op: str = "Sum",
     ) -> int:
-        """A collective's kernel (kind as in `Network.collective_ns`, dtype as torch writes it: Float).
+        """Record a collective's kernel (kind as in `Network.collective_ns`, dtype as torch writes it: Float).
 
-        Elements are those of one rank's input and output. Raises ValueError for an unknown kind.
+        Elements are those of one rank's input and output. Raises `ValueError` for an unknown kind.
         """
         name = kernel_name(kind, dtype, reduce_op)
         args = {
@@ -140,7 +140,7 @@ class TraceRecorder:
         end_ns: int,
         nbytes: int,
     ) -> int:
-        """A copy; kind is HtoD, DtoH or DtoD. Returns the correlation id."""
+        """Record a copy; kind is HtoD, DtoH or DtoD. Return the correlation id."""
         words = {"HtoD": "Pageable -> Device", "DtoH": "Device -> Pageable", "DtoD": "Device -> Device"}
         correlation = self.runtime("cudaMemcpyAsync", launch_start_ns, launch_end_ns)
         name = f"Memcpy {kind} ({words[kind]})"
@@ -160,9 +160,9 @@ class TraceRecorder:
         wait_start_ns: int,
         wait_end_ns: int,
     ) -> None:
-        """cudaStreamWaitEvent on the CPU, and the stream's wait (wait_*_ns) for the event's record.
+        """Record cudaStreamWaitEvent on the CPU, and the stream's wait (wait_*_ns) for the event's record.
 
-        The wait is written as an instant at its end: analyses count time between ``cuda_sync`` events' starts
+        The wait is written as an instant at its end: analyses count time between `cuda_sync` events' starts
         and ends as busy, which a waiting stream is not.
         """
         correlation = self.runtime("cudaStreamWaitEvent", start_ns, end_ns)
@@ -172,33 +172,34 @@ class TraceRecorder:
     def event_synchronize(
         self, event_id: int, record_stream: int, record_correlation: int, start_ns: int, end_ns: int
     ) -> None:
-        """The CPU waits for an event."""
+        """Record the CPU waiting for event `event_id`."""
         correlation = self.runtime("cudaEventSynchronize", start_ns, end_ns)
         self._syncs.append(
             ("Event Sync", -1, start_ns, end_ns, correlation, event_id, record_stream, record_correlation)
         )
 
     def stream_synchronize(self, stream: int, start_ns: int, end_ns: int) -> None:
-        """The CPU waits for a stream."""
+        """Record the CPU waiting for a stream."""
         correlation = self.runtime("cudaStreamSynchronize", start_ns, end_ns)
         self._syncs.append(("Stream Sync", stream, end_ns, end_ns, correlation, None, None, None))
 
     def device_synchronize(self, start_ns: int, end_ns: int) -> None:
-        """The CPU waits for all streams."""
+        """Record the CPU waiting for all streams."""
         correlation = self.runtime("cudaDeviceSynchronize", start_ns, end_ns)
         self._syncs.append(("Context Sync", -1, start_ns, end_ns, correlation, None, None, None))
 
     def memory(
         self, address: int, nbytes: int, allocated: int, reserved: int, time_ns: int, active: int = -1
     ) -> None:
-        """Memory given out (``nbytes`` positive) or given back (negative), with the totals after it.
+        """Record memory allocated (`nbytes` positive) or freed (negative), with the totals after it.
 
-        ``active`` (with what other streams still use) is ours: torch.profiler does not write it. -1: unknown.
+        `active` (with blocks that other streams still use) is ours: torch.profiler does not write it. -1:
+        unknown.
         """
         self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
 
     def alloc_retry(self, nbytes: int, freed: int, time_ns: int) -> None:
-        """The allocator gave its cache back (``freed`` bytes) and tried again for ``nbytes``."""
+        """Record that the allocator released its cache (`freed` bytes) and tried again for `nbytes`."""
         self._instants.append(("[alloc_retry]", time_ns, {"Bytes": nbytes, "Freed": freed}))
 
     def write(self, path: Path | str) -> Path:
@@ -209,14 +210,14 @@ class TraceRecorder:
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    """The list of a group's ranks as text, shortened as torch does for large groups."""
+    """Return the list of a group's ranks as text, shortened as torch does for large groups."""
     if len(ranks) <= 30:
         return str(list(ranks))
     head = ", ".join(str(rank) for rank in ranks[:29])
     return f"[{head}, ..., {ranks[-1]}]"
 
 
-# Our kind -> (name of the kernel's algorithm, name in the kernel's metadata)
+# kind -> (name of the kernel's algorithm, name in the kernel's metadata)
 _KINDS = {
     "all_gather": ("AllGather", "_allgather_base"),
     "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
@@ -240,7 +241,7 @@ _DTYPES = {
 
 
 def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:
-    """The kernel of a collective; raises ValueError for an unknown kind."""
+    """Return the name of a collective's kernel; raises `ValueError` for an unknown kind."""
     if kind not in _KINDS:
         raise ValueError(f"collective {kind!r}: known are {', '.join(_KINDS)}")
     algorithm = _KINDS[kind][0]
@@ -251,13 +252,13 @@ def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:
 
 
 def metadata_name(kind: str) -> str:
-    """The collective's name in a kernel's arguments."""
+    """Return the collective's name in a kernel's arguments."""
     return _KINDS[kind][1]
 
 
 @dataclass(slots=True)
 class KernelRecord:
-    """What the trace says of a kernel."""
+    """A launched kernel's fields in the trace."""
 
     name: str
     launch_start_ns: int
@@ -270,7 +271,7 @@ class KernelRecord:
 
 @dataclass(slots=True)
 class MemcpyRecord:
-    """What the trace says of a copy between host and device."""
+    """Fields in the trace of a copy between host and device."""
 
     kind: str
     nbytes: int
@@ -285,7 +286,7 @@ class MemcpyRecord:
 
 @dataclass(slots=True)
 class EventRecord:
-    """What the trace knows of a recorded event, so that waits can refer to it."""
+    """A recorded event's fields, to which waits refer."""
 
     event_id: int
     stream: int
@@ -301,7 +302,7 @@ class EventRecord:
 
 @dataclass(slots=True)
 class WaitRecord:
-    """What the trace says of a stream that waits for an event."""
+    """Fields in the trace of a stream that waits for an event."""
 
     event: EventRecord
     launch_start_ns: int
@@ -314,5 +315,5 @@ class WaitRecord:
 
 
 def trace_stream(number: int) -> int:
-    """The number that a trace shows for a stream: CUDA's default stream is 7, others come later."""
+    """Return the number that a trace shows for a stream: CUDA's default stream is 7, others follow."""
     return 7 if number == DEFAULT_STREAM else 16 + 4 * number

@@ -1,7 +1,7 @@
-"""Writes recorded events as Kineto JSON, formatting each directly into text.
+"""Kineto JSON of recorded events, each formatted directly into text.
 
-The fields are those that torch.profiler writes on a CUDA machine. Process 0 stands for the GPU, with a
-thread a stream; the host's process has one thread.
+The fields are those that torch.profiler writes on a CUDA machine. Process 0 is the GPU, with a thread for
+each stream; the host's process has one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPU_PID = 0
 _ON_HOST = f'"pid":{HOST_PID},"tid":{HOST_PID}'
 _GZIP_LEVEL = 1
 _DECIMALS = [f".{thousandths:03d}" for thousandths in range(1000)]
-"""Thousands of times are written; looking decimals up takes half as long as formatting them."""
+"""Thousands of times are written; a lookup of decimals takes half as long as formatting."""
 _CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime")
 """By `HostKind`."""
 # CUPTI's callback ids of the runtime calls, which some tools look up.
@@ -44,7 +44,7 @@ _CALLBACK_IDS = {
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """Whose trace it is."""
+    """The rank and machine of a trace."""
 
     rank: int
     world_size: int
@@ -62,7 +62,7 @@ def write_trace(
     memory: Sequence[MemoryEvent],
     instants: Sequence[InstantEvent],
 ) -> None:
-    """Write the file whole or not at all. The content depends on nothing but the arguments."""
+    """Write the trace to `path` whole or not at all; the content depends only on the arguments."""
     lines = _metadata(host, device, syncs)
     launched = {event[5]: event for event in device}
     host_lines, external_ids, stream_spans = _host_events(host, launched)
@@ -86,7 +86,7 @@ def _json(value: Any) -> str:
 
 
 def _us(ns: int) -> str:
-    """Microseconds with three decimals, exact."""
+    """Return microseconds with three exact decimals."""
     return f"{ns // 1000}{_DECIMALS[ns % 1000]}"
 
 
@@ -130,7 +130,7 @@ def _head(header: TraceHeader, name: str) -> str:
 
 
 def _links(header: TraceHeader) -> dict[str, float]:
-    """What collectives can reach at most, for those who read the trace."""
+    """Return the peak bandwidths of collectives, for readers of the trace."""
     profile, per_node = header.profile, header.gpus_per_node
     rails = min(per_node, profile.gpus_per_node) / profile.gpus_per_node
     return {
@@ -143,7 +143,7 @@ def _links(header: TraceHeader) -> dict[str, float]:
 def _metadata(
     host: Sequence[HostEvent], device: Sequence[DeviceEvent], syncs: Sequence[CudaSync]
 ) -> list[str]:
-    """Names and order of processes and threads."""
+    """Return names and order of processes and threads."""
     streams = sorted({event[2] for event in device} | {sync[1] for sync in syncs if sync[1] >= 0})
     start = _us(min((event[0] for event in host), default=0))
 
@@ -166,7 +166,7 @@ def _metadata(
 def _host_events(
     host: Sequence[HostEvent], launched: Mapping[int, DeviceEvent]
 ) -> tuple[list[str], dict[int, int], list[str]]:
-    """Lines of the CPU thread, external ids by correlation, and lines of the annotations on streams."""
+    """Return lines of the CPU thread, external ids by correlation, and lines of annotations on streams."""
     lines: list[str] = []
     stream_lines: list[str] = []
     external_ids: dict[int, int] = {}
@@ -211,7 +211,7 @@ def _host_events(
 def _extend_spans(
     stack: Sequence[tuple[int, int, dict[int, list[int]] | None, str]], event: DeviceEvent
 ) -> None:
-    """A kernel belongs to every annotation that was open when it was launched."""
+    """Extend each annotation that was open at a kernel's launch by the kernel."""
     _, _, stream, start, end, _, _ = event
     for _, _, spans, _ in stack:
         if spans is None:
@@ -234,7 +234,7 @@ def _close(entry: tuple[int, int, dict[int, list[int]] | None, str], lines: list
 
 
 def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int]) -> list[str]:
-    """Kernels, copies and fills, each with the end of its flow."""
+    """Return lines of kernels, copies and fills, each with the end of its flow."""
     lines = []
     names: dict[str, str] = {}
     for category, name, stream, start, end, correlation, further in device:
@@ -260,7 +260,7 @@ def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int
 
 
 def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> list[str]:
-    """Synchronisations as CUPTI reports them."""
+    """Return lines of synchronisations as CUPTI reports them."""
     lines = []
     for name, stream, start, end, correlation, event_id, record_stream, record_correlation in syncs:
         waits = ""
@@ -300,16 +300,16 @@ def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:
 
 
 class HostKind(IntEnum):
-    """What a span of the CPU thread is."""
+    """Kinds of spans of the CPU thread."""
 
     OPERATOR = 0
     ANNOTATION = 1
     RUNTIME = 2
 
 
-# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorting these
-# puts an outer span before the inner ones: earlier start, then later end, then recorded later (a span is
-# recorded when it ends).
+# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorted, an outer span
+# comes before the inner ones: earlier start, then later end, then recorded later (a span is recorded at its
+# end).
 HostEvent = tuple[int, int, int, HostKind, str, int, str]
 
 # (category, name, stream, start ns, end ns, correlation, further arguments)

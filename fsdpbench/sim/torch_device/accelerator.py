@@ -1,9 +1,8 @@
-"""The one simulated accelerator of a process: clock, memory, costs and trace, where kernels find them.
+"""The simulated accelerator of a process: the clock, memory, costs and trace that kernels use.
 
-torch calls the kernels that are registered for the device without saying for whom, so that there has to be
-one place a process where they find their device. This is it, and it is the only such place: `ACCELERATOR` is
-made empty on import and equipped by `Simulation.start`. (Kernels may be registered before, in a process that
-forks.)
+torch calls the device's kernels without an argument that could name a device, so that they find it here, in
+the only global state: `ACCELERATOR` is empty on import and equipped by `Simulation.start`. Kernels may be
+registered before, in a process that forks.
 """
 
 from __future__ import annotations
@@ -44,22 +43,20 @@ class SimulationNotStartedError(RuntimeError):
 class Accelerator:
     """State of the simulated device. Plain attributes, because every operator reads some of them.
 
-    ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
-    cost model knows (they were costed by their bytes). ``flops`` counts matrix products and ``jitter`` delays
-    collectives; both are None unless asked for. ``collectives_on_own_streams``: as before torch 2.8.
-    ``bytes_traced``: read and written, in the last trace, by kernels that memory limits.
-    ``undo_software`` takes back what the software profile has put in place.
+    `stream` is the number of the current stream. `unknown_operators` counts launches of operators without a
+    cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
+    None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
+    written, in the last trace, by memory-bound kernels. `undo_software` reverts the software profile's
+    patches.
 
-    ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those
-    that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
-    whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
+    `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
+    kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
+    tensors of the host hold data without values.
 
-    ``holders`` has the storages' records by their blocks' identity, where steps are recorded (`replay/`).
-    ``graph_pool``: while a captured graph runs, the stream whose memory is its private pool.
-
-    ``shared_plans``: those of other processes; it outlives a run, as its plans outlive a process.
-
-    ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
+    `holders` maps blocks' identities to records of storages, where steps are recorded
+    (`followers/replay.py`). `graph_pool`: while a captured graph runs, the stream whose memory is its private
+    pool. `shared_plans`: plans of other processes; outlives a run. `sanitizer` follows every use of memory,
+    `account` its holders; None unless requested.
     """
 
     def __init__(self) -> None:
@@ -98,7 +95,7 @@ class Accelerator:
         self._listeners: dict[AllocatorListener, bool] = {}
 
     def forget_run(self) -> None:
-        """Drop what belongs to the simulation before this one."""
+        """Reset the state of the previous simulation."""
         self.stream = DEFAULT_STREAM
         self.streams, self.process_groups, self.unknown_operators = {}, [], {}
         self.trace = self.graph_pool = self.holders = self.flops = None
@@ -113,24 +110,24 @@ class Accelerator:
             raise SimulationNotStartedError
 
     def follow(self, observer: Observer) -> None:
-        """Report calls to clock and allocator to ``observer``."""
+        """Report calls to clock and allocator to `observer`."""
         observe(self.timeline, observer)
         observe(self.allocator, observer)
 
     def stop_following(self, observer: Observer) -> None:
-        """Report no more calls to ``observer``."""
+        """Stop reporting calls to `observer`."""
         forget(self.timeline, observer)
         forget(self.allocator, observer)
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
-        """Report to ``listener`` what the allocator does, beside those who listen already. ``completions``:
-        when freed blocks are free at last, too.
+        """Report the allocator's events to `listener` too; with `completions`, also when freed blocks become
+        free.
         """
         self._listeners[listener] = completions
         self._inform_listeners()
 
     def stop_listening(self, listener: AllocatorListener | None = None) -> None:
-        """Report to ``listener`` no more (None: to no listener)."""
+        """Stop reporting to `listener` (None: to all listeners)."""
         if listener is None:
             self._listeners.clear()
         else:
@@ -138,7 +135,7 @@ class Accelerator:
         self._inform_listeners()
 
     def _inform_listeners(self) -> None:
-        """The allocator knows one listener; without one it costs nothing."""
+        """Set the allocator's one listener; without one it costs nothing."""
         listeners = tuple(self._listeners)
 
         def tell_all(event: AllocatorEvent) -> None:
@@ -152,10 +149,10 @@ class Accelerator:
     def copy_over_host_link(
         self, kind: str, nbytes: int, *, blocking: bool, device: Any = None, host: Any = None
     ) -> None:
-        """Copy between host and device (``kind``: ``HtoD`` or ``DtoH``) on the current stream.
+        """Copy between host and device (`kind`: `HtoD` or `DtoH`) on the current stream.
 
-        ``blocking`` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
-        ``device`` and ``host`` are the tensors, as far as there are any; the sanitizer follows them.
+        `blocking` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
+        `device` and `host` are the tensors, if any; the sanitizer follows them.
         """
         if self.sanitizer is not None:
             self.sanitizer.host_copy(self.stream, kind, device, host, blocking=blocking)
@@ -168,7 +165,7 @@ class Accelerator:
             timeline.wait_for_stream(self.stream)
 
     def report_finished(self, stream: int, payload: Any, start_ns: int, end_ns: int) -> None:
-        """Write settled device work to the trace (the timeline calls this)."""
+        """Write settled device work to the trace, which `payload` describes; called by the timeline."""
         if self.trace is not None:
             payload.write(self.trace, trace_stream(stream), start_ns, end_ns)
 
@@ -176,14 +173,12 @@ class Accelerator:
 ACCELERATOR = Accelerator()
 
 
-# Plans that configurations of one sweep leave for each other, since most of their calls are the same.
-# A plan follows from the operator, its call and what surrounds it (hardware, software, the number of ranks).
-# Finding it out takes torch's rules for the meta device, ten times as long as reading it. Of one sweep all
-# runs the same code, so that nothing else can differ.
-
-
 class SharedPlans:
-    """The plans in the log at `path`, and those that this process adds to it in the end."""
+    """Plans in the log at `path`, shared by the runs of a sweep, and those that this process adds at its end.
+
+    A plan follows from the operator, its call and the surroundings (hardware, software, number of ranks): a
+    sweep's runs share their code. Reading one takes a tenth of the time of torch's rules for the meta device.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -192,8 +187,8 @@ class SharedPlans:
         self._made: dict[bytes, bytes] = {}
 
     def begin(self, surroundings: str | None) -> None:
-        """A simulation starts. `surroundings`: all that plans depend on besides their calls; None: its plans
-        are not shared.
+        """Start a simulation. `surroundings`: everything plans depend on besides their calls; None shares no
+        plans.
         """
         self._known, self._made = {}, {}
         self._surroundings = surroundings
@@ -205,12 +200,12 @@ class SharedPlans:
                 self._known |= plans
 
     def find(self, operator: Any, call: tuple[Any, ...]) -> Any:
-        """The plan of a call (a kernel's key), or None where it is not known."""
+        """Return the plan of a call (a kernel's key), or None if unknown."""
         found = self._known.get(_name(operator, call)) if self._known else None
         return None if found is None else pickle.loads(found)
 
     def add(self, operator: Any, call: tuple[Any, ...], plan: Any) -> None:
-        """Keep a plan for others; what cannot be written down is not kept."""
+        """Keep a plan for other processes, if it can be serialised."""
         if self._surroundings is None:
             return
         try:
@@ -219,12 +214,12 @@ class SharedPlans:
             return
 
     def leave(self) -> None:
-        """Let others have what was found out here."""
+        """Write this process's new plans to the log."""
         if self._made:
             add_record(self._path, pickle.dumps((self._surroundings, self._made), pickle.HIGHEST_PROTOCOL))
             self._made = {}
 
 
 def _name(operator: Any, call: tuple[Any, ...]) -> bytes:
-    """What is in a call has a text that tells it from others; one with an address is never met again."""
+    """Return a text that identifies a part of a call; one with an address never occurs again."""
     return hashlib.blake2b(f"{operator} {call!r}".encode(), digest_size=16).digest()

@@ -1,28 +1,24 @@
 """Backward on the streams of forward, as CUDA runs it.
 
-Autograd's engine runs every node on the stream that was current when forward made it, lets it wait for the
-streams of the nodes before it, and in the end lets the caller's stream wait for those on which gradients
-were accumulated. The engine does that in C++ for devices whose guards it can ask for streams; the guard of a
-device written in Python has none, so it has to be done here.
+Autograd's engine runs every node on the stream that was current when forward made it, makes it wait for the
+streams of the nodes before it, and finally makes the caller's stream wait for those on which gradients were
+accumulated. In C++ the engine asks a device's guard for streams; a device written in Python has no such
+guard, so it is done here.
 
     forward    stream 0: f1 (node 7)      stream 3: f2 (node 8)
     backward   stream 3: f2's node  ──event──>  stream 0: f1's node  ──event──> caller's stream
 
-Autograd numbers nodes in the order in which forward makes them. It is enough to know where the current
-stream changed (`note_switch`) to know a node's stream. Each node that runs gets a hook on those that follow
-it, so that all are seen, also nodes that launch nothing. Programs that compute on one stream pay one
-comparison for it.
+Autograd numbers nodes in the order of forward, so that the changes of the current stream (`note_switch`) give
+each node's stream. Each node that runs hooks those that follow it, so that all are seen, also nodes that
+launch nothing. Programs that compute on one stream pay one comparison.
 
-A gradient that comes from several nodes is added up when the last of them has run. That node's stream waits
-for the others before.
+A gradient from several nodes is summed when the last of them has run, whose stream waits for the others.
+Gradients of parameters are accumulated on the stream that was current when their node was made: by the
+forward that uses the parameter first, or by DDP's constructor (`keep_accumulators`). Gradients that go from
+one stream to another are kept for the second one, as by `record_stream`.
 
-Gradients of parameters are accumulated on the stream that was current when the node for it was made: by the
-forward that uses the parameter first, or by DDP's constructor, which keeps it (`keep_accumulators`).
-
-Gradients that go from one stream to another are kept for the second one, as by `record_stream`.
-
-Source of the behaviour: torch/csrc/autograd/engine.cpp and input_buffer.cpp. What is simpler here: gradients
-are added up on the stream of the node that makes the last of them, not on that of the node that takes them.
+Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp. Simplified: gradients are summed on the stream of
+the node that produces the last of them, not on that of the node that consumes them.
 """
 
 from __future__ import annotations
@@ -40,37 +36,38 @@ from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker, Timeline
 
 
 class _Device(Protocol):
-    """Whose streams are meant."""
+    """Device of the streams."""
 
     stream: int
     timeline: Timeline
 
 
 _ACCUMULATES = 1 << 62
-"""Nodes that accumulate gradients have the greatest number there is."""
+"""Nodes that accumulate gradients have the greatest number."""
 _STREAM = "fsdpbench_stream"
 
 
 @dataclass
 class _Run:
-    """One call of backward: the caller's stream, and where it is."""
+    """One call of backward: the caller's stream and the present node."""
 
     caller: int
     node: Any = None
     leaves: set[int] = field(default_factory=set)
-    # By node (its identity): the numbers of the nodes before it, and the points that it has to wait for.
+    # By node (its identity): the numbers of the nodes before it, and the points to wait for.
     before: dict[int, list[tuple[int, Marker]]] = field(default_factory=dict)
-    # Nodes that are yet to run, with the hook that tells of it.
+    # Pending nodes, with the hook that reports each.
     hooks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    # Whether gradients of the present node come from another stream, and whether they are being added up.
+    # Whether gradients of the present node come from another stream, and whether they are being summed.
     crosses: bool = False
     adds: bool = False
     ends_well: bool = False
 
 
 class BackwardStreams:
-    """Which stream each node of backward runs on. ``is_active``: more than one stream is in play; ``keep`` is
-    told of a tensor that another stream takes over.
+    """The stream of each node of backward.
+
+    `is_active`: more than one stream is used; `keep` is called with a tensor that another stream takes over.
     """
 
     def __init__(
@@ -80,12 +77,12 @@ class BackwardStreams:
         self._keep = keep
         self.is_active = False
         self._runs: list[_Run] = []
-        # The numbers from which on another stream was current, and those streams.
+        # Node numbers from which another stream was current, and those streams.
         self._numbers = [0]
         self._streams = [DEFAULT_STREAM]
 
     def note_switch(self, stream: int) -> None:
-        """Another stream becomes current: nodes that are made from now on belong to it."""
+        """Record that another stream becomes current: new nodes belong to it."""
         number = get_sequence_nr()
         if self._numbers[-1] == number:  # no node was made in between
             self._numbers.pop()
@@ -96,7 +93,7 @@ class BackwardStreams:
 
     @contextmanager
     def made_on(self, stream: int) -> Iterator[None]:
-        """Nodes that are made inside belong to a stream, whichever is current."""
+        """Assign nodes that are made inside to a stream, whichever is current."""
         self.note_switch(stream)
         try:
             yield
@@ -104,18 +101,18 @@ class BackwardStreams:
             self.note_switch(self._accelerator.stream)
 
     def stream_of(self, number: int) -> int:
-        """The stream on which forward made a node."""
+        """Return the stream on which forward made a node."""
         return self._streams[max(bisect_right(self._numbers, number) - 1, 0)]
 
     def keep_accumulators(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A program holds the nodes that accumulate these gradients: their stream is the present one."""
+        """Assign nodes that accumulate gradients, held by a program, to the present stream."""
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 node: Any = parameter.expand_as(parameter).grad_fn
                 node.next_functions[0][0].metadata[_STREAM] = self._accelerator.stream
 
     def run(self, backward: Callable[..., Any], roots: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the engine; the caller's stream waits for all gradients in the end."""
+        """Call the engine; finally the caller's stream waits for all gradients."""
         caller = self._accelerator.stream
         if caller == DEFAULT_STREAM and len(self._streams) == 1 and not self._runs:
             return backward(roots, *args, **kwargs)  # one stream in all of the program
@@ -136,8 +133,9 @@ class BackwardStreams:
                 hook.remove()
 
     def arrive(self, tensors: Sequence[Any] = ()) -> None:
-        """Be on the stream of the node that backward is in, behind the nodes before it; ``tensors``: what it
-        uses."""
+        """Switch to the stream of backward's present node, behind the nodes before it; `tensors` are its
+        inputs.
+        """
         run = self._runs[-1]
         node: Any = current_autograd_node()
         if node is None or run.ends_well:
@@ -182,7 +180,7 @@ class BackwardStreams:
         return kept
 
     def _expect(self, run: _Run, node: Any, number: int = -1, marker: Marker | None = None) -> None:
-        """A node will run: be told of it."""
+        """Hook a node that will run."""
         if node is None:
             return
         if id(node) not in run.hooks:
@@ -191,7 +189,7 @@ class BackwardStreams:
             run.before.setdefault(id(node), []).append((number, marker))
 
     def _begin(self, gradients: Sequence[Any]) -> None:
-        """A node begins. What it takes from another stream is kept until its own stream is done with it."""
+        """Begin a node; keep its inputs from another stream until its own stream is done with them."""
         self.arrive()
         if self._runs[-1].crosses:
             self._keep_on_this_stream(gradients)
@@ -202,7 +200,7 @@ class BackwardStreams:
                 self._keep(getattr(tensor, "_local_tensor", tensor), self._accelerator.stream)
 
     def _wait_before_adding(self, run: _Run, node: Any) -> None:
-        """When the node has run, the engine adds its gradients to those that wait for the same node."""
+        """Wait for gradients of the same node: the engine sums them when this node has run."""
 
         def wait(*gradients: Any) -> None:
             handle.remove()
@@ -214,7 +212,7 @@ class BackwardStreams:
         handle = node.register_hook(wait)
 
     def _left(self, run: _Run) -> None:
-        """A node is done: those that take its gradients wait for this point of its stream."""
+        """End a node: the consumers of its gradients wait for this point of its stream."""
         accelerator, marker = self._accelerator, None
         number = run.node._sequence_nr()
         for following, _ in run.node.next_functions:
@@ -224,7 +222,7 @@ class BackwardStreams:
                 run.before.setdefault(id(following), []).append((number, marker))
 
     def _end_well(self, run: _Run) -> None:
-        """All nodes have run; callbacks of others come next, on the caller's stream."""
+        """Return to the caller's stream: all nodes have run, and other callbacks come next."""
         run.ends_well = True
         self._finish(run)
 

@@ -18,86 +18,86 @@ from fsdpbench.sim.torch_device.distributed.symmetric import use_pool
 
 
 class MemoryFunctions:
-    """As `torch.cuda`'s. Device arguments are taken and not needed."""
+    """Memory functions of `torch.cuda`. Device arguments are accepted and ignored."""
 
     memory: Any
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
-        """Counters of the caching allocator, with the keys of `torch.cuda.memory_stats`."""
+        """Return counters of the caching allocator, with the keys of `torch.cuda.memory_stats`."""
         ACCELERATOR.require_started()
         return ACCELERATOR.allocator.memory_stats()
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Peaks start again from the current values."""
+        """Reset peaks to the current values."""
         ACCELERATOR.require_started()
         ACCELERATOR.allocator.reset_peak_memory_stats()
 
     def memory_allocated(self, device: Any = None) -> int:
-        """Bytes of live tensors (rounded as the allocator rounds)."""
+        """Return bytes of live tensors (rounded as the allocator rounds)."""
         return self.memory_stats()["allocated_bytes.all.current"]
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        """Peak of `memory_allocated`."""
+        """Return the peak of `memory_allocated`."""
         return self.memory_stats()["allocated_bytes.all.peak"]
 
     def memory_reserved(self, device: Any = None) -> int:
-        """Bytes that the allocator holds."""
+        """Return bytes that the allocator holds."""
         return self.memory_stats()["reserved_bytes.all.current"]
 
     def max_memory_reserved(self, device: Any = None) -> int:
-        """Peak of `memory_reserved`."""
+        """Return the peak of `memory_reserved`."""
         return self.memory_stats()["reserved_bytes.all.peak"]
 
     def reset_accumulated_memory_stats(self, device: Any = None) -> None:
-        """Totals since the start stay as they are: the bench counts retries by them."""
+        """Keep totals since the start: the bench counts retries by them."""
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        """Segments and blocks of the allocator."""
+        """Return segments and blocks of the allocator."""
         segments: list[dict[str, Any]] = self.memory.memory_snapshot()
         return segments
 
     def empty_cache(self) -> None:
-        """Give cached blocks back to the device."""
+        """Return cached blocks to the device."""
         ACCELERATOR.require_started()
         ACCELERATOR.allocator.empty_cache()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """(free, total) bytes of the device."""
+        """Return (free, total) bytes of the device."""
         total = ACCELERATOR.kernel_costs.profile.memory_bytes
         usable = ACCELERATOR.kernel_costs.profile.usable_memory_bytes
         return usable - self.memory_reserved(), total
 
 
 class RandomNumbers:
-    """As `torch.cuda`'s."""
+    """Random-number functions of `torch.cuda`."""
 
     _seed = 0
 
     def manual_seed(self, seed: int) -> None:
-        """Remember the seed; there are no numbers to make of it."""
+        """Remember the seed; no numbers are drawn from it."""
         self._seed = int(seed)
 
     manual_seed_all = manual_seed
 
     def seed(self) -> None:
-        """Same seed as before: simulations repeat."""
+        """Keep the previous seed: simulations repeat."""
 
     seed_all = seed
 
     def initial_seed(self) -> int:
-        """The seed that was set."""
+        """Return the seed."""
         return self._seed
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """A state as long as CUDA's (seed and offset), on the CPU."""
+        """Return a CPU state as long as CUDA's (seed and offset)."""
         return torch.tensor([self._seed & 0x7FFFFFFFFFFFFFFF, 0], dtype=torch.int64).view(torch.uint8)
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-        """Take the seed out of a state."""
+        """Set the seed from a state."""
         self._seed = int(new_state.view(torch.int64)[0])
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
-        """The state of the one device."""
+        """Return the state of the one device."""
         return [self.get_rng_state()]
 
     def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
@@ -110,7 +110,7 @@ _WARP_SIZE = 32
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What `torch.sim.get_device_properties` returns: the fields of `torch.cuda`'s that are known."""
+    """Known fields of `torch.cuda`'s device properties, as `torch.sim.get_device_properties` returns them."""
 
     name: str
     total_memory: int
@@ -134,7 +134,7 @@ def drain() -> None:
 
 
 class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
-    """The module object that torch finds under ``torch.sim``. Device arguments are taken and not needed."""
+    """The module `torch.sim`. Device arguments are accepted and ignored."""
 
     def __init__(self, memory: types.ModuleType) -> None:
         types.ModuleType.__init__(
@@ -147,80 +147,76 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         self.memory = memory
         self.use_mem_pool = use_pool
 
-    # ------------------------------------------------------------------------------------- devices
-
     def init(self) -> None:
-        """Nothing to do: `Simulation.start` has done it."""
+        """Do nothing: `Simulation.start` has initialised the device."""
 
     _lazy_init = init
 
     def is_initialized(self) -> bool:
-        """Whether the simulation has been started."""
+        """Return whether the simulation has been started."""
         return ACCELERATOR.started
 
     def is_available(self) -> bool:
-        """Always: the device needs no hardware."""
+        """Return True: the device needs no hardware."""
         return True
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        """All profiles are of accelerators with bf16."""
+        """Return True: all profiles are of accelerators with bf16."""
         return True
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
     def device_count(self) -> int:
-        """GPUs a node."""
+        """Return the GPUs of a node."""
         return ACCELERATOR.device_count
 
     def current_device(self) -> int:
-        """The process has one device, whatever its rank."""
+        """Return 0: the process has one device, whatever its rank."""
         return 0
 
     def set_device(self, device: Any) -> None:
-        """The process has one device: all indices mean it."""
+        """Accept any index: the process has one device."""
 
     def device(self, device: Any) -> StreamContext:
-        """A context that does nothing, since there is one device."""
+        """Return a context that does nothing, since there is one device."""
         return StreamContext(None)
 
     def get_device_name(self, device: Any = None) -> str:
-        """Title of the hardware profile."""
+        """Return the title of the hardware profile."""
         return ACCELERATOR.kernel_costs.profile.title
 
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
-        """Name, memory, multiprocessors and capability of the hardware profile."""
+        """Return name, memory, multiprocessors and capability of the hardware profile."""
         profile = ACCELERATOR.kernel_costs.profile
         capability = self.get_device_capability()
         return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """(major, minor) of the hardware profile's GPU; an unknown title is taken for an A100."""
+        """Return (major, minor) of the hardware profile's GPU; an A100's for an unknown title."""
         chip = chip_of(ACCELERATOR.kernel_costs.profile.title)
         return (8, 0) if chip is None else chip.capability
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Types that autocast may choose."""
+        """Return the types that autocast may choose."""
         return [torch.bfloat16, torch.float16]
 
-    # ------------------------------------------------------------------------------------- streams
-
     def current_stream(self, device: Any = None) -> Stream:
-        """The stream that operators are queued on."""
+        """Return the stream that operators are queued on."""
         ACCELERATOR.require_started()
         if ACCELERATOR.backward.is_active:
             ACCELERATOR.backward.arrive()
         return self._stream(ACCELERATOR.stream)
 
     def default_stream(self, device: Any = None) -> Stream:
-        """The stream that is current in the beginning."""
+        """Return the stream that is current at the start."""
         return self._stream(DEFAULT_STREAM)
 
     def _stream(self, number: int) -> Stream:
         return ACCELERATOR.streams.get(number) or Stream(stream_id=number)
 
     def stream(self, stream: Stream | None) -> StreamContext:
-        """Context that makes a stream current."""
+        """Return a context that makes a stream current."""
         return StreamContext(stream)
 
     def set_stream(self, stream: Stream | None) -> None:
@@ -238,7 +234,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
 
 
 class SimulatedDeviceGuard(DeviceGuard):
-    """As torch's own guard of a device written in Python; its answer comes without a call of Python."""
+    """torch's guard of a device written in Python, which answers without a call of Python."""
 
     type_ = repeat(private_use_1).__next__
 
@@ -247,7 +243,7 @@ _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 
 
 class Stream(torch.Stream):
-    """A queue of device work. ``device`` and ``priority`` are taken as `torch.cuda.Stream` takes them.
+    """A queue of device work. `device` and `priority` are accepted as by `torch.cuda.Stream`.
 
     Priorities have no effect: kernels do not preempt each other in the simulation.
     """
@@ -270,11 +266,11 @@ class Stream(torch.Stream):
         self.priority = priority
 
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
-        """Work queued from now on waits for the event."""
+        """Make work queued from now on wait for the event."""
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:  # type: ignore[override]
-        """Work queued from now on waits for all that is queued on another stream by now."""
+        """Make work queued from now on wait for all work queued on another stream so far."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Event | None = None) -> Event:  # type: ignore[override]
@@ -284,7 +280,7 @@ class Stream(torch.Stream):
         return event
 
     def query(self) -> bool:
-        """Whether all queued work is done."""
+        """Return whether all queued work is done."""
         ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         return ACCELERATOR.timeline.is_idle(self.number)
 
@@ -318,7 +314,7 @@ class Stream(torch.Stream):
 
 
 class StreamContext:
-    """`torch.sim.stream(stream)`: makes a stream current for a while; None changes nothing."""
+    """Context of `torch.sim.stream(stream)`, which makes a stream current; None changes nothing."""
 
     __slots__ = ("_previous", "_stream")
 
@@ -340,7 +336,7 @@ class StreamContext:
 
 
 class Event:
-    """A point in a stream. Unrecorded events have always passed, as in CUDA."""
+    """Point in a stream. Unrecorded events have always passed, as in CUDA."""
 
     def __init__(
         self,
@@ -381,7 +377,7 @@ class Event:
         timeline.make_wait(number, self.marker, payload)
 
     def query(self) -> bool:
-        """Whether the device has reached the event."""
+        """Return whether the device has reached the event."""
         ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         return self.marker is None or ACCELERATOR.timeline.has_passed(self.marker)
 
@@ -399,7 +395,7 @@ class Event:
             )
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds between two recorded events that were made with ``enable_timing=True``."""
+        """Return milliseconds between two recorded events that were made with `enable_timing=True`."""
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError(
                 "both events must be made with enable_timing=True to measure time between them"
@@ -413,7 +409,7 @@ class Event:
 
 
 def _number(stream: torch.Stream | None) -> int:
-    """A stream's number; None: the current one's."""
+    """Return a stream's number; None: the current one's."""
     if stream is not None:
         return int(stream.stream_id)
     if ACCELERATOR.backward.is_active:

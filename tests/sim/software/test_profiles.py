@@ -82,10 +82,10 @@ def test_a_users_own_file_is_read_by_its_path(tmp_path: Path) -> None:
         ('"attention" =', '"atention" =', "sources names 'atention', which is not a key of a software "
             "profile"),
         ('"attention" = "measured"', '"attention" = ""', "sources.'attention' must not be empty"),
-        ('"attention" = "measured"', "", "attention.backward_rate = 0.5: name where it comes from"),
+        ('"attention" = "measured"', "", "attention.backward_rate = 0.5: name its source"),
         ('name = "mine"', 'name = ""', "name must not be empty"),
         ('name = "mine"\n', "", "lacks the key name"),
-        ('name = "mine"', 'name = "current"', "name = 'current' is of the profile that changes nothing"),
+        ('name = "mine"', 'name = "current"', "name = 'current' names the profile that changes nothing"),
         ('name = "mine"', 'name = "mine"\nbase = "a900"', "base = 'a900' is not a packaged profile; known "
             "are"),
         ('name = "mine"', 'name = = "mine"', "is not usable TOML"),

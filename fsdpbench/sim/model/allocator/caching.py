@@ -20,11 +20,11 @@ from typing import Any
 
 from fsdpbench.sim.model.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.model.allocator.driver import DeviceMemory
-from fsdpbench.sim.model.allocator.expandable import (
+from fsdpbench.sim.model.allocator.expandable import ExpandableSegments
+from fsdpbench.sim.model.allocator.pools import (
     MIN_BLOCK,
     SMALL_SIZE,
     BlockPool,
-    ExpandableSegments,
     block_size,
     collect_garbage,
     merge,
@@ -45,15 +45,15 @@ from fsdpbench.sim.model.allocator.types import (
 
 
 class CachingAllocator:
-    """Memory of one simulated device; not thread-safe.
+    """Caching allocator of one simulated device; not thread-safe.
 
-    ``capacity_bytes`` is what the allocator may take in all; ``total_bytes`` (default: the same) what the
-    device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
-    each thing done; unless ``tells_completion`` is set, for none that a freed block is free at last.
+    `capacity_bytes` bounds what the allocator takes from the device. `total_bytes` (default: the same) is the
+    device's memory in the out-of-memory message. `listener` receives an `AllocatorEvent` for each action;
+    `FREE_COMPLETED` only while `tells_completion` is set.
     """
 
     observers: tuple[Any, ...] = ()
-    """Those that `observed.observe` has added."""
+    """Observers added by `observed.observe`."""
 
     def __init__(
         self,
@@ -81,13 +81,14 @@ class CachingAllocator:
         self._clock = clock
         # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block).
         self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
-        # Whether a counter may stand above its noted peak.
+        # `note_peaks` must run before any counter falls while this is set (tests/sim/allocator).
         self._risen = False
 
     def malloc(self, nbytes: int, stream: int) -> Block:
-        """A block of at least ``nbytes`` (0 is taken as 1) for use on ``stream``.
+        """Return a block of at least `nbytes` (0 counts as 1) for use on `stream`.
 
-        Raises `SimOutOfMemoryError` with torch's message when the device has no room, ValueError if negative.
+        Raises `SimOutOfMemoryError` with torch's message when the device has no room, `ValueError` if
+        negative.
         """
         if self._pending:
             self._process_events()
@@ -133,7 +134,7 @@ class CachingAllocator:
         return block
 
     def _split(self, rest: Block, size: int, pool: BlockPool) -> Block:
-        """The first ``size`` bytes of a free block; what is left goes back to its pool."""
+        """Return the first `size` bytes of a free block; the remainder returns to its pool."""
         was_split = rest.prev is not None or rest.next is not None
         block = split_front(rest, size, pool)
         pool.insert(rest)
@@ -145,7 +146,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; memory used on other streams stays active until they have passed this point."""
+        """Free a block; memory used on other streams stays active until they have passed this point."""
         if not block.allocated:
             raise ValueError(f"{block!r} is freed, but was not allocated")
         if self._risen:
@@ -168,7 +169,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Work on ``stream`` uses a block of another stream: keep it until that work is done."""
+        """Keep a block of another stream until the work queued on `stream` is done."""
         if stream == block.stream:
             return
         if block.stream_uses is None:
@@ -176,21 +177,21 @@ class CachingAllocator:
         block.stream_uses.add(stream)
 
     def empty_cache(self) -> None:
-        """Wait for outstanding events and give all unused segments back to the device."""
+        """Wait for outstanding events and return all unused segments to the device."""
         self._release_cached_blocks()
 
     def memory_stats(self) -> dict[str, int]:
-        """All counters under the flat keys of ``torch.cuda.memory_stats``."""
+        """Return all counters under the flat keys of `torch.cuda.memory_stats`."""
         limit = self.conf.max_split_bytes
         return self.stats.flat(max_split_size=-1 if limit == UNLIMITED else limit)
 
     def reset_peak_memory_stats(self) -> None:
-        """Peaks start again from the current values."""
+        """Reset all peaks to the current values."""
         self._risen = False
         self.stats.reset_peaks()
 
     def _take_free_block(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        """The best fit on the stream: smallest, then lowest address; taken out of the pool."""
+        """Remove and return the best fit on the stream: the smallest block, then the lowest address."""
         pool.searches += 1
         entries = pool.free.get(stream)
         if not entries:
@@ -201,7 +202,7 @@ class CachingAllocator:
         conf = self.conf
         block = entries[index][2]
         if block.expandable is not None:
-            # The last free block can grow: compare by what it could become, so as not to use it up early.
+            # The last free block can grow: compare sizes after growth, so that it is not used up early.
             while block.expandable is not None and index + 1 < len(entries):
                 following = entries[index + 1][2]
                 if _expandable_size(following) >= _expandable_size(block):
@@ -218,7 +219,7 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: BlockPool, size: int, stream: int, nbytes: int) -> Block:
-        """A block from the device: collect, allocate, release and retry, in torch's order."""
+        """Return a block from the device: collect, allocate, release and retry, in torch's order."""
         conf = self.conf
         if conf.garbage_collection_threshold > 0 and conf.per_process_memory_fraction is not None:
             threshold = int(conf.garbage_collection_threshold * self._limit)
@@ -242,7 +243,7 @@ class CachingAllocator:
         return block
 
     def _new_segment(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        """A block from the driver, or None if there is no room."""
+        """Return a block from the driver, or None if there is no room."""
         if self.conf.expandable_segments:
             reserved = self.stats.reserved_bytes
             block = self._expandable.allocate(pool, size, stream)
@@ -267,7 +268,7 @@ class CachingAllocator:
         return block
 
     def _release_segment(self, block: Block, pool: BlockPool) -> int:
-        """Give a free block that is a whole segment back to the driver."""
+        """Return a free block that is a whole segment to the driver; return its bytes."""
         pool.remove(block)
         self.device.release(block.size)
         self.stats.segment(pool.is_small, -1, -block.size)
@@ -279,14 +280,14 @@ class CachingAllocator:
         return block.size
 
     def _release_oversize_blocks(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Give back cached blocks above max_split_size, as many as needed; False if they are not enough."""
+        """Release as many cached blocks above max_split_size as needed; return whether they are enough."""
         chosen, enough = oversize_to_release(pool, size, stream, self.conf.max_split_bytes)
         for block in chosen:
             self._release_segment(block, pool)
         return enough
 
     def _release_cached_blocks(self) -> int:
-        """Wait for all outstanding events, then give back every cached block that is not split."""
+        """Wait for all outstanding events, release every unsplit cached block; return the bytes."""
         self.stats.num_sync_all_streams += 1
         pending, self._pending = self._pending, {}
         for stream in sorted(pending):
@@ -306,7 +307,7 @@ class CachingAllocator:
         return freed
 
     def _record_events(self, block: Block) -> None:
-        """Note for each other stream when it will have passed the present point."""
+        """Record on each other stream when it will have passed the present point."""
         streams = sorted(block.stream_uses or ())
         block.stream_uses = None
         block.event_count = len(streams)
@@ -318,13 +319,13 @@ class CachingAllocator:
             queue.append((self._clock.stream_ready_ns(stream), block))
 
     def _process_events(self) -> None:
-        """Free the blocks whose streams have got past them; a stream's later events wait for its first."""
+        """Free the blocks whose streams have passed them; a stream's events are checked oldest first."""
         clock = self._clock
         now = clock.cpu_ns()
         for queue in self._pending.values():
             if not queue[0][0] > now:
                 break
-        else:  # mostly none has got there, and each was asked once
+        else:  # no event has passed: one query for each stream
             clock.advance_cpu(len(self._pending) * self.costs.event_ns)
             return
         queries = 0
@@ -345,7 +346,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def _free_block(self, block: Block) -> None:
-        """A block that is not used any more: merge with free neighbours and put into the pool."""
+        """Merge an unused block with its free neighbours and put it into the pool."""
         if self._risen:
             self.stats.note_peaks()
             self._risen = False
@@ -364,7 +365,7 @@ class CachingAllocator:
             self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
 
         merged_blocks = merged_bytes = 0
-        # Asked here too, since most neighbours are in use and need no call.
+        # Checked here too: most neighbours are in use and need no call.
         before, after = block.prev, block.next
         if before is not None and not before.allocated and (grown := merge(block, before, pool)):
             merged_blocks, merged_bytes = 1, grown
@@ -398,13 +399,13 @@ class CachingAllocator:
 
 
 def _expandable_size(block: Block) -> int:
-    """A free block's size together with the unmapped addresses behind it."""
+    """Return a free block's size in bytes, with the unmapped addresses behind it."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
 def out_of_memory(*, asked: int, total: int, free: int, outside: int, allocated: int, reserved: int) -> str:
-    """torch's message; all in bytes. ``outside`` is memory of the process that is not the allocator's."""
+    """Return torch's message; arguments in bytes. `outside` is the process's memory outside the allocator."""
     return (
         f"CUDA out of memory. Tried to allocate {format_size(asked)}. GPU 0 has a total capacity of "
         f"{format_size(total)} of which {format_size(free)} is free. "
@@ -418,7 +419,7 @@ def out_of_memory(*, asked: int, total: int, free: int, outside: int, allocated:
 
 
 def format_size(nbytes: int) -> str:
-    """Bytes as torch's messages write them: ``512 bytes``, ``2.00 KiB``, ``1.50 GiB``."""
+    """Return bytes as torch's messages write them: `512 bytes`, `2.00 KiB`, `1.50 GiB`."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.2f} {name}"

@@ -1,4 +1,4 @@
-"""The allocator's settings, as ``PYTORCH_CUDA_ALLOC_CONF`` writes them, and what its driver calls cost."""
+"""The allocator's settings, in the format of `PYTORCH_CUDA_ALLOC_CONF`, and the costs of its driver calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fsdpbench.base.numbers import finite_number, whole_number
 
 MIB = 1 << 20
 UNLIMITED = (1 << 63) - 1
-# One entry a power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
+# One entry for each power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
 POWER2_INTERVALS = 16
-# Accepted and without an effect here: they concern pinned host memory, graphs or how the driver is called.
+# Accepted without effect: these concern pinned host memory, graphs or the way the driver is called.
 _WITHOUT_EFFECT = frozenset(
     {
         "backend",
@@ -34,7 +34,7 @@ _KEYS = (
 
 
 class AllocatorConfError(ValueError):
-    """A setting of the allocator that does not exist or has an impossible value."""
+    """An unknown setting of the allocator, or an impossible value."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class AllocatorCosts:
 class AllocatorConf:
     """Settings of the caching allocator; the defaults are torch's.
 
-    ``roundup_power2_divisions`` is empty (off), or one number of divisions for each power of two of a size,
-    from 1 MiB and below to 32 GiB and above. Garbage collection works only together with
-    ``per_process_memory_fraction``, as in torch.
+    `roundup_power2_divisions` is empty (off), or one number of divisions for each power of two of a size,
+    from 1 MiB and below to 32 GiB and above. Garbage collection needs `per_process_memory_fraction`, as in
+    torch.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -155,7 +155,7 @@ def _parse_value(key: str, value: str) -> tuple[str, object]:
 
 
 def _parse_divisions(value: str) -> tuple[int, ...]:
-    """``4`` for all sizes, or ``[256:1,512:2,>:8]``: divisions by power of two in MiB, ``>`` for the rest."""
+    """Parse `4` (all sizes) or `[256:1,512:2,>:8]`: divisions by power of two in MiB, `>` for the rest."""
     if not value.startswith("["):
         return (whole_number(value),) * POWER2_INTERVALS
     table = [0] * POWER2_INTERVALS

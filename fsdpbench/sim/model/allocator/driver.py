@@ -1,4 +1,4 @@
-"""The device's memory behind the allocator: what cudaMalloc, cudaFree and mapping of pages do and cost."""
+"""The device's memory behind the allocator: effects and costs of cudaMalloc, cudaFree and page mapping."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from fsdpbench.sim.model.allocator.conf import AllocatorCosts
 from fsdpbench.sim.model.allocator.types import AllocatorClock, StreamMoment
 
 GIB = 1 << 30
-# Addresses are handed out upwards from here and never twice, so that a use after release cannot go unnoticed.
+# Addresses only grow and are never reused, so that a use after release cannot go unnoticed.
 FIRST_ADDRESS = 0x7F00_0000_0000
 _ALIGNMENT = 2 << 20
 
 CallListener = Callable[[str, int, int], object]
-"""Told of a driver call: its name, and when the CPU was in it (ns from, ns to)."""
+"""Called after a driver call with its name, start and end on the CPU in ns."""
 
 
 class DeviceMemory:
-    """Counts physical bytes and hands out addresses; physical memory never fragments, as pages are mapped."""
+    """Physical memory and address space of a device; never fragments, since memory is mapped in pages."""
 
     def __init__(self, capacity_bytes: int, clock: AllocatorClock, costs: AllocatorCosts) -> None:
         if capacity_bytes <= 0:
@@ -31,17 +31,17 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Physical bytes that are not taken."""
+        """Return the unused physical bytes."""
         return self.capacity_bytes - self.used_bytes
 
     def reserve_addresses(self, nbytes: int) -> int:
-        """A range of addresses without memory behind it."""
+        """Return the first address of a new range without memory."""
         address = self._next_address
         self._next_address += (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         return address
 
     def allocate(self, nbytes: int) -> int | None:
-        """cudaMalloc: the address, or None if there is no room. A refusal costs its call as well."""
+        """Return an address as cudaMalloc, or None if there is no room; a refused call takes as long."""
         began = self._clock.cpu_ns()
         self._clock.advance_cpu(self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
         self._tell("cudaMalloc", began)
@@ -51,7 +51,7 @@ class DeviceMemory:
         return self.reserve_addresses(nbytes)
 
     def release(self, nbytes: int) -> None:
-        """cudaFree: waits for the whole device, then gives the bytes back."""
+        """Release bytes as cudaFree, which waits for the whole device."""
         began = self._clock.cpu_ns()
         self._clock.synchronize_device()
         self._clock.advance_cpu(self._costs.free_ns + nbytes * self._costs.free_ns_per_gib // GIB)
@@ -59,10 +59,10 @@ class DeviceMemory:
         self.used_bytes -= nbytes
 
     def map_pages(self, nbytes: int, page_size: int) -> bool:
-        """cuMemCreate and cuMemMap of whole pages; False if there is no room."""
+        """Map whole pages with cuMemCreate and cuMemMap; return False if there is no room."""
         pages, began = nbytes // page_size, self._clock.cpu_ns()
         self._clock.advance_cpu(pages * self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
-        # One span stands for the calls of all pages.
+        # One span covers the calls of all pages.
         self._tell("cuMemCreate", began)
         if nbytes > self.free_bytes:
             return False
@@ -70,7 +70,7 @@ class DeviceMemory:
         return True
 
     def unmap_pages(self, nbytes: int, page_size: int, stream: int) -> None:
-        """cuMemUnmap of whole pages: waits for the stream that used them."""
+        """Unmap whole pages with cuMemUnmap, which waits for the stream that used them."""
         pages, began = nbytes // page_size, self._clock.cpu_ns()
         self._clock.wait_cpu_until(self._clock.stream_ready_ns(stream))
         self._clock.advance_cpu(pages * self._costs.free_ns + nbytes * self._costs.free_ns_per_gib // GIB)
@@ -78,7 +78,7 @@ class DeviceMemory:
         self.used_bytes -= nbytes
 
     def wait_until(self, moment: StreamMoment) -> None:
-        """cudaEventSynchronize, as before blocks that other streams used can be given back."""
+        """Wait with cudaEventSynchronize, before blocks used on other streams are released."""
         began = self._clock.cpu_ns()
         self._clock.wait_cpu_until(moment)
         if self._clock.cpu_ns() > began:

@@ -16,12 +16,12 @@ from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import UNLIMITED
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block
 
-# Ours alone: the viewer does not know it.
+# Ours alone; the viewer does not know it.
 _NOT_TORCHS = frozenset({AllocatorAction.RETRY})
 
 
 def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> dict[str, Any]:
-    """Segments with their blocks now; ``events`` (what a listener collected) are the history."""
+    """Return segments and blocks as they are now; `events`, collected by a listener, are the history."""
     return {
         "segments": [_segment(blocks) for blocks in _segments(allocator)],
         "device_traces": [[_entry(event) for event in events if event.action not in _NOT_TORCHS]],
@@ -40,7 +40,7 @@ def dump_snapshot(
 
 
 def _segments(allocator: CachingAllocator) -> list[list[Block]]:
-    """Mapped blocks by segment; an expandable segment is one for each range without a gap."""
+    """Return mapped blocks by segment; an expandable segment is one for each range without a gap."""
     free = [block for pool in (allocator.small_pool, allocator.large_pool) for block in pool.blocks()]
     blocks = sorted([*allocator.active_blocks.values(), *free], key=lambda block: block.address)
     segments: list[list[Block]] = []

@@ -33,12 +33,12 @@ class Stat:
             self.freed -= amount
 
     def reset_peak(self) -> None:
-        """The peak is the current value from here on."""
+        """Set the peak to the current value."""
         self.peak = self.current
 
 
 class BlockStats:
-    """Counters of one pool's blocks: current values, highest noted, and what has been given back in all."""
+    """Counters of one pool's blocks: current values, peaks as noted, and totals freed."""
 
     __slots__ = (
         "active",
@@ -66,7 +66,7 @@ class BlockStats:
         self.requested_bytes = self.requested_bytes_peak = self.requested_bytes_freed = 0
 
     def note_peaks(self) -> None:
-        """Remember the current values where they stand higher than ever."""
+        """Raise each peak to its current value."""
         if self.allocation > self.allocation_peak:
             self.allocation_peak = self.allocation
         if self.active > self.active_peak:
@@ -79,18 +79,18 @@ class BlockStats:
             self.requested_bytes_peak = self.requested_bytes
 
     def reset_peaks(self) -> None:
-        """The peaks are the current values from here on."""
+        """Set the peaks to the current values."""
         for name in BLOCK_COUNTERS:
             setattr(self, f"{name}_peak", getattr(self, name))
 
 
 class AllocatorStats:
-    """All counters of one device; ``small`` and ``large`` are written directly by the hot path."""
+    """All counters of one device; the allocator's hot path writes `small` and `large` directly."""
 
     def __init__(self) -> None:
         self.small = BlockStats()
         self.large = BlockStats()
-        # Sums of both pools; brought up to date when peaks are noted.
+        # Sums of both pools; updated by `note_peaks`.
         self._all = BlockStats()
         self._stats = {name: {pool: Stat() for pool in POOLS} for name in SPLIT_COUNTERS + SEGMENT_COUNTERS}
         self._splits = {
@@ -108,29 +108,29 @@ class AllocatorStats:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that callers hold now."""
+        """Return the bytes that callers hold."""
         return self.small.allocated_bytes + self.large.allocated_bytes
 
     @property
     def active_bytes(self) -> int:
-        """Bytes that callers hold, or that wait for a stream's event after their free."""
+        """Return the bytes that callers hold, or that wait for a stream's event after their free."""
         return self.small.active_bytes + self.large.active_bytes
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes taken from the device now."""
+        """Return the bytes taken from the device."""
         return self._reserved.current
 
     def segment(self, is_small: bool, count: int, nbytes: int) -> None:
-        """So many segments and reserved bytes more in a pool (and in all), or fewer if negative."""
+        """Add segments and reserved bytes to a pool and to the totals; negative ones are removed."""
         pool = "small_pool" if is_small else "large_pool"
         for name, amount in (("segment", count), ("reserved_bytes", nbytes)):
             self._stats[name]["all"].increase(amount)
             self._stats[name][pool].increase(amount)
 
     def inactive_split(self, is_small: bool, count: int, nbytes: int) -> None:
-        """So many free blocks and bytes more that are only a part of their segment, or fewer if negative."""
-        # As `Stat.increase`, which is not called here: this runs with nearly every allocation.
+        """Add free blocks and bytes that are only a part of their segment; negative ones are removed."""
+        # `Stat.increase` written out: this runs with nearly every allocation.
         blocks, own_blocks, held, own_held = self._splits[is_small]
         blocks.current += count
         own_blocks.current += count
@@ -158,7 +158,7 @@ class AllocatorStats:
                 own_held.peak = own_held.current
 
     def note_peaks(self) -> None:
-        """Look at the block counters; to be called before any of them falls."""
+        """Raise the peaks of block counters; must be called before any of them falls."""
         small, large, both = self.small, self.large, self._all
         small.note_peaks()
         large.note_peaks()
@@ -170,7 +170,7 @@ class AllocatorStats:
         both.note_peaks()
 
     def reset_peaks(self) -> None:
-        """All peaks are the current values from here on."""
+        """Set all peaks to the current values."""
         self.note_peaks()
         for part in (self.small, self.large, self._all):
             part.reset_peaks()
@@ -181,7 +181,7 @@ class AllocatorStats:
         self.oversize_segments.reset_peak()
 
     def flat(self, max_split_size: int) -> dict[str, int]:
-        """Every counter under torch's flat key, sorted by key."""
+        """Return every counter under torch's flat key, sorted by key; `max_split_size` in bytes."""
         self.note_peaks()
         result = {
             "num_alloc_retries": self.num_alloc_retries,

@@ -1,4 +1,4 @@
-"""What the allocator shares with its callers: blocks, the clock it reads, its events and its one error."""
+"""Types shared by the allocator and its callers: blocks, the clock, events and the out-of-memory error."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 
 class StreamMoment(Protocol):
-    """A time in nanoseconds that need not be known yet: it only has to say whether it is still to come.
+    """Time in nanoseconds that may not be known yet: it only says whether it is still to come.
 
-    An int is one. A clock that settles times late answers with an object, and settles no more than is asked.
+    An int is one. A clock that settles times late returns an object, and settles no more than needed.
     """
 
     def __gt__(self, now: int, /) -> bool: ...
@@ -20,30 +20,30 @@ class AllocatorClock(Protocol):
     """Simulated time as the allocator sees it, in integer nanoseconds."""
 
     def cpu_ns(self) -> int:
-        """Where the CPU is now."""
+        """Return the CPU's present time."""
 
     def stream_ready_ns(self, stream: int) -> StreamMoment:
-        """When all work that is queued on a stream by now will have ended."""
+        """Return when all work that is queued on a stream now will have ended."""
 
     def advance_cpu(self, ns: int) -> None:
-        """The CPU works for so long."""
+        """Advance the CPU by `ns` of work."""
 
     def wait_cpu_until(self, moment: Any) -> None:
-        """The CPU blocks until a time (no effect if it has passed)."""
+        """Block the CPU until a time (no effect if it has passed)."""
 
     def synchronize_device(self) -> None:
-        """The CPU blocks until all streams are done."""
+        """Block the CPU until all streams are done."""
 
 
 class SimOutOfMemoryError(RuntimeError):
-    """The simulated device has no room, also after all cached blocks were given back."""
+    """The simulated device has no room, even after all cached blocks were released."""
 
 
 class Block:
-    """A piece of a segment: handed to a caller, or cached and free.
+    """Part of a segment: handed to a caller, or cached and free.
 
-    ``address`` and ``size`` (bytes, rounded as the allocator rounds) and ``requested`` (bytes asked for) are
-    for callers; the rest is the allocator's own. ``prev`` and ``next`` are the neighbours in the segment.
+    `address`, `size` (bytes, rounded as the allocator rounds) and `requested` (bytes asked for) are for
+    callers; the rest is the allocator's own. `prev` and `next` are the neighbours in the segment.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Return whether the block is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
     def __repr__(self) -> str:
@@ -88,19 +88,19 @@ class Block:
 
 
 class BlockPoolLike(Protocol):
-    """What a block needs to know of its pool."""
+    """The part of a pool that a block uses."""
 
     is_small: bool
 
 
 class ExpandableSegmentLike(Protocol):
-    """What a block needs to know of the expandable segment it is in."""
+    """The part of an expandable segment that its blocks use."""
 
     page_size: int
 
 
 class AllocatorAction(Enum):
-    """What happened, in the words of ``torch.cuda.memory._snapshot``; ``RETRY`` is ours."""
+    """Actions of the allocator, named as in `torch.cuda.memory._snapshot`; `RETRY` is ours."""
 
     ALLOC = "alloc"
     FREE = "free_requested"
@@ -114,10 +114,9 @@ class AllocatorAction(Enum):
 
 
 class AllocatorEvent(NamedTuple):
-    """One thing the allocator did. Bytes and nanoseconds; ``allocated`` and ``reserved`` are the totals
-    after it.
+    """One action of the allocator, in bytes and ns; `allocated` and `reserved` are the totals after it.
 
-    For ``RETRY``, ``size`` is what was asked for and ``freed`` what the flush of the cache gave back.
+    For `RETRY`, `size` is the request in bytes and `freed` the bytes released from the cache.
     """
 
     action: AllocatorAction

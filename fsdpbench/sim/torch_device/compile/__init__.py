@@ -2,10 +2,10 @@
 
     Dynamo traces ─> AOTAutograd partitions ─> Inductor lowers, fuses, schedules ─> its wrapper
                                                                                       │ calls
-             fused kernels (priced by bytes) · operators (at their prices) · buffers (taken and freed)
+                   fused kernels (by bytes) · operators (at their prices) · buffers (allocated and freed)
 
 - `front_end.py`: `install`; from then on Inductor compiles graphs of simulated tensors in this way.
-- `pretended.py`: what Inductor asks of a GPU and of Triton, answered by the hardware profile.
+- `pretended.py`: Inductor's questions to a GPU and to Triton, answered by the hardware profile.
 - `lowering.py`: makes a plan of a graph of the device, by Inductor's wrapper without its code.
 - `plan.py`: the fused kernels of one graph, their launch, and the functions that a wrapper calls.
 - `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: their folder.
@@ -20,4 +20,4 @@ import os
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ASKED_FOLDER = os.environ.get(CACHE_VARIABLE)
-"""What the user has named: looked up now, since the compiler's import writes its own default there."""
+"""The user's choice, read now: the compiler's import writes its own default there."""

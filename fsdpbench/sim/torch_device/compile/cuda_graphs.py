@@ -1,9 +1,9 @@
-"""CUDA graphs (`mode="reduce-overhead"`): what torch captures, a launch of which costs the CPU one launch.
+"""CUDA graphs (`mode="reduce-overhead"`): captured graphs cost the CPU one launch.
 
-As torch's "CUDA graph trees" have it: the first call of a graph warms up, the second is captured, later ones
-are replayed. All captured graphs share one private pool of memory, where each replay has its outputs
-where its capture had them. A captured graph reads its inputs where they were: other addresses of parameters
-are a new capture, and inputs that come from no captured graph are copied first, each time.
+As torch's "CUDA graph trees": the first call of a graph warms up, the second is captured, later ones are
+replayed. All captured graphs share one private pool of memory; a replay's outputs have the addresses of its
+capture. Inputs are read at fixed addresses: other addresses of parameters are a new capture, and inputs that
+come from no captured graph are copied first, each time.
 
     call 1, 2   CPU   |k1|k2|k3|..                 call 3   CPU   |graph|
                 GPU      [k1][k2][k3]                       GPU         [copies of inputs][k1][k2][k3]
@@ -29,12 +29,13 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.tensors import address, is_on_device, new_tensor, record_of
 
 MOST_CAPTURES = 128
-"""Of one graph; then torch runs it without (`triton.cudagraph_unexpected_rerecord_limit`)."""
+"""Captures of one graph, beyond which torch runs it without (`triton.cudagraph_unexpected_rerecord_limit`).
+"""
 _WARM_UPS = 1
 
 
 def why_not_captured(static: Sequence[int]) -> str:
-    """torch's reason to leave the graph that is being lowered as it is, one line; "" for none."""
+    """Return torch's one-line reason not to capture the graph being lowered; "" for none."""
     graph = inductor_virtualized.graph
     if graph.disable_cudagraphs_reason:
         return _one_line(graph.disable_cudagraphs_reason)
@@ -51,9 +52,9 @@ def _one_line(reason: str) -> str:
 
 
 class CapturedGraph:
-    """One compiled graph's captures: one for each set of addresses that its parameters were seen at.
+    """One compiled graph's captures: one for each set of addresses of its parameters.
 
-    ``static``: the places of inputs that stay where they are.
+    `static`: positions of inputs with fixed addresses.
     """
 
     def __init__(self, static: Sequence[int]) -> None:
@@ -65,7 +66,7 @@ class CapturedGraph:
         self.captures = self.replays = self.left_out = 0
 
     def take_inputs(self, args: Sequence[Any]) -> None:
-        """The inputs of the call that comes."""
+        """Take the inputs of the next call."""
         pool = _pool()
         key: list[Any] = []
         self._to_copy = []
@@ -78,7 +79,7 @@ class CapturedGraph:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """One call."""
+        """Run one call: warm up, capture or replay."""
         accelerator, key = ACCELERATOR, self._key
         seen = self._seen.get(key, 0)
         if not seen and len(self._seen) >= MOST_CAPTURES:
@@ -105,7 +106,7 @@ class CapturedGraph:
             self._to_copy = []
 
     def _copy_inputs(self) -> None:
-        """One kernel copies all of them, as `_foreach_copy_` does."""
+        """Copy all of them in one kernel, as `_foreach_copy_` does."""
         nbytes = 2 * sum(value.numel() * value.element_size() for value in self._to_copy)
         if not nbytes:
             return
@@ -124,7 +125,7 @@ class CapturedGraph:
 
 
 class _Standing:
-    """The timeline while a graph is replayed: its kernels came with one launch, so the CPU's clock stands."""
+    """The timeline during a replay, whose kernels came with one launch: the CPU's clock does not advance."""
 
     __slots__ = ("_timeline",)
 
@@ -152,7 +153,7 @@ def _launch_graph() -> None:
 
 
 _POOL: dict[int, int] = {}
-"""The stream that stands for the pool, by the timeline's identity: a simulation has one."""
+"""The pool's stream, by the timeline's identity: a simulation has one."""
 
 
 def _pool() -> int:
@@ -172,7 +173,7 @@ def _is_of(pool: int, tensor: torch.Tensor) -> bool:
 
 
 def _place(value: torch.Tensor) -> Any:
-    """Where an input is, and how."""
+    """Return an input's address and geometry."""
     return (address(value.untyped_storage()), value.storage_offset(), tuple(value.shape), value.stride())
 
 

@@ -1,4 +1,4 @@
-"""`torch.compile` of programs on the simulated device, from the moment that something compiles."""
+"""`torch.compile` of programs on the simulated device, from the first compilation on."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
 _PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
-"""Imported late: they bring Inductor with them."""
+"""Imported late: they import Inductor."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
 def told() -> dict[str, Any] | None:
-    """What was compiled, for the result; None where nothing was to be."""
+    """Return the report of this process's compilations for the result, or None if there were none."""
     return REPORT.to_dict() if install.cache_info().currsize else None
 
 
 @functools.cache
 def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Have Inductor compile graphs of simulated tensors into plans. The first call of a process does it.
+    """Make Inductor compile graphs of simulated tensors into plans; called at the first compilation.
 
-    ``around`` is entered while the compiler is imported, and whenever it works.
+    `around` is entered while the compiler is imported, and whenever it works.
     """
     with around():
         choose_folder()
@@ -55,7 +55,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         importlib.import_module(_LOWERING)
         patch("exceeds_recompile_limit", _noticing_limit)
         if "TORCH_LOGS" not in os.environ:
-            # Of lines in logs alone, for which Dynamo takes each file apart: a quarter of a warm trace.
+            # Only for log lines, for which Dynamo parses each file: a quarter of a warm trace.
             patch("dynamo_function_name", lambda original: _no_name)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_PRETENDED).install_random_numbers()
@@ -65,24 +65,27 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 
 
 def lower_backwards_with_forwards() -> None:
-    """Have each backward compiled together with its forward, for configurations of the bench.
+    """Compile each backward together with its forward, for configurations of the bench.
 
-    torch writes a graph to its cache on disk when its backward is compiled, which otherwise waits for the
-    first backward: a step that runs out of memory in forward would be compiled again by every process.
+    torch writes a graph to its cache on disk when its backward is compiled, by default at the first backward:
+    a step that runs out of memory in forward would be compiled again by every process.
     """
     functorch_config.force_non_lazy_backward_lowering = True
 
 
 def _as_it_is(refusal: CompileRefusedError) -> Exception:
-    """The refusal as one of Dynamo's own errors, which it does not wrap: its first line is told to users."""
+    """Return the refusal as one of Dynamo's own errors, which it does not wrap: users see its first line."""
     shown = type("CompileRefusedError", (ShortenTraceback, CompileRefusedError), {})
     error: Exception = shown(str(refusal), first_useful_frame=None)
     return error
 
 
 def _lock_progress_within_process() -> None:
-    """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
-    the system, which is not given back where a process ends immediately, and Python complains of it."""
+    """Give the compiler's hidden progress bars a lock within the process.
+
+    Their semaphore of the system would not be returned where a process ends immediately, and Python would
+    warn.
+    """
     try:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
@@ -92,18 +95,20 @@ def _lock_progress_within_process() -> None:
 
 
 def _hide_the_simulator() -> None:
-    """Dynamo looks into every frame of Python while something compiled runs, so into the device's kernels
-    where an eager operator calls them. A GPU's are not frames of Python; these are to be none."""
+    """Keep Dynamo out of the device's kernels, as a GPU's are no Python frames.
+
+    Dynamo inspects every frame while compiled code runs, also those of an eager operator's kernel.
+    """
     trace_rules.add("fsdpbench.sim")
     trace_rules.add("fsdpbench.base.torch_internals")
 
 
 def _no_name(filename: str, lineno: int) -> None:
-    """The function that a line is of: not known."""
+    """Return no function name for a line."""
 
 
 def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo asks it before it compiles a frame; past the limit that runs eager, which it only logs."""
+    """Report a frame that exceeds Dynamo's limit and runs eager, which Dynamo only logs."""
 
     def exceeds(*args: Any) -> Any:
         found = original(*args)
@@ -116,7 +121,9 @@ def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
-    """Whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes some."""
+    """Return whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes
+    some.
+    """
     nodes = getattr(getattr(model, "graph", None), "nodes", ())
     return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
         is_on_device(value)
@@ -127,7 +134,7 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _as_simulated(captures: bool = False) -> Iterator[None]:
-    """Settings with which graphs of the device are compiled, and looked up."""
+    """Return the settings with which graphs of the device are compiled and looked up."""
     lowering: Any = sys.modules[_LOWERING]
     with (
         lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
@@ -139,14 +146,14 @@ def _as_simulated(captures: bool = False) -> Iterator[None]:
 
 
 def _set_for_all(config: Any) -> dict[str, Any]:
-    """What the program has set for all that Inductor compiles."""
+    """Return the program's settings for all that Inductor compiles."""
     return {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
 
 
 def _compile_by_device(
     around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """In the place of Inductor's `compile_fx`."""
+    """Replace Inductor's `compile_fx` for graphs of the device."""
     lowering: Any = sys.modules[_LOWERING]
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:

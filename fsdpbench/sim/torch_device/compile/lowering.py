@@ -34,9 +34,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **about: Any) -> Any:
-    """What Inductor calls to have one graph compiled (forward or backward, fake inputs): the callable graph.
-    Sizes may be symbols. `captures`: as a CUDA graph. Raises CompileRefusedError, naming what cannot be
-    simulated.
+    """Compile one graph (forward or backward, fake inputs) for Inductor; return the callable graph.
+
+    Sizes may be symbols. `captures`: as a CUDA graph. Raises `CompileRefusedError` with the construct that
+    cannot be simulated.
     """
     refuse_graph(gm.graph)
     inputs = _retarget(gm, example_inputs)
@@ -50,7 +51,7 @@ def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **abou
 
 
 def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Write the GPU's device into the graph, and return its (fake) inputs on that device."""
+    """Replace the device in the graph by the GPU; return its (fake) inputs on that device."""
     gpu = torch.device(*_GPU)
     mode = detect_fake_mode(inputs)
 
@@ -73,16 +74,9 @@ def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def cache_tag(captures: bool) -> str:
-    """What a plan depends on beside the graph, torch and its settings: these sources, the GPU, and whether it
-    is captured."""
+    """Return a plan's dependencies beside the graph, torch and its settings: sources, the GPU, capturing."""
     return f"simulated {of_compiler()} {properties()}{' captured' if captures else ''}"
 
-
-# Inductor's wrapper of a graph, with a plan in the place of compiled kernels.
-# The wrapper is the program that calls a graph's kernels, and takes and frees its buffers. Inductor writes it
-# in Python, and what it writes stays as it is: buffers that are reused, the order of frees, operators that
-# are called. Names that it uses mean the simulated device here, a launch says which of the plan's it is, and
-# the plan follows as data in the end, so that Inductor's own cache on disk holds both.
 
 _NAMES = """
 from fsdpbench.sim.torch_device.compile.plan import *
@@ -94,11 +88,11 @@ assert_alignment = copy_if_misaligned = aligned
 """
 _WRITTEN = re.compile(r"(in_)?out_ptr|ws_ptr")
 _ORDINARY = ("attention", "convolution")
-"""Fallbacks that are not fallbacks: what Inductor leaves to libraries on every GPU."""
+"""Fallbacks to libraries that Inductor uses on every GPU: not reported as fallbacks."""
 
 
 class _Call(NamedTuple):
-    """A launch as it was written: its kernel, the scheduled node that it is of, its arguments' names."""
+    """A written launch: its kernel, its scheduled node, its arguments' names."""
 
     kernel: str
     node: Any
@@ -107,14 +101,19 @@ class _Call(NamedTuple):
 
 
 class PlanWrapper(PythonWrapperCodegen):
-    """One graph's wrapper. `static`: where it is captured as a CUDA graph, the places of inputs that do not
-    move."""
+    """Inductor's wrapper of one graph, with a plan instead of compiled kernels.
+
+    The wrapper is Inductor's Python program that calls a graph's kernels, allocates and frees its buffers;
+    reuse, order of frees and operator calls stay. Names in it denote the simulated device, a launch carries
+    its index in the plan, and the plan follows as data, so that Inductor's cache on disk holds both.
+    `static`: positions of inputs with fixed addresses, if it is captured as a CUDA graph.
+    """
 
     static: tuple[int, ...] | None = None
 
     @classmethod
     def capturing(cls, static: tuple[int, ...] | None) -> type[PlanWrapper]:
-        """The class for a graph that is captured (None: that is not)."""
+        """Return the class for a graph that is captured (None: not captured)."""
         return cls if static is None else type(cls.__name__, (cls,), {"static": static})
 
     def __init__(self) -> None:
@@ -143,7 +142,7 @@ class PlanWrapper(PythonWrapperCodegen):
         self.write_get_raw_stream_header_once()
 
     def define_user_defined_triton_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        raise refused("a Triton kernel of the program's own", "leave it outside of the compiled part")
+        raise refused("a Triton kernel of the program", "leave it outside of the compiled part")
 
     def generate_fallback_kernel(self, node: Any) -> None:
         name = str(node.op_overload)
@@ -177,7 +176,7 @@ class PlanWrapper(PythonWrapperCodegen):
             result.writeline(f"plan.capture({self.static!r}, {why_not_captured(self.static)!r})")
 
     def _launches(self) -> list[Launch]:
-        """A node's bytes go to its launch; where it has several, by the sizes of their arguments."""
+        """Assign a node's bytes to its launch; if it has several, in proportion to their arguments' sizes."""
         inputs = inductor_virtualized.graph.graph_inputs.values()
         varies = any(isinstance(value, sympy.Expr) for value in inputs)
         of_node: dict[int, list[int]] = {}
@@ -201,12 +200,12 @@ class PlanWrapper(PythonWrapperCodegen):
 
 
 def _category(kernel: str) -> str:
-    """`poi` of `triton_poi_fused_add_0`."""
+    """Return `poi` of `triton_poi_fused_add_0`."""
     return kernel.split("_")[1] if kernel.startswith("triton_") else ""
 
 
 def _size_of(names: Sequence[str]) -> int:
-    """Bytes of the buffers among a kernel's arguments."""
+    """Return the bytes of the buffers among a kernel's arguments."""
     graph = inductor_virtualized.graph
     found = [graph.try_get_buffer(name) for name in names if name.isidentifier()]
     sizes = graph.sizevars
@@ -218,7 +217,7 @@ def _size_of(names: Sequence[str]) -> int:
 
 
 class PlanScheduling(TritonScheduling):
-    """Fusion, splitting and naming are Inductor's; a kernel's source is made for its name, and dropped."""
+    """Inductor's fusion, splitting and naming; a kernel's source is made for its name, and dropped."""
 
     def _emit_kernel_to_wrapper(
         self, wrapper: PlanWrapper, kernel: Any, src_code: str, kernel_name: str, *about: Any

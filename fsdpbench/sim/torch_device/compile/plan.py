@@ -1,4 +1,4 @@
-"""The plan of one compiled graph: Inductor's fused kernels, and what each launch reads and writes."""
+"""The plan of one compiled graph: Inductor's fused kernels, and the bytes of each launch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fsdpbench.sim.torch_device.operators.plans import inputs_text
 from fsdpbench.sim.torch_device.tensors import contiguous_strides, forget, new_tensor, new_view, record_of
 
 _REDUCTIONS = ("red", "per")
-"""Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""
+"""Inductor's names of kernels that reduce: in a loop, or a whole row at a time (`triton_per_…`)."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch of a fused kernel.
 
-    ``category``: Inductor's (`poi`, `red`, `per`, …). ``nbytes``: read plus written. ``writes``: the places
-    of its arguments that are written. ``of_args``: where shapes vary, the bytes of its arguments for
-    the shapes that it was planned with; a launch with others moves as many times more. Else 0.
+    `category`: Inductor's (`poi`, `red`, `per`, …). `nbytes`: read plus written. `writes`: positions of its
+    written arguments. `of_args`: where shapes vary, the bytes of its arguments for the planned shapes, which
+    other shapes scale; else 0.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def kind(self) -> str:
-        """The bandwidth of the hardware profile that it reaches."""
+        """Return the kind of kernel whose bandwidth in the hardware profile it reaches."""
         return fused("reduction" if self.category in _REDUCTIONS else "pointwise")
 
 
@@ -61,34 +61,35 @@ class Plan:
         self._durations_ns: list[int] = []
 
     def complete(self, launches: Sequence[Launch], extern_bytes: int, fallbacks: Sequence[str]) -> None:
-        """Say what the graph launches; ``extern_bytes``: of its products, attention and other operators."""
+        """Set the graph's launches; `extern_bytes`: bytes of its products, attention and other operators."""
         self.launches, self.extern_bytes = tuple(launches), extern_bytes
         self.fallbacks = tuple(fallbacks)
         REPORT.add_plan(self)
 
     def capture(self, static: Sequence[int], why_not: str) -> None:
-        """It is to be a CUDA graph; ``static``: inputs that stay where they are, ``why_not``: what keeps it
-        from that, if anything."""
+        """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: the reason against it, if
+        any.
+        """
         self.not_captured = why_not
         self.captured = None if why_not else CapturedGraph(static)
 
     def take_inputs(self, args: Sequence[Any]) -> None:
-        """The inputs of the call that comes, where it may be a CUDA graph."""
+        """Take the inputs of the next call, which may be a CUDA graph's."""
         if self.captured is not None:
             self.captured.take_inputs(args)
 
     @property
     def nbytes(self) -> int:
-        """Read and written by all kernels, as Inductor counts."""
+        """Return the bytes read and written by all kernels, as Inductor counts."""
         return self.extern_bytes + sum(launch.nbytes for launch in self.launches)
 
     def kernel(self, name: str) -> FusedKernel:
-        """What the wrapper calls as `name`."""
+        """Return the kernel that the wrapper calls as `name`."""
         return FusedKernel(self)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """One call of the graph. Backward's kernels are one node of autograd, not one each."""
+        """Run one call of the graph. Backward's kernels are together one node of autograd."""
         accelerator = ACCELERATOR
         costs = accelerator.cpu_costs
         start = accelerator.timeline.cpu
@@ -104,7 +105,7 @@ class Plan:
                 accelerator.trace.cpu_op("CompiledFxGraph", start, accelerator.timeline.cpu)
 
     def nbytes_of(self, index: int, args: Sequence[Any]) -> int:
-        """Bytes that a launch with these arguments moves."""
+        """Return the bytes that a launch with these arguments moves."""
         launch = self.launches[index]
         if not launch.of_args:
             return launch.nbytes
@@ -112,7 +113,7 @@ class Plan:
         return round(launch.nbytes * sum(sizes) / launch.of_args)
 
     def duration_ns(self, index: int, nbytes: int) -> int:
-        """Duration of a launch on the present hardware."""
+        """Return the duration of a launch on the present hardware."""
         costs, launch = ACCELERATOR.kernel_costs, self.launches[index]
         if launch.of_args:
             return costs.memory_bound_ns(nbytes, launch.kind)
@@ -123,13 +124,13 @@ class Plan:
 
 
 class FusedKernel:
-    """A kernel of Inductor's, launched as Triton's are."""
+    """Kernel of Inductor's, launched as Triton's are."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
     def run(self, index: int, *args: Any, stream: Any = None) -> None:
-        """Launch it. ``index``: which launch of the plan this is; the rest are the kernel's own arguments."""
+        """Launch it. `index`: the launch's position in the plan; the rest are the kernel's own arguments."""
         accelerator = ACCELERATOR
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
@@ -155,7 +156,7 @@ class FusedKernel:
 
 
 class _Compiled(CpuCosts):
-    """The CPU's costs inside of a compiled graph: operators that it calls make no nodes of autograd."""
+    """CPU costs inside a compiled graph: operators that it calls make no nodes of autograd."""
 
     __slots__ = ()
 
@@ -166,7 +167,7 @@ class _Compiled(CpuCosts):
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A buffer of the graph; strides in elements. Raises torch.OutOfMemoryError."""
+    """Return a buffer of the graph; strides in elements. Raises `torch.OutOfMemoryError`."""
     accelerator = ACCELERATOR
     if accelerator.backward.is_active:
         accelerator.backward.arrive()
@@ -180,24 +181,25 @@ def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 def reinterpret(
     base: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> torch.Tensor:
-    """The memory of a buffer, seen in another geometry; ``offset`` in elements, from the buffer's own."""
+    """Return the memory of a buffer in another geometry; `offset` in elements, from the buffer's own."""
     return new_view(base, size, stride, int(base.storage_offset()) + offset, base.dtype)
 
 
 def device(*args: Any, **kwargs: Any) -> torch.device:
-    """`torch.device`, where the graph says "cuda" for the device that it was compiled for."""
+    """Return `torch.device`, with the compiled-for device where the graph says "cuda"."""
     made = torch.device(*args, **kwargs)
     return made if made.type == "cpu" else torch.device(DEVICE_TYPE, made.index or 0)
 
 
 def raw_stream(index: int) -> int:
-    """The current stream; launches look it up themselves."""
+    """Return the current stream; launches look it up themselves."""
     return ACCELERATOR.stream
 
 
 def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], name: str = "") -> None:
-    """The wrapper's check of what an operator returned. Convolutions have the strides of the library, which
-    the compiler of a build without CUDA does not know."""
+    """Check the shape of an operator's result. `stride` is ignored for convolutions: theirs are the
+    library's, which the compiler of a build without CUDA does not know.
+    """
     if "convolution" not in name:
         assert_size_stride(tensor, size, stride, name)
     elif tuple(tensor.shape) != tuple(size):
@@ -205,7 +207,7 @@ def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]
 
 
 def aligned(*args: Any) -> Any:
-    """Alignment is what the allocator gives: every block begins at a multiple of 512 bytes."""
+    """Return the tensor: every block of the allocator is aligned to 512 bytes."""
     return args[0]
 
 

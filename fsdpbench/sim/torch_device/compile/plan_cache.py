@@ -1,8 +1,8 @@
-"""Where plans are kept on disk: in a folder of this user's that no one else can write into.
+"""Folder of plans on disk, into which only this user can write.
 
-Inductor's cache holds pickles and Python files, and whoever can put a file there has it run. Its default is a
-name in the common temporary folder, which another user may have taken first. Broken pickles it makes again
-itself, and takes a Python file for whole if it is there.
+Inductor's cache holds pickles and Python files, so that write access to it is execution. Its default is a
+name in the common temporary folder, which another user may have taken first. Inductor replaces broken pickles
+itself, and trusts a Python file that is there.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ def of_compiler() -> str:
 
 
 def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
-    """The folder, which exists, for this process and what it starts: the one that was `asked` for, if
-    any, else `fsdpbench/compiled` among the user's caches. Where others can write into it, or it cannot be
-    made, a new one that no other process shares, with a warning.
+    """Create and return the folder for this process and its children: `asked`, or the user's cache.
+
+    Where others can write into `fsdpbench/compiled` of the caches, or it cannot be made, return a new one
+    that no other process shares, with a warning.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     if asked and Path(asked) == Path(inductor_default_cache_dir()):
-        asked = (
-            None  # nobody's wish: torch itself writes it into the environment when its compiler is imported
-        )
+        asked = None  # not a user's: torch writes it into the environment when its compiler is imported
     folder = Path(asked) if asked else home / "fsdpbench" / "compiled"
     problem = _problem(folder)
     if problem:
@@ -55,7 +54,7 @@ def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
 
 
 def _problem(folder: Path) -> str:
-    """Why nothing is to be read from there; "" if nothing speaks against it."""
+    """Return why nothing may be read from there; "" for no reason."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
@@ -69,7 +68,7 @@ def _problem(folder: Path) -> str:
 
 
 def check_code_on_disk() -> None:
-    """Have each Python file of the cache hold what was to be written there, before it is imported."""
+    """Rewrite each Python file of the cache that differs from its intended contents, before its import."""
 
     def of_code(original: Callable[..., tuple[str, str]]) -> Any:
         def write(source_code: str, *args: Any, **options: Any) -> tuple[str, str]:

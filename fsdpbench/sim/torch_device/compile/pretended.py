@@ -1,8 +1,8 @@
-"""A GPU and its Triton, as far as Inductor asks for them: answered by the hardware profile, while it lowers.
+"""A GPU and its Triton, as far as Inductor asks for them, from the hardware profile.
 
 Inductor's lowering looks at the GPU's properties (how to split reductions), whether Triton is there (else it
 refuses), and how device guards are written. Fake tensors need no device, so that it lowers for "cuda" on any
-machine; all of this is undone when it is done.
+machine; everything is undone afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ guide, technical specifications by compute capability)."""
 
 
 def properties() -> Any:
-    """What `torch.cuda.get_device_properties` would say of the simulated GPU."""
+    """Return the simulated GPU's `torch.cuda.get_device_properties`."""
     found = torch.get_device_module(DEVICE_TYPE).get_device_properties()
     capability = (found.major, found.minor)
     return SimpleNamespace(
@@ -53,7 +53,7 @@ def properties() -> Any:
 
 
 class _DeviceCode(DeviceOpOverrides):
-    """How the wrapper enters a device and asks for its stream."""
+    """The wrapper's source for entering a device and getting its stream."""
 
     def import_get_raw_stream_as(self, name: str) -> str:
         return f"from fsdpbench.sim.torch_device.compile.plan import raw_stream as {name}"
@@ -72,7 +72,7 @@ class _DeviceCode(DeviceOpOverrides):
 
 
 def _interface() -> type:
-    """The device "cuda" as the compiler sees devices."""
+    """Return the device "cuda" as the compiler sees devices."""
     found = properties()
 
     class Pretended(device_interface.DeviceInterface):
@@ -125,7 +125,7 @@ def _copied(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fal
 
 @contextmanager
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
-    """While this is entered, Inductor lowers for "cuda" with these two in the place of its own."""
+    """Lower for "cuda" inside, with these two instead of Inductor's own."""
     list(
         device_interface.get_registered_device_interfaces()
     )  # else registered inside, over what is put there
@@ -143,7 +143,8 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
                 get_device_properties=lambda device=None: found,
                 is_bf16_supported=lambda including_emulation=True: True,
                 device=_NoGuard,
-                # Of operators that are computed again with the same random numbers: 16 bytes of the host.
+                # Offset and seed of operators that are recomputed with the same random numbers: 16 bytes of
+                # the host.
                 get_rng_state=lambda device="cuda": torch.empty(16, dtype=torch.uint8, device="cpu"),
                 set_rng_state=lambda new_state, device="cuda": None,
             )
@@ -167,7 +168,7 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
 
 
 def _put(stack: ExitStack, table: dict[str, Any], value: Any) -> None:
-    """Into a table of devices for "cuda", until the stack is left."""
+    """Enter a value for "cuda" into a table of devices, until the stack is left."""
     before = table.get("cuda")
     table["cuda"] = value
 
@@ -180,19 +181,19 @@ def _put(stack: ExitStack, table: dict[str, Any], value: Any) -> None:
     stack.callback(back)
 
 
-# Operators that are computed again in backward, and must draw the same random numbers.
-# The partitioner wraps them, attention among them whether it drops anything or not: one wrapper keeps the
-# generator's state, the other puts it back. torch has both for the devices that it knows.
-
 _STATE_BYTES = 16
-"""Of a CUDA generator's state: seed and offset."""
+"""Bytes of a CUDA generator's state: seed and offset."""
 
 
 def install_random_numbers() -> None:
-    """Let both wrappers take tensors of the device, whose operators draw nothing."""
+    """Make the partitioner's two wrappers of recomputed operators accept tensors of the device.
+
+    Operators that backward recomputes, attention among them, must draw the same random numbers: one wrapper
+    saves the generator's state, the other restores it. Operators of the device draw nothing.
+    """
     select: Any = DispatchKey.BackendSelect
     for wrapper, make in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
-        # `py_impl` forgets what calls before, on the CPU, have found.
+        # `py_impl` clears the cached dispatch of earlier calls on the CPU.
         wrapper.py_impl(select)(make(wrapper.py_kernels.pop(select)))
 
 

@@ -1,4 +1,4 @@
-"""What `torch.compile` cannot do on the simulated device, said by name."""
+"""Refusals: constructs that `torch.compile` cannot do on the simulated device, and the compile report."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulat
 
 
 class CompileRefusedError(NotImplementedError):
-    """Something of a compiled program has no counterpart on the simulated device."""
+    """A compiled program uses something without a counterpart on the simulated device."""
 
 
 def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
-    """The error that names it, and the remedy."""
+    """Return the error that names the construct and the remedy."""
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 
@@ -45,7 +45,7 @@ _TRITON = "triton_kernel_wrapper"
 
 
 def refuse_graph(graph: torch.fx.Graph) -> None:
-    """Raise `CompileRefusedError` for nodes that have no counterpart, with the line of the program."""
+    """Raise `CompileRefusedError` for nodes without a counterpart, with the line of the program."""
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name in _NO_COUNTERPART:
@@ -66,7 +66,7 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
 
 
 def _place(node: torch.fx.Node) -> str:
-    """Where the program asks for it, as far as torch knows; a line of torch's own if there is no other."""
+    """Return the program's line of a node, as far as torch knows; one of torch's if there is no other."""
     frames = [
         line.strip() for line in (node.stack_trace or "").splitlines() if line.lstrip().startswith("File")
     ]
@@ -75,7 +75,7 @@ def _place(node: torch.fx.Node) -> str:
 
 
 def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
-    """The refusal that the compiler has wrapped into errors of its own, if it was one."""
+    """Return the refusal that the compiler has wrapped into its own errors, if any."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, CompileRefusedError):
@@ -86,11 +86,11 @@ def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
 
 
 REFUSED_OPTIONS = ("max_autotune", "max_autotune_gemm", "cpp_wrapper", "fx_wrapper", "freezing")
-"""Settings of Inductor's, by its names; a program may also set them for all that it compiles."""
+"""Inductor's settings by name; a program may also set them for all that it compiles."""
 
 
 def refuse_options(options: dict[str, Any]) -> None:
-    """Raise `CompileRefusedError` for settings of Inductor's (by its names) that have no counterpart."""
+    """Raise `CompileRefusedError` for Inductor's settings (by name) without a counterpart."""
     if options.get("max_autotune") or options.get("max_autotune_gemm"):
         raise refused(
             'templates that are timed on the GPU (mode="max-autotune", "max-autotune-no-cudagraphs")',
@@ -102,10 +102,11 @@ def refuse_options(options: dict[str, Any]) -> None:
 
 
 def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
-    """Raise `CompileRefusedError` for arguments of `torch.compile` that have no counterpart, and where a
-    sanitizer follows the simulation."""
+    """Raise `CompileRefusedError` for arguments of `torch.compile` without a counterpart, and under a
+    sanitizer.
+    """
     if sanitized:
-        # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
+        # Dynamo silently compiles nothing while a dispatch mode sees every operator.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
     autotunes = str(options.get("mode")).startswith("max-autotune")
     refuse_options({**(options.get("options") or {}), **({"max_autotune": True} if autotunes else {})})
@@ -143,22 +144,22 @@ class Planned(Protocol):
 
 @dataclass
 class CompileReport:
-    """Counts of this process."""
+    """Counts of this process's compilations."""
 
     plans: list[Planned] = field(default_factory=list)
     calls: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """What could not be compiled here, and the program continues all the same (`suppress_errors`, say)."""
+    """Failures after which the program continues (`suppress_errors`, for example)."""
 
     past_limit: Counter[str] = field(default_factory=Counter)
-    """Calls by their place that ran eager, since Dynamo had compiled the function too often."""
+    """Calls by place that ran eager because Dynamo had compiled the function too often."""
 
     def add_plan(self, plan: Planned) -> None:
-        """A graph was lowered, or found lowered."""
+        """Count a lowered or cached graph."""
         self.plans.append(plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """For the result. ``kernels`` and ``bytes`` are those of one call of each graph."""
+        """Return the report for the result. `kernels` and `bytes` are those of one call of each graph."""
         fallbacks = Counter(name for plan in self.plans for name in plan.fallbacks)
         return {
             "graphs": len(self.plans),
@@ -172,8 +173,9 @@ class CompileReport:
         }
 
     def _cuda_graphs(self) -> dict[str, Any]:
-        """Captures and replays, calls of graphs that were captured too often, and why others were not;
-        nothing where no CUDA graph was asked for."""
+        """Return captures, replays, calls of graphs captured too often, and reasons against others; empty
+        without CUDA graphs.
+        """
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
         if not captured and not skipped:
@@ -189,13 +191,12 @@ class CompileReport:
 
 
 def place_of(code: Any) -> str:
-    """`forward (train.py:7)` of a code object, or of what has the same names."""
+    """Return `forward (train.py:7)` for a code object, or anything with the same attributes."""
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def of_dynamo() -> dict[str, Any]:
-    """As Dynamo tells them, on any device: graphs that it traced, breaks by their reason, recompilations by
-    their place."""
+    """Return Dynamo's counts on any device: graphs traced, breaks by reason, recompilations by place."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
     again: Counter[str] = Counter()
     for each in dynamo_utils.get_compilation_metrics():

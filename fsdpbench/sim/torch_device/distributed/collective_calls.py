@@ -1,8 +1,8 @@
-"""What torch asks of a process group, brought down to two questions: run a collective, run a list form.
+"""torch's forms of each collective, reduced to two operations: run a collective, run a list form.
 
-torch knows a dozen forms of each collective (single tensors, lists, coalesced, older names). A group that
-stands for ranks which are not there treats them all alike: so many bytes of this kind, from these tensors
-into those. `SimProcessGroup` and `EmulatedProcessGroup` say what running one means.
+torch has a dozen forms of each collective (single tensors, lists, coalesced, older names). Without the other
+ranks all are alike: so many bytes of this kind, from these tensors into those. `SimProcessGroup` and
+`EmulatedProcessGroup` define how one runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
 
 
 class Membership(_ProcessGroup):
-    """One communicator. ``ranks`` are the global ranks of its members."""
+    """One communicator. `ranks` are the global ranks of its members."""
 
     supports_splitting = False
     supports_coalescing = True
@@ -39,39 +39,39 @@ class Membership(_ProcessGroup):
         self._description = "default_pg" if name == "0" else "undefined"
 
     def rank(self) -> int:
-        """Rank in this group."""
+        """Return the rank in this group."""
         return self._rank_in_group
 
     def size(self) -> int:
-        """Number of members."""
+        """Return the number of members."""
         return self._group_size
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Name of the backend."""
+        """Return the name of the backend."""
         return self.backend_name
 
     def name(self) -> str:
-        """Name of the backend."""
+        """Return the name of the backend."""
         return self.backend_name
 
     @property
     def pg_name(self) -> str:
-        """The name that torch gave the group."""
+        """Return torch's name of the group."""
         return self._name
 
     @property
     def group_name(self) -> str:
-        """The name that torch gave the group."""
+        """Return torch's name of the group."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """What the group is for."""
+        """Return the purpose of the group."""
         return self._description
 
     @property
     def ranks(self) -> Sequence[int]:
-        """Global ranks of the members."""
+        """Return the global ranks of the members."""
         return self._ranks
 
     def _get_backend(self, device: Any) -> Membership:
@@ -87,24 +87,24 @@ class Membership(_ProcessGroup):
         return 0
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Do nothing: nothing runs."""
 
     def abort(self) -> None:
-        """Nothing to end."""
+        """Do nothing: nothing runs."""
 
 
 def collective_ranks(options: Any) -> Sequence[int]:
-    """Global ranks of a group that torch is creating."""
+    """Return the global ranks of a group that torch is creating."""
     return list(options.global_ranks_in_group) or range(options.group_size)
 
 
 def total_bytes(*tensors: torch.Tensor) -> int:
-    """Bytes of all elements."""
+    """Return the bytes of all elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def as_range(ranks: Sequence[int]) -> Sequence[int]:
-    """Evenly spaced ranks as a range, so that nothing walks through them again."""
+    """Return evenly spaced ranks as a range, so that later uses need not iterate over them."""
     if len(ranks) < 2:
         return range(ranks[0], ranks[0] + 1) if ranks else range(0)
     step = ranks[1] - ranks[0]
@@ -113,7 +113,7 @@ def as_range(ranks: Sequence[int]) -> Sequence[int]:
 
 
 class Coalescing(Membership):
-    """Runs each call, or remembers it while several are being coalesced."""
+    """Runs each call, or collects it while several are being coalesced."""
 
     _coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
 
@@ -126,9 +126,9 @@ class Coalescing(Membership):
         opts: Any,
         members: int = 1,
     ) -> Work:
-        """Run one collective, or ``members`` as one group; ``nbytes`` as `Network.collective_ns` counts them.
+        """Run one collective, or `members` as one group; `nbytes` as `Network.collective_ns` counts them.
 
-        Abstract, as is ``run_list``; pybind's metaclass leaves no room for ABCMeta beside it.
+        Abstract, as is `run_list`; pybind's metaclass does not permit ABCMeta beside it.
         """
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class Coalescing(Membership):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> Work:
-        """Run a list form of a collective over ``listed``, the tensors that together are the full buffer."""
+        """Run a list form of a collective over `listed`, the tensors that together are the full buffer."""
         raise NotImplementedError
 
     def _start_coalescing(self, device: Any) -> None:
@@ -155,7 +155,7 @@ class Coalescing(Membership):
         return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None, len(calls))
 
     def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise what NCCL raises for tensors that it does not take."""
+        """Raise NCCL's errors for tensors that it does not accept."""
         refuse_strided(tensors)
 
     def call(
@@ -167,7 +167,9 @@ class Coalescing(Membership):
         opts: Any,
         members: int = 1,
     ) -> Work:
-        """Run one collective, or remember it while several are being coalesced."""
+        """Run one collective of `nbytes`, or collect it while several are being coalesced (`members` of a
+        group).
+        """
         self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
         if self._coalesced is not None:
             self._coalesced.append((kind, nbytes, inputs, outputs))
@@ -176,14 +178,14 @@ class Coalescing(Membership):
 
 
 class _Queued(Work):
-    """A part of a coalesced collective: its time comes with the whole."""
+    """Part of a coalesced collective, which runs with the whole."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
 
 
 class CollectiveCalls(Coalescing):
-    """The forms of each collective that torch knows, brought down to ``call`` and ``run_list``."""
+    """torch's forms of each collective, reduced to `call` and `run_list`."""
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gather equal shards into one tensor."""
@@ -195,7 +197,7 @@ class CollectiveCalls(Coalescing):
         refuse_reduce_scatter(output, input, self._group_size)
         return self.call("reduce_scatter", total_bytes(input), [input], [output], opts)
 
-    # Names of torch before 2.13.
+    # Names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
 
@@ -216,7 +218,7 @@ class CollectiveCalls(Coalescing):
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
-        """Gather into a list: through one flat buffer where sizes are equal, and a copy out of it."""
+        """Gather into a list: through one flat buffer and a copy out of it where sizes are equal."""
         for tensors in outputs:
             refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in outputs for tensor in tensor_list]
@@ -225,7 +227,7 @@ class CollectiveCalls(Coalescing):
     def reduce_scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
-        """Reduce a list and keep one of it: a copy into one flat buffer first where sizes are equal."""
+        """Reduce a list and keep one of it: after a copy into one flat buffer where sizes are equal."""
         for tensors in inputs:
             refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in inputs for tensor in tensor_list]
@@ -239,7 +241,7 @@ class CollectiveCalls(Coalescing):
         input_split_sizes: list[int],
         opts: Any = None,
     ) -> Work:
-        """Every rank sends a part to every rank."""
+        """Send a part of `input` to every rank; splits in rows, equal if empty."""
         refuse_splits(input_split_sizes, input, self._group_size)
         refuse_splits(output_split_sizes, output, self._group_size)
         most = max(total_bytes(input), total_bytes(output))
@@ -248,7 +250,7 @@ class CollectiveCalls(Coalescing):
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
-        """Every rank sends a tensor to every rank."""
+        """Send a tensor to every rank."""
         refuse_list(inputs, self._group_size)
         refuse_list(outputs, self._group_size)
         most = max(total_bytes(*inputs), total_bytes(*outputs))
@@ -283,7 +285,7 @@ class CollectiveCalls(Coalescing):
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
-        """Several all-gathers in one group of kernels."""
+        """Run several all-gathers in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             refuse_gather(output, input, self._group_size)
         return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs))
@@ -291,7 +293,7 @@ class CollectiveCalls(Coalescing):
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
-        """Several reduce-scatters in one group of kernels."""
+        """Run several reduce-scatters in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             refuse_reduce_scatter(output, input, self._group_size)
         return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
@@ -300,7 +302,7 @@ class CollectiveCalls(Coalescing):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
-        """Not simulated: the other rank is not there."""
+        """Raise `NotImplementedError`: the other rank is not there."""
         raise NotImplementedError(
             "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
         )
@@ -308,14 +310,14 @@ class CollectiveCalls(Coalescing):
     recv = send
 
 
-# Collectives that NCCL's process group refuses, in its words and with its types of exceptions.
-# `torch.distributed` checks dtypes of lists and members of groups itself; what is here, it leaves to NCCL.
+# NCCL's refusals, with its texts and exception types. `torch.distributed` itself checks dtypes of lists and
+# members of groups.
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def refuse_strided(tensors: Iterable[torch.Tensor]) -> None:
-    """Tensors are dense and contiguous, or in the order that convolutions like."""
+    """Raise unless tensors are dense and contiguous, or channels-last."""
     for tensor in tensors:
         if tensor.is_sparse:
             raise ValueError("Tensors must be CUDA and dense")
@@ -327,7 +329,7 @@ def refuse_strided(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def refuse_gather(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None:
-    """All-gather into one tensor."""
+    """Raise unless an all-gather's output fits its input."""
     if output.dtype is not input.dtype:
         raise TypeError("output tensor must have the same type as input tensor")
     if output.numel() != input.numel() * ranks:
@@ -335,7 +337,7 @@ def refuse_gather(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None
 
 
 def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int) -> None:
-    """Reduce-scatter of one tensor."""
+    """Raise unless a reduce-scatter's input fits its output."""
     if output.dtype is not input.dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
     if input.numel() != output.numel() * ranks:
@@ -343,7 +345,9 @@ def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int)
 
 
 def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int) -> None:
-    """All-to-all: a part for each rank, and together they are the tensor. Without sizes NCCL asks nothing."""
+    """Raise unless an all-to-all has a part for each rank and all parts are the tensor; NCCL accepts no
+    sizes.
+    """
     if not sizes:
         return
     if len(sizes) != ranks:
@@ -353,7 +357,7 @@ def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int)
 
 
 def refuse_list(tensors: Sequence[torch.Tensor], ranks: int) -> None:
-    """One tensor a rank."""
+    """Raise unless there is one tensor a rank."""
     if len(tensors) != ranks:
         raise ValueError(
             f"Tensor list input to scatter/gather must match number of collective participants (got "
@@ -362,7 +366,7 @@ def refuse_list(tensors: Sequence[torch.Tensor], ranks: int) -> None:
 
 
 def refuse_sizes(tensors: Sequence[torch.Tensor], own: torch.Tensor, name: str) -> None:
-    """`gather` and `scatter`: every tensor of the list is as large as the own one."""
+    """Raise unless each tensor of `gather`'s or `scatter`'s list has the size of the own one."""
     for index, tensor in enumerate(tensors):
         if tensor.shape != own.shape:
             raise ValueError(
@@ -372,7 +376,7 @@ def refuse_sizes(tensors: Sequence[torch.Tensor], own: torch.Tensor, name: str) 
 
 
 def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: str) -> None:
-    """`gather` and `scatter`: one tensor a rank at the root."""
+    """Raise unless `gather`'s or `scatter`'s root has as many `tensors` as `ranks`."""
     if len(tensors) != ranks:
         raise ValueError(
             f"ProcessGroupNCCL::{name}: Incorrect {side} list size {len(tensors)}. {side.capitalize()} list "
@@ -381,7 +385,7 @@ def refuse_count(tensors: Sequence[torch.Tensor], ranks: int, name: str, side: s
 
 
 def refuse_root(opts: Any, ranks: int, name: str) -> None:
-    """The root is a member of the group."""
+    """Raise unless the root is a member of the group."""
     root = getattr(opts, "rootRank", 0)
     if not 0 <= root < ranks:
         raise dist.DistBackendError(

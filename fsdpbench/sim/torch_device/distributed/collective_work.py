@@ -1,4 +1,4 @@
-"""The handle of a collective, and what the trace says of it."""
+"""The handle of a collective, and its record in the trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """What the trace says of a process group."""
+    """A process group's fields in the trace."""
 
     @property
     def group_name(self) -> str: ...
@@ -62,34 +62,34 @@ class CollectiveWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Wait as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the device has done it."""
+        """Return whether the device has done it."""
         return self.marker is None or self._accelerator.timeline.has_passed(self.marker)
 
     def is_success(self) -> bool:
-        """Simulated collectives do not fail."""
+        """Return True: simulated collectives do not fail."""
         return True
 
     def exception(self) -> None:
-        """Simulated collectives do not fail."""
+        """Return None: simulated collectives do not fail."""
 
     def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
+        """Return the output tensors."""
         return self._results
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future that is done already, as NCCL's is: who waits for it makes the current stream wait."""
+        """Return a completed future, as NCCL's is: waiting for it makes the current stream wait."""
         return CollectiveFuture(self._accelerator, self.marker, self._results)
 
 
 class CollectiveFuture(Future[Any]):
-    """The outcome of work on the device. It is done when it is made; `marker` says when its value is ready.
+    """Future of work on the device: completed from the start; `marker` says when its value is ready.
 
-    As NCCL's futures: `wait` makes the current stream wait, callbacks run on a stream of their own behind the
-    work. DDP takes futures to C++, where nothing waits on streams: within backward all of them are joined at
+    As NCCL's futures: `wait` makes the current stream wait, callbacks run on their own stream behind the
+    work. DDP passes futures to C++, where nothing waits on streams: within backward all of them are joined at
     its end, before DDP copies what was reduced.
     """
 
@@ -102,7 +102,7 @@ class CollectiveFuture(Future[Any]):
             JOIN_AFTER_BACKWARD.add(self)
 
     def wait(self) -> Any:
-        """The value; the current stream waits until it is ready."""
+        """Return the value; the current stream waits until it is ready."""
         self.join()
         return super().wait()
 
@@ -114,7 +114,7 @@ class CollectiveFuture(Future[Any]):
             timeline.make_wait(self._accelerator.stream, self._marker)
 
     def then(self, callback: Any) -> Any:
-        """Run ``callback(self)`` behind the work, on a stream of its own; its outcome as a future."""
+        """Run `callback(self)` behind the work, on its own stream; return its outcome as a future."""
         if self._marker is None:
             return super().then(callback)
         accelerator = self._accelerator
@@ -133,7 +133,7 @@ class CollectiveFuture(Future[Any]):
 
 
 class _JoinAfterBackward:
-    """Futures that were taken within backward: waited for by one callback at its end."""
+    """Futures taken within backward, which one callback at its end waits for."""
 
     def __init__(self) -> None:
         self._works: list[CollectiveFuture] = []
@@ -141,13 +141,13 @@ class _JoinAfterBackward:
         self._callbacks: tuple[Any, int] | None = None
 
     def callback_stream(self, timeline: Timeline) -> int:
-        """The stream of callbacks (CUDA takes one of its pool)."""
+        """Return the stream of callbacks (CUDA takes one from its pool)."""
         if self._callbacks is None or self._callbacks[0] is not timeline:
             self._callbacks = (timeline, timeline.add_stream())
         return self._callbacks[1]
 
     def add(self, work: CollectiveFuture) -> None:
-        """Wait for a future at the end of the backward that runs."""
+        """Wait for a future at the end of the present backward."""
         backward = current_graph_task_id()
         if backward != self._backward:  # also after a backward that ended in an error, without its callback
             self._backward = backward
@@ -166,7 +166,7 @@ JOIN_AFTER_BACKWARD = _JoinAfterBackward()
 
 
 class CollectiveRecord:
-    """What the trace says of a collective."""
+    """A collective's fields in the trace."""
 
     __slots__ = ("dtype", "group", "in_elems", "kind", "launch_end_ns", "launch_start_ns", "out_elems")
 

@@ -1,17 +1,17 @@
 """The backend "sim" of torch.distributed: collectives that take time on a stream and move nothing.
 
-What NCCL's process group does, with its stream semantics since torch 2.8:
+The behaviour of NCCL's process group, with its stream semantics since torch 2.8:
 
-* ``async_op=False``: the kernel goes onto the current stream. The CPU does not wait.
-* ``async_op=True``: it goes onto the group's own stream, behind what the current stream holds. `Work.wait()`
-  makes the stream that is current then wait for it; until then its tensors are held, so that their memory is
-  not reused. Of a work that is dropped without `wait()` they are held until the device has done it.
-* Kernels of one communicator run one after another, whatever streams they are on.
+- `async_op=False`: the kernel goes onto the current stream. The CPU does not wait.
+- `async_op=True`: it goes onto the group's own stream, behind the current stream's work. `Work.wait()` makes
+the stream that is current then wait for it; until then its tensors are held, so that their memory is not
+reused. Tensors of a work that is dropped without `wait()` are held until the device has done it.
+- Kernels of one communicator run one after another, whatever streams they are on.
 
-Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`. For published runs of
-that time `Accelerator.collectives_on_own_streams` says so (`collectives.own_streams` of a software profile).
+Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`:
+`Accelerator.collectives_on_own_streams` (`collectives.own_streams` of a software profile).
 
-Only the own rank is simulated; the others are taken to arrive at the same time.
+Only the own rank is simulated; the others arrive at the same time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident
-# The plain query, also under observers: the program asks nothing here.
+# The plain query, also under observers: this is not a query by the program.
 _has_passed = Timeline.has_passed
 
 
@@ -53,9 +53,9 @@ class SimProcessGroup(CollectiveCalls):
 
     backend_name = BACKEND
     asked_backend = ""
-    """What a script takes it for, where that is not NCCL."""
+    """The backend that a script takes it for, if not NCCL."""
     takes_host = True
-    """Whether tensors of the host may take part: not where NCCL alone was asked for."""
+    """Whether tensors of the host may take part: not if only NCCL was requested."""
 
     def __init__(
         self, accelerator: Accelerator, rank: int, size: int, ranks: Sequence[int], name: str
@@ -70,14 +70,14 @@ class SimProcessGroup(CollectiveCalls):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Where a group's tensors are; torch's own answer knows only of backends in C++."""
+        """Return the devices of a group's tensors; torch's own answer covers only backends in C++."""
         host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
         if self.asked_backend == "gloo":
             return [host]
         return [host, device] if "cpu:" in self.asked_backend else [device]
 
     def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise what NCCL raises for tensors that it does not take. Gloo, for the host's, copies them."""
+        """Raise NCCL's errors for tensors that it does not accept. Gloo copies the host's."""
         on_host = any(tensor.is_cpu for tensor in tensors)
         if on_host and not self.takes_host:
             raise RuntimeError("No backend type associated with device type cpu")
@@ -93,7 +93,7 @@ class SimProcessGroup(CollectiveCalls):
         opts: Any,
         members: int = 1,
     ) -> CollectiveWork:
-        """Queue one collective (a barrier holds the CPU too)."""
+        """Queue one collective of `nbytes` (a barrier blocks the CPU too), or `members` as one group."""
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if accelerator.backward.is_active:
@@ -129,7 +129,7 @@ class SimProcessGroup(CollectiveCalls):
         return work
 
     def _shelve(self, work: CollectiveWork) -> None:
-        """Hold a work's tensors until it is waited for, or found to be done when another one is queued."""
+        """Hold a work's tensors until it is waited for, or found done when another one is queued."""
         shelves, timeline = self._shelves, self._accelerator.timeline
         while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
             marker, tensors = shelves.popleft()
@@ -140,7 +140,7 @@ class SimProcessGroup(CollectiveCalls):
             shelves.append((work.marker, work.held))
 
     def _stream_behind_current(self) -> int:
-        """The group's own stream, made to wait for what the current stream holds."""
+        """Return the group's own stream, made to wait for the current stream's work."""
         accelerator, timeline = self._accelerator, self._accelerator.timeline
         if self._own_stream is None:
             self._own_stream = timeline.add_stream()
@@ -189,7 +189,7 @@ class SimProcessGroup(CollectiveCalls):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> Work:
-        """List forms: equal sizes go through a flat buffer with a copy, others as they are, rank by rank."""
+        """Run a list form: equal sizes of `listed` through a flat buffer with a copy, others rank by rank."""
         nbytes = total_bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
             return self.call(kind, nbytes, inputs, outputs, opts)
@@ -210,7 +210,7 @@ class SimProcessGroup(CollectiveCalls):
 
 
 def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
-    """Hold tensors no longer, at a time that depends on the clock."""
+    """Release tensors, at a time that depends on the clock."""
     held_bytes = allocator.stats.allocated_bytes
     tensors.clear()
     if allocator.stats.allocated_bytes != held_bytes:
@@ -219,19 +219,19 @@ def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
 
 
 def _is_asynchronous(opts: Any) -> bool:
-    """Whether a collective was called with `async_op=True` (torch's default for one without options)."""
+    """Return whether a collective was called with `async_op=True`, torch's default without options."""
     return opts is None or bool(getattr(opts, "asyncOp", True))
 
 
 def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether one tensor is gathered into, or reduced from, a list of different sizes."""
+    """Return whether one tensor is gathered into, or reduced from, a list of different sizes."""
     listed = max(inputs, outputs, key=len)
     one_sided = min(len(inputs), len(outputs)) == 1 < len(listed)
     return one_sided and len({tensor.numel() for tensor in listed}) > 1
 
 
 def _launch_copy(accelerator: Accelerator, stream: int, nbytes: int) -> None:
-    """The kernel that copies between a list and a flat buffer."""
+    """Launch the kernel that copies between a list and a flat buffer."""
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu += accelerator.cpu_costs.launch_ns
@@ -251,7 +251,7 @@ _CPU_OPS = {
 
 
 def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
-    """What a trace says of a collective's inputs; groups and reductions have no text there."""
+    """Return a collective's inputs for the trace; groups and reductions have no text there."""
     source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
     by_kind: dict[str, tuple[Any, ...]] = {
         "all_gather": (target, source, None),
@@ -275,15 +275,13 @@ def _create(options: Any, backend_options: Any) -> SimProcessGroup:
     return SimProcessGroup(ACCELERATOR, options.group_rank, options.group_size, ranks, options.group_id)
 
 
-# What a group of collectives takes beyond one collective of as many bytes: a share for each further member.
-# NCCL runs the members of ``ncclGroupStart/End`` on one communicator as work of one kernel. Each has a place
-# in the kernel's queue of work and, on the host, its own checks, plan and record in torch's process group.
-# Estimated: NCCL's own documentation gives no figure, and no GPU has run this here. A further member is
-# taken to cost as much as half of an ordinary kernel launch on the host, and on the device as much as a
-# small copy kernel; figures that depend on them are held with both doubled (``ci/measured/zero_copy.txt``).
+# Cost of each further member of a coalesced collective, beyond one collective of as many bytes. NCCL runs the
+# members of `ncclGroupStart/End` on one communicator as work of one kernel, with their own checks, plan and
+# record on the host. Estimated, unmeasured: half of a kernel launch on the host, a small copy kernel on the
+# device; dependent figures are compared with both doubled (`ci/measured/zero_copy.txt`).
 
 MEMBER_CPU_NS = 2_000
-"""Host time of one more member, nanoseconds."""
+"""Host time of a further member, ns."""
 
 MEMBER_NS = 2_000
-"""Device time of one more member, nanoseconds."""
+"""Device time of a further member, ns."""

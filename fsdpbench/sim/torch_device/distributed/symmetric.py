@@ -1,12 +1,11 @@
 """Symmetric memory (`torch.distributed._symmetric_memory`) on the simulated device, as far as FSDP2 uses it.
 
-Ranks of a group meet for a tensor (`rendezvous`); NCCL then gathers into it by copy engines where it may use
-no multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather
-takes as long as the ordinary one, slows no computation and is not slowed by any
-(`nvlink.copy_engine_gathers` of a profile, estimated). NCCL's kernels for symmetric memory, which run
-otherwise, take what ordinary ones take.
+Ranks of a group meet for a tensor (`rendezvous`); NCCL then gathers into it by copy engines if it may use no
+multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather takes
+as long as the ordinary one, and neither slows computation nor is slowed by it (`nvlink.copy_engine_gathers`
+of a profile, estimated). NCCL's kernels for symmetric memory, used otherwise, take as long as ordinary ones.
 
-The memory is the caching allocator's: a pool of its own and the meeting itself cost nothing here.
+The memory is the caching allocator's: its own pool and the rendezvous cost nothing here.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ _ZERO = "2"
 
 
 class Pool:
-    """Stands for the pool of symmetric memory."""
+    """The pool of symmetric memory."""
 
 
 POOL = Pool()
 
 
 class _Meeting:
-    """What a rendezvous returns: of its use beside collectives nothing is known."""
+    """Result of a rendezvous; its use beside collectives is unknown."""
 
     def __getattr__(self, name: str) -> Any:
         raise NotImplementedError(
-            f"symmetric memory is simulated for collectives into it alone, not for its `{name}`"
+            f"symmetric memory is simulated only for collectives into it, not for its `{name}`"
         )
 
 
 def use_pool(pool: Any) -> AbstractContextManager[None]:
-    """`use_mem_pool`: of the pool of symmetric memory. Raises NotImplementedError for another one."""
+    """Enter `use_mem_pool` of the pool of symmetric memory; raises `NotImplementedError` for another one."""
     if pool is not POOL:
         raise NotImplementedError(
             "torch.cuda.use_mem_pool is not simulated: the caching allocator is simulated as it is; leave "
@@ -57,7 +56,7 @@ def use_pool(pool: Any) -> AbstractContextManager[None]:
 def gathers_by_copy_engines(
     kind: str, outputs: Sequence[torch.Tensor], ranks: Sequence[int], network: Network
 ) -> bool:
-    """Whether a collective of `ranks` into `outputs` is one that copy engines do."""
+    """Return whether copy engines do a collective of `ranks` into `outputs`."""
     if kind != "all_gather" or os.environ.get(_POLICY) != _ZERO:
         return False
     records = [record_of(tensor.untyped_storage()) for tensor in outputs]
@@ -66,7 +65,7 @@ def gathers_by_copy_engines(
 
 
 def why_unavailable(network: Network) -> str | None:
-    """Why GPUs cannot gather by copy engines; None if they can."""
+    """Return why GPUs cannot gather by copy engines; None if they can."""
     if network.profile.nvlink.copy_engine_gathers:
         return None
     return (
@@ -76,7 +75,7 @@ def why_unavailable(network: Network) -> str | None:
 
 
 def patch_symmetric_memory(accelerator: Accelerator) -> None:
-    """Let memory of the simulated device be symmetric; other devices have torch's."""
+    """Make memory of the simulated device symmetric; other devices keep torch's."""
     backend = expect(symmetric_memory, "set_backend")
     pool = expect(symmetric_memory, "get_mem_pool")
     meet = expect(symmetric_memory, "rendezvous")
