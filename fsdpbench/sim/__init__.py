@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Simulation` and what belongs to it import torch: only when they are asked for."""
+    """Import `Simulation` and its values, which import torch, on first access."""
     if name in ("SimulatedTrace", "Simulation", "preload"):
         from fsdpbench.sim import simulation
 

@@ -1,4 +1,4 @@
-"""`operator_price` and the values that a price of a user's own operator is made of."""
+"""`operator_price` and the types of a user's own operator prices."""
 
 from fsdpbench.sim.torch_device.prices import Call, OperatorCost, Price, operator_price, price, tensor_bytes
 

@@ -1,4 +1,4 @@
-"""The facade: starts the simulated device of a process, its process group and its traces."""
+"""Facade: starts the simulated device of a process, its process group and its traces."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _REGISTERED: list[torch.library.Library] = []
 
 
 def preload() -> None:
-    """Register the device ``sim``, its kernels and its backend (idempotent).
+    """Register the device `sim`, its kernels and its backend (idempotent).
 
     Leaves no thread and no open file, so that a process that forks its workers does this once before. Workers
-    that then use another device find torch as it was, except for one more device.
+    that then use another device find torch unchanged, except for one more device.
     """
     if _REGISTERED:
         return
-    # What torch imports late: here once, and not again in every fork.
+    # Imported late by torch: here once, and not again in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
     setup_privateuseone(
@@ -71,7 +71,7 @@ def preload() -> None:
 
 @contextmanager
 def sharing_plans(path: str) -> Iterator[None]:
-    """Simulations inside take the plans in the log at `path`, and leave theirs if they end well."""
+    """Let simulations inside use the plans in the log at `path`, and add theirs if they end well."""
     plans = ACCELERATOR.shared_plans = SharedPlans(path)
     try:
         yield
@@ -81,7 +81,7 @@ def sharing_plans(path: str) -> Iterator[None]:
 
 
 class Simulation:
-    """One simulated rank: the device of this process, among ``world_size`` of them."""
+    """One simulated rank: the device of this process, among `world_size` of them."""
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int, rank: int) -> None:
         self.profile = profile
@@ -89,7 +89,7 @@ class Simulation:
         self.gpus_per_node = gpus_per_node
         self.rank = rank
         self.accelerator = ACCELERATOR
-        """The device of this process, for those who follow it or charge it."""
+        """The device of this process, for its observers and those that charge it."""
 
     @classmethod
     def start(
@@ -104,13 +104,12 @@ class Simulation:
         sanitize: bool = False,
         software: SoftwareProfile | None = None,
     ) -> Simulation:
-        """Start (or start again) the simulated device of this process.
+        """Start (or restart) the simulated device of this process.
 
-        Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
-        ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
-        ``sanitize`` every use of memory is followed (`sanitizer`). ``software`` (default: the installed one)
-        is put in place until the next start or `end`. Raises ValueError for an impossible
-        world.
+        Autograd runs on the calling thread from now on. `allocator_conf` defaults to
+        `PYTORCH_CUDA_ALLOC_CONF`; without `jitter` kernels are exact and ranks punctual. With `sanitize`
+        every use of memory is followed (`sanitizer`). `software` (default: the installed one) stays in place
+        until the next start or `end`. Raises `ValueError` for an impossible world.
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
@@ -141,8 +140,9 @@ class Simulation:
         return simulation
 
     def _begin_plans(self, software: SoftwareProfile | None) -> None:
-        """Forget what operators do and cost; take what others have left, unless `software` is None: the
-        sanitizer's plans say more than others.
+        """Clear operators' plans and costs; load those of others, unless `software` is None.
+
+        The sanitizer's plans hold more than others' and are not shared.
         """
         forget_plans()
         shared = self.accelerator.shared_plans
@@ -151,7 +151,7 @@ class Simulation:
             shared.begin(None if software is None else repr(surroundings))
 
     def _price(self, software: SoftwareProfile) -> None:
-        """What work costs on this hardware, among so many ranks."""
+        """Set the costs of work on this hardware, among so many ranks."""
         accelerator, profile = self.accelerator, self.profile
         accelerator.device_count = self.gpus_per_node
         accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), self.world_size))
@@ -161,22 +161,22 @@ class Simulation:
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:
-        """`dist.init_process_group` of the backend ``sim``, with a store of this process alone."""
+        """Initialise `torch.distributed` with the backend `sim` and a store of this process alone."""
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=5))
         dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
 
     def end(self) -> None:
-        """Undo what the software profile has put in place; safe to call twice."""
+        """Undo the software profile's changes; safe to call twice."""
         self.accelerator.undo_software()
         self.accelerator.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:
-        """The CPU's simulated time in nanoseconds."""
+        """Return the CPU's simulated time in nanoseconds."""
         return self.accelerator.timeline.cpu
 
     def advance_cpu(self, ns: int) -> None:
-        """The CPU is busy, or asleep, for so long."""
+        """Advance the CPU, busy or asleep, by `ns`."""
         self.accelerator.timeline.cpu += ns
 
     def synchronize(self) -> None:
@@ -185,25 +185,25 @@ class Simulation:
 
     @property
     def sanitizer(self) -> Sanitizer | None:
-        """What follows the uses of memory, if it was asked for."""
+        """Return the observer of memory uses, if requested."""
         found = self.accelerator.sanitizer
         return found if isinstance(found, Sanitizer) else None
 
     @property
     def operators_launched(self) -> int:
-        """Kernels launched so far."""
+        """Return the number of kernels launched so far."""
         return self.accelerator.operators_launched
 
     @property
     def unknown_operators(self) -> dict[str, int]:
-        """Launches, by name, of operators that no cost model knows; they were costed by their bytes."""
+        """Return launches, by name, of operators without a cost model, which were priced by their bytes."""
         return dict(sorted(self.accelerator.unknown_operators.items()))
 
     @property
     def on_out_of_memory(self) -> Callable[[str], None] | None:
-        """Called with the message before torch.OutOfMemoryError is raised.
+        """Set a function called with the message before `torch.OutOfMemoryError` is raised.
 
-        An exception in a hook of backward ends the process: what has to be written, is to be written here.
+        An exception in a hook of backward ends the process: the function must write what has to be kept.
         """
         return self.accelerator.on_out_of_memory
 
@@ -216,12 +216,13 @@ class Simulation:
         drain()
 
     def trace(self, path: Path | str) -> SimulatedTrace:
-        """A context that records what runs inside and writes it as a Kineto trace in the end."""
+        """Return a context that records what runs inside and writes it as a Kineto trace at the end."""
         return SimulatedTrace(self, Path(path))
 
 
 class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
-    """As `torch.profiler.profile`: call `step` at the end of each step. The file is written on leaving.
+    """Trace like `torch.profiler.profile`: call `step` at the end of each step. The file is written on
+    leaving.
 
     The device is idle at both ends. Nothing is written if the block raises.
     """
@@ -279,7 +280,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
             recorder.write(self._path)
 
     def _report_memory(self, event: AllocatorEvent) -> None:
-        """Allocator events for the trace, as torch.profiler(profile_memory=True) writes them."""
+        """Add allocator events to the trace, as torch.profiler(profile_memory=True) writes them."""
         trace = self._accelerator.trace
         if trace is None:
             return
@@ -292,7 +293,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
 
 
 def _described(groups: Sequence[Any]) -> list[dict[str, Any]]:
-    """The process groups as torch.profiler writes them."""
+    """Return the process groups as torch.profiler writes them."""
     return [
         {
             "pg_name": group.group_name,
@@ -317,7 +318,7 @@ def _conf_of_environment() -> AllocatorConf:
 
 
 def _end_followers(accelerator: Accelerator) -> None:
-    """Those of the simulation before this one."""
+    """End the observers of the previous simulation."""
     if accelerator.sanitizer is not None:
         accelerator.sanitizer.end()
     if accelerator.account is not None:
@@ -366,7 +367,7 @@ def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: Allocato
 
 
 def _host_link(profile: HardwareProfile) -> Callable[[int], int]:
-    """Nanoseconds of a copy between host and device, by its bytes."""
+    """Return the nanoseconds of a copy between host and device, by its bytes."""
     latency_ns = profile.host_link.latency_us * 1e3
     ns_per_byte = 1.0 / profile.host_link.gb_s
     return lambda nbytes: round(latency_ns + nbytes * ns_per_byte)

@@ -80,7 +80,7 @@ class Tells:
     def compilation(self) -> dict[str, Any] | None:
         """The compiled graphs and their kernels, if anything was compiled."""
         front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
-        return front_end.told() if front_end is not None else None
+        return front_end.compile_report() if front_end is not None else None
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:
@@ -158,7 +158,7 @@ class SimDevice(Tells):
     @property
     def graph(self) -> dict[str, Any] | None:
         """The captured step, if capture was asked for."""
-        return None if self._graph is None else self._graph.told()
+        return None if self._graph is None else self._graph.to_dict()
 
     def settle(self) -> None:
         # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.

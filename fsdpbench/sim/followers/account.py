@@ -1,12 +1,11 @@
-"""What holds the memory of the simulated device, by what it is for.
+"""Holders of the simulated device's memory, by purpose.
 
-    allocator ── each block, with the place in the program that took it ──┐
-    modules, optimizers ── where each storage is   ──────────────────────┼──> report(): bytes by category
-    collectives ── which blocks they read and write ──────────────────────┘
+    allocator ── each block, with the place in the program that allocated it ──┐
+    modules, optimizers ── where each storage is   ───────────────────────────┼──> report(): bytes by category
+    collectives ── which blocks they read and write ──────────────────────────┘
 
-A block that a parameter, a gradient or an optimizer's state is in is that; else a collective's buffer
-is one; else
-the place that took it decides: in forward it is an activation of the module that ran.
+A block that holds a parameter, a gradient or an optimizer's state has that category; else that of a
+collective's buffer; else that of the allocating place: in forward, an activation of the module that ran.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from fsdpbench.sim.torch_device.tensors import address as storage_address
 
 _MOST_PLACES = 5
 _SETTLED_STEP = 2
-"""After the second step an optimizer has its states and a loop what it keeps of the last step."""
+"""After the second step an optimizer has its states and a loop its leftovers of the last step."""
 _Where = tuple[str, str | None]
 
 
 class Growth:
-    """Bytes allocated at the end of each step; where what the settled steps added was allocated."""
+    """Bytes allocated at the end of each step, and the places that allocated the settled steps' additions."""
 
     def __init__(self) -> None:
         self._at_ends: list[int] = []
@@ -46,7 +45,7 @@ class Growth:
         self._last: dict[_Where, int] = {}
 
     def step_ended(self, live: Iterable[tuple[int, Place]]) -> None:
-        """A step ends; `live`: size and place of every block in use."""
+        """End a step; `live`: size and place of every block in use."""
         sums: dict[_Where, int] = {}
         for size, place in live:
             where = (layers_as_one(place.module), place.line)
@@ -57,7 +56,7 @@ class Growth:
         self._last = sums
 
     def to_dict(self) -> dict[str, Any]:
-        """`per_step_bytes` is 0 unless every step since the second added memory."""
+        """Return the report; `per_step_bytes` is 0 unless every step since the second added memory."""
         steps = len(self._at_ends) - _SETTLED_STEP
         settled = self._at_ends[_SETTLED_STEP - 1 :]
         grows = steps > 0 and all(late > early for early, late in pairwise(settled))
@@ -79,7 +78,7 @@ _REDUCES = ("reduce", "post_backward")
 
 
 class Category(StrEnum):
-    """What holds memory inside the allocator."""
+    """Categories of memory inside the allocator."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"
@@ -94,7 +93,7 @@ class Category(StrEnum):
 
 
 def category_of(place: Place, *, modules_known: bool) -> Category:
-    """Of a block without a known owner; before the first forward the modules are unknown."""
+    """Return the category of a block without a known owner; modules are unknown before the first forward."""
     span = place.span.lower()
     if place.phase is Phase.BUILDING:
         return Category.OTHERS if modules_known else Category.PARAMETERS
@@ -110,7 +109,7 @@ def category_of(place: Place, *, modules_known: bool) -> Category:
 
 
 def layers_as_one(module: str) -> str:
-    """The path of a module with the numbers of layers left open: ``blocks.*.attention``."""
+    """Return the path of a module without the numbers of layers: `blocks.*.attention`."""
     return _NUMBER.sub("*", module)
 
 
@@ -120,11 +119,11 @@ _OF_COLLECTIVES = {
     ("all_gather", True): Category.ALL_GATHER,
     ("reduce_scatter", True): Category.REDUCE_SCATTER,
 }
-"""(kind, whether it is an input) -> what the buffer is."""
+"""(kind, whether it is an input) -> the buffer's purpose."""
 
 
 class MemoryAccount:
-    """Follows a simulation from `begin` on; `report` may be called at any time after."""
+    """Account of a simulation from `begin` on; `report` may be called at any time after."""
 
     def __init__(self, accelerator: Accelerator, line: Lines | None = None) -> None:
         self._accelerator = accelerator
@@ -137,27 +136,27 @@ class MemoryAccount:
         self._places.on_step = lambda: self._growth.step_ended(self._live.values())
 
     def begin(self) -> None:
-        """Follow the accelerator from now on."""
+        """Start following the accelerator."""
         self._accelerator.account = self
         self._accelerator.listen(self._on_event)
-        set_is_profiler_enabled(True)  # or nobody makes spans
+        set_is_profiler_enabled(True)  # otherwise there are no spans
 
     def end(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._places.close()
         self._accelerator.stop_listening(self._on_event)
         self._accelerator.account = None
 
     def enter(self, span: str) -> None:
-        """A span of the profiler begins."""
+        """Enter a profiler span."""
         self._places.enter(span)
 
     def leave(self, span: str) -> None:
-        """A span of the profiler ends."""
+        """Leave a profiler span."""
         self._places.leave(span)
 
     def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """A collective is about to be queued."""
+        """Record the buffers of a collective about to be queued."""
         for is_input, tensors in ((True, inputs), (False, outputs)):
             category = _OF_COLLECTIVES.get((kind, is_input))
             if category is not None:
@@ -172,7 +171,7 @@ class MemoryAccount:
             self._shards.discard(event.address)
 
     def report(self) -> dict[str, Any]:
-        """What is held now, as plain values: bytes, names, and where the program stands."""
+        """Return present holders as plain values: bytes, names, and the program's place."""
         here = self._places.now()
         owned, known = self._owned(), bool(self._places.roots)
         sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
@@ -206,12 +205,11 @@ class MemoryAccount:
         }
 
     def _note_shards(self, root: nn.Module) -> None:
-        """A root is called for the first time, and its units hold their shards alone: later the gathered
-        parameters are in their place."""
+        """Record a root's shards at its first call, before gathered parameters replace them."""
         self._shards.update(_addresses(root.parameters()))
 
     def _owned(self) -> dict[int, Category]:
-        """Addresses of what modules and optimizers own."""
+        """Return the addresses that modules and optimizers own."""
         found: dict[int, Category] = {}
         parameters = [p for root in self._places.roots for p in root.parameters()]
         buffers = [b for root in self._places.roots for b in root.buffers()]
@@ -224,7 +222,7 @@ class MemoryAccount:
             (Category.GRADIENTS, [p.grad for p in (*parameters, *of_groups) if p.grad is not None]),
         ):
             for start in _addresses(tensors):
-                # FSDP1's flat parameters lie in the gathered ones for a while.
+                # FSDP1's flat parameters are temporarily views of the gathered ones.
                 if start not in found and start not in self._buffers:
                     found[start] = category
         return found
@@ -255,7 +253,7 @@ def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict
 
 
 Lines = Callable[[], str | None]
-"""Answers with the line of the user's own program that runs ("train.py:12"), if any."""
+"""Returns the running line of the user's own program ("train.py:12"), if any."""
 
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.?"
@@ -264,7 +262,7 @@ OUTSIDE = "outside of modules"
 
 
 class Phase(StrEnum):
-    """What part of a training step the CPU is in."""
+    """Parts of a training step."""
 
     BUILDING = "building"
     FORWARD = "forward"
@@ -273,7 +271,7 @@ class Phase(StrEnum):
 
 
 class Place(NamedTuple):
-    """Where an allocation was made. ``module``: its path; ``span``: innermost span of the profiler."""
+    """Origin of an allocation. `module`: its path; `span`: innermost span of the profiler."""
 
     step: int
     phase: Phase
@@ -283,9 +281,9 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Follows a program by hooks on all modules and optimizers, from its making to `close`.
+    """Place of a program, by hooks on all modules and optimizers, from its creation to `close`.
 
-    The first optimizer that steps ends the steps. ``backward`` knows whether backward runs.
+    The first optimizer that steps ends the steps. `backward` knows whether backward runs.
     """
 
     def __init__(self, backward: BackwardStreams, line: Lines | None) -> None:
@@ -309,18 +307,18 @@ class Places:
         ]
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def now(self) -> Place:
-        """Where the program is."""
+        """Return the program's place."""
         module = self._modules[-1] if self._modules else OUTSIDE
         return Place(self.step, self.phase, module, self._spans[-1] if self._spans else "", self._line())
 
     @property
     def phase(self) -> Phase:
-        """Which part of a step runs."""
+        """Return the running part of a step."""
         if self._backward.is_active:
             return Phase.BACKWARD
         if self._in_optimizer:
@@ -328,11 +326,11 @@ class Places:
         return Phase.FORWARD if self.roots else Phase.BUILDING
 
     def enter(self, span: str) -> None:
-        """A span of the profiler begins."""
+        """Enter a profiler span."""
         self._spans.append(span)
 
     def leave(self, span: str) -> None:
-        """A span of the profiler ends."""
+        """Leave a profiler span."""
         if span in self._spans:
             del self._spans[len(self._spans) - 1 - self._spans[::-1].index(span) :]
 

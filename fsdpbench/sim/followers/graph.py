@@ -1,16 +1,15 @@
-"""Capturing a training step once it repeats itself, and replaying it from then on.
+"""Capture of a training step once it repeats itself, and its replay from then on.
 
-    warm-up: steps run as they are, watched, until one is legal and does what the step before did
-    replay:  | batches into their static places | one launch |        and the CPU's clock stands
+    warm-up: steps run as they are, observed, until one is legal and equals the step before
+    replay:  | batches into their static addresses | one launch |     the CPU's clock does not advance
 
-A replayed step is still executed: every kernel, copy, collective and wait comes to the device in its order,
-all of them at the moment of the one launch. What the CPU would have decided by waiting (a rate limiter, a
-query) no graph has; such steps are refused. A replay has to do, and to be given, exactly what the captured
-step did and was given: every launch, and every address on the device. That buffers of the host stay where
-they are is not checked.
+A replayed step is still executed: every kernel, copy, collective and wait reaches the device in its order,
+all at the moment of the one launch. A graph cannot hold decisions of a waiting CPU (a rate limiter, a query);
+such steps are refused. Every launch and every device address of a replay must equal the captured step's.
+Addresses of host buffers are not checked.
 
-Estimated: the price of the launch is that of one kernel's, as for compiled graphs; work inside a graph
-follows each other no faster than outside of it; memory is that of the step as it runs by itself.
+Estimated: a graph's launch costs one kernel's, as for compiled graphs; work inside a graph follows each other
+no faster than outside of it; memory is that of the step as it runs by itself.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _ESTIMATE = "an estimate: no CUDA graph was captured; one launch is priced for t
 
 
 class GraphCaptureError(RuntimeError):
-    """A step that no CUDA graph can hold."""
+    """The step cannot be captured in a CUDA graph."""
 
 
 class StandingTimeline(ObservedTimeline):
-    """A timeline whose CPU stands: in a replay the CPU has launched once, and does nothing else."""
+    """Timeline whose CPU does not advance: a replay is one launch."""
 
     @property
     def cpu(self) -> int:
-        """The moment of the launch, in nanoseconds."""
+        """Return the moment of the launch, in nanoseconds."""
         now: int = self.__dict__["cpu"]
         return now
 
@@ -53,7 +52,7 @@ class StandingTimeline(ObservedTimeline):
 
 
 class GraphSession:
-    """The graph of one training loop, which takes `microbatches` batches a step."""
+    """The graph of one training loop with `microbatches` batches a step."""
 
     def __init__(self, accelerator: Accelerator, microbatches: int) -> None:
         self._accelerator = accelerator
@@ -66,7 +65,7 @@ class GraphSession:
         self.captured = False
 
     def feed(self, batches: Iterator[tuple[torch.Tensor, ...]]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The batches of a loop, always in the same memory."""
+        """Yield the batches of a loop, always in the same memory."""
         self._source = batches
         return self._again()
 
@@ -75,7 +74,7 @@ class GraphSession:
             yield from self._static
 
     def run(self, step: Callable[[], object]) -> None:
-        """Run one step. Raises `GraphCaptureError` where it can never be captured."""
+        """Run one step. Raises `GraphCaptureError` if it can never be captured."""
         self._take_batches()
         accelerator = self._accelerator
         timeline, depth = accelerator.timeline, accelerator.timeline.queue_depth
@@ -96,18 +95,18 @@ class GraphSession:
         try:
             step()
         finally:
-            accelerator.stop_following(watch)  # its class is again what its observers need
+            accelerator.stop_following(watch)  # the observers' class again
             device.call_listener, timeline.queue_depth = listener, depth
         watch.finish()
         self._judge(watch)
 
     @property
     def replayed(self) -> bool:
-        """Whether a step was replayed already."""
+        """Return whether a step was replayed already."""
         return self._replays > 0
 
-    def told(self) -> dict[str, Any]:
-        """What the result says of it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result's entry."""
         return {
             "captured": self.captured,
             "warm_up_steps": self._watched,
@@ -133,8 +132,7 @@ class GraphSession:
         self._trail = watch.trail
 
     def _take_batches(self) -> None:
-        """Load the step's batches into memory outside of the graph's pool, and copy them to where it reads
-        them."""
+        """Load the step's batches outside the graph's pool, and copy them to the addresses that it reads."""
         accelerator = self._accelerator
         if self._pool is None:
             self._pool = accelerator.timeline.add_stream()
@@ -156,19 +154,6 @@ class GraphSession:
             self._accelerator.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
 
 
-# One step, watched: what it does in order, and what a CUDA graph could not hold of it.
-# The rules are those of stream capture (CUDA programming guide, "Creating a Graph Using Stream Capture") and
-# of torch's allocator during one:
-# * the CPU waits for nothing and asks nothing: no `.item()`, no synchronisation, no query, no copy of memory
-#   that is not pinned (cudaErrorStreamCaptureUnsupported);
-# * no stream waits for an event from before the step (cudaErrorStreamCaptureIsolation), and every stream that
-#   works follows the step's own stream first and is awaited by it in the end
-#   (cudaErrorStreamCaptureUnjoined);
-# * no cudaMalloc, no cudaFree: a step that repeats itself needs neither;
-# * no `record_stream` of memory that is then freed: the allocator gives such memory back after the capture
-#   only (`needs_events_deferred_until_no_capture`), so that the step would need more memory than it does
-#   here.
-
 Entry = tuple[Any, ...]
 
 _ASKED_BY = {
@@ -187,11 +172,22 @@ _SYNCHRONISES = "a synchronisation"
 
 
 class WatchedStep(Observer):
-    """The observer of one step, which notes what the program does.
+    """Observer of one step: its operations in order, and those that a CUDA graph cannot hold.
 
-    Args:
-        origin: the stream that the step starts on.
-        expected: what the step before did; `difference` is the first thing that is done otherwise.
+    The rules of stream capture (CUDA programming guide, "Creating a Graph Using Stream Capture") and of
+    torch's allocator during one:
+
+    - the CPU waits for nothing and queries nothing: no `.item()`, synchronisation, query, or copy of unpinned
+    memory (cudaErrorStreamCaptureUnsupported);
+    - no stream waits for an event from before the step (cudaErrorStreamCaptureIsolation), and every stream
+    that works follows the step's own stream first and is finally awaited by it
+    (cudaErrorStreamCaptureUnjoined);
+    - no cudaMalloc, no cudaFree: a step that repeats itself needs neither;
+    - no `record_stream` of memory that is then freed: the allocator frees it only after the capture
+    (`needs_events_deferred_until_no_capture`), so that the step would need more memory than here.
+
+    `origin`: the stream that the step starts on. `expected`: the operations of the step before; `difference`
+    is the first one that differs.
     """
 
     def __init__(self, origin: int, expected: list[Entry] | None) -> None:
@@ -206,12 +202,12 @@ class WatchedStep(Observer):
 
     @property
     def kernels(self) -> int:
-        """Launches so far."""
+        """Return the number of launches so far."""
         return sum(self._work.values())
 
     @property
     def streams(self) -> int:
-        """Streams that work."""
+        """Return the number of streams that work."""
         return len(self._work)
 
     def finish(self) -> None:
@@ -224,20 +220,18 @@ class WatchedStep(Observer):
             self.difference = self.difference or "it ends earlier than the step before"
 
     def violate(self, what: str) -> None:
-        """Note that no graph can hold this, with its place, unless something else came first."""
+        """Record that no graph can hold this, with its place, unless a violation came before."""
         if self.violation is None:
             self.violation = f"{what}, at {_place()}"
 
     def note(self, entry: Entry, what: Callable[[], str]) -> None:
-        """Append the next thing that the step does; `what` says it in words."""
+        """Append the step's next operation; `what` describes it."""
         expected, index = self._expected, len(self.trail)
         self.trail.append(entry)
         if expected is None or self.difference is not None:
             return
         if index >= len(expected) or expected[index] != entry:
             self.difference = f"{what()}, at {_place()}"
-
-    # ----------------------------------------------------------------------------------- as an observer
 
     def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
         self.note(("launch", stream, work, duration_ns), lambda: f"other work is launched on stream {stream}")
@@ -288,7 +282,7 @@ def _place() -> str:
 
 
 def _asked() -> str:
-    """By which of the device's functions the CPU asks or waits."""
+    """Return the device function by which the CPU queries or waits."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_qualname

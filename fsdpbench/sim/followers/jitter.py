@@ -1,14 +1,14 @@
-"""Jitter and stragglers: seeded noise on kernels and late ranks in collectives. Off unless asked for.
+"""Jitter and stragglers: seeded noise on kernels and late ranks in collectives. Off by default.
 
-The simulator takes every kernel for exact and every rank for punctual. Real clusters are neither:
+By default every kernel is exact and every rank punctual. Real clusters are neither:
 
-* **kernels**: each kernel and collective takes its time, times a factor around 1 (``kernels`` is its standard
-  deviation; the sum of four uniform draws, within 3.5 of them).
-* **arrival**: a collective begins when its last rank comes. Each rank is late by a normal draw
-  (``arrival_us`` is its standard deviation); the latest of n - 1 others is drawn at the same time.
-* **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
-  share of what this rank has computed since the last one (a slow rank holds up all groups, immediately or
-  through others).
+- **kernels**: each kernel's and collective's time is multiplied by a factor around 1 (`kernels` is its
+standard deviation; the sum of four uniform draws, within 3.5 of them).
+- **arrival**: a collective begins when its last rank arrives. Each rank is late by a normal draw
+(`arrival_us` is its standard deviation); the latest of n - 1 others is drawn directly.
+- **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
+share of this rank's computation since the last one (a slow rank delays all groups, directly or through
+others).
 
     rank 0     [== compute ==][AG waits....|== AG ==]
     slowest    [=== compute, later ===]    |
@@ -32,7 +32,7 @@ _NORMAL = NormalDist()
 
 
 class Jitter(Observer):
-    """The draws of one simulation."""
+    """Random draws of one simulation."""
 
     def __init__(self, settings: JitterSettings) -> None:
         self._settings = settings
@@ -53,14 +53,14 @@ class Jitter(Observer):
         return duration_ns
 
     def lateness_ns(self, group_size: int) -> int:
-        """How long a collective of so many ranks waits for the last of them."""
+        """Return how long a collective of so many ranks waits for the last of them, in ns."""
         if group_size < 2:
             return 0
         computed = self._computed_ns - self._waited_for_ns
         self._waited_for_ns = self._computed_ns
         late = self._settings.straggler * computed
         if self._settings.arrival_us:
-            # The greatest of n draws lies below x with the n-th power of one draw's probability.
+            # P(the greatest of n draws < x) is the n-th power of one draw's probability.
             latest = self._draw() ** (1 / (group_size - 1))
             own = self._draw()
             sigmas = _NORMAL.inv_cdf(_inside(latest)) - _NORMAL.inv_cdf(_inside(own))
@@ -69,5 +69,5 @@ class Jitter(Observer):
 
 
 def _inside(probability: float) -> float:
-    """Away from 0 and 1, where the normal distribution has no quantile."""
+    """Clamp away from 0 and 1, where the normal distribution has no quantile."""
     return min(max(probability, 1e-12), 1 - 1e-12)

@@ -4,7 +4,7 @@
     ...
     torch.cuda.memory._dump_snapshot("memory.pickle")   # opens on https://pytorch.org/memory_viz
 
-The history holds what the allocator did, each allocation and free with the Python frames that led to it.
+The history holds the allocator's events, allocations and frees with their Python frames.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _Frame = dict[str, Any]
 
 
 class MemoryHistory:
-    """The allocator's last ``max_entries`` events, with their stacks where ``stacks`` are asked for."""
+    """The allocator's last `max_entries` events, with their stacks if `stacks` is set."""
 
     def __init__(self, max_entries: int, *, stacks: bool) -> None:
         self._stacks = stacks
         self.entries: deque[tuple[AllocatorEvent, list[_Frame]]] = deque(maxlen=min(max_entries, 1 << 40))
 
     def add(self, event: AllocatorEvent) -> None:
-        """Keep one event (the allocator's listeners call this)."""
+        """Append one event (the allocator's listeners call this)."""
         wanted = self._stacks and event.action in _WITH_STACK
         self.entries.append((event, _frames() if wanted else []))
 
 
 def _frames() -> list[_Frame]:
-    """Where Python is, innermost first, without the simulator's own files."""
+    """Return the Python frames, innermost first, without the simulator's own files."""
     found: list[_Frame] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < _DEEPEST:
@@ -53,7 +53,7 @@ def _frames() -> list[_Frame]:
 
 
 class MemoryModule(types.ModuleType):
-    """The module object under ``torch.sim.memory``; names and arguments are those of `torch.cuda.memory`."""
+    """The module `torch.sim.memory`; names and arguments are those of `torch.cuda.memory`."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__("torch.sim.memory", "History and snapshots of the simulated allocator.")
@@ -69,9 +69,9 @@ class MemoryModule(types.ModuleType):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Begin a history (an earlier one is forgotten); ``enabled=None`` ends it.
+        """Begin a history (clearing an earlier one); `enabled=None` ends it.
 
-        ``context=None`` and ``context="state"`` leave the stacks of past events out, as torch does.
+        `context=None` and `context="state"` omit the stacks of past events, as torch does.
         """
         self._accelerator.require_started()
         if self._history is not None:
@@ -82,7 +82,7 @@ class MemoryModule(types.ModuleType):
             self._accelerator.listen(self._history.add)
 
     def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Segments and blocks now, and the history if one is recorded."""
+        """Return segments and blocks, and the history if one is recorded."""
         self._accelerator.require_started()
         entries = [] if self._history is None else list(self._history.entries)
         entries = [entry for entry in entries if entry[0].action is not AllocatorAction.RETRY]
@@ -98,6 +98,6 @@ class MemoryModule(types.ModuleType):
         Path(filename).write_bytes(pickle.dumps(self._snapshot(), protocol=_PICKLE_PROTOCOL))
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
-        """The segments of `_snapshot`."""
+        """Return the segments of `_snapshot`."""
         segments: list[dict[str, Any]] = self._snapshot()["segments"]
         return segments

@@ -1,9 +1,9 @@
-"""Which steps of a soak are executed, and which are done again from their record.
+"""Execution of some steps of a soak, and replay of the others from their record.
 
-A step is recorded whenever it is executed. It may be done again once two executions of it, in the same
-situation (`Moment`: what lived before it, and what ran last), did the very same. The program itself waits
-then: its tensors keep the memory that they had. Before it continues it is brought up to date, which
-takes a moment that is alike for it; so the session looks ahead, and executes the steps from such a moment on.
+A step is recorded whenever it is executed. It may be replayed once two executions of it in the same situation
+(`Moment`: the live blocks before it, and the last step's structure) were equal. The program itself does not
+run then: its tensors keep their memory. Before it continues, its addresses are updated, which takes a moment
+that is equal for it; so the session looks ahead, and executes the steps from such a moment on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fsdpbench.sim.model.timeline import Marker
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _WORTH_KEEPING = 3
-"""A kind that comes less often is never done again: two executions prove it."""
+"""A rarer kind is never replayed: that takes two executions."""
 _MOST_OPERATIONS = 10_000_000
-"""Of all records together: about 1.5 GiB."""
+"""Over all records: about 1.5 GiB."""
 _DIFFERS = "it did not do the same as the time before"
 
 
 class _Case:
-    """One kind of step in one situation: its last execution, and whether the one before did the same."""
+    """One kind of step in one situation: its last execution, and whether the one before was equal."""
 
     def __init__(self) -> None:
         self.step: RecordedStep | None = None
@@ -45,10 +45,9 @@ class _Case:
 
 
 class ReplaySession:
-    """The steps of one soak. `kinds[i]` says what step i computes on: equal kinds are the same work.
+    """The steps of one soak. `kinds[i]` is the work of step i: equal kinds are the same work.
 
-    `executed` and `replayed` count steps; `refusals` says for how many executed steps why they are not
-    record.
+    `executed` and `replayed` count steps; `refusals` counts executed steps without a record by reason.
     """
 
     def __init__(self, accelerator: Accelerator, kinds: Sequence[Hashable]) -> None:
@@ -68,7 +67,7 @@ class ReplaySession:
         self._accelerator.holders = {}
 
     def run(self, index: int, step: Callable[[], object]) -> None:
-        """Step `index`: `step()` executes it. Raises torch.OutOfMemoryError either way."""
+        """Run step `index`, executed by `step()` or replayed. Raises `torch.OutOfMemoryError` either way."""
         if index >= max(self._replay_until, self._execute_until):
             self._plan(index)
         if index < self._replay_until:
@@ -77,7 +76,7 @@ class ReplaySession:
             self._execute(self._kinds[index], step)
 
     def end(self) -> None:
-        """The program ends: its tensors Release memory that is not theirs any more."""
+        """End the program: its tensors release memory that is no longer theirs."""
         if self._stale:
             for record, name in self._holders:
                 if name.structure != BEFORE:
@@ -85,8 +84,9 @@ class ReplaySession:
         self._accelerator.holders = None
 
     def _plan(self, index: int) -> None:
-        """Replay from `index` on as long as all is known and the program can continue where that ends; then
-        execute up to the step that is not known."""
+        """Replay from `index` on as long as all is known and the program can continue at the end; then
+        execute up to the unknown step.
+        """
         moment, alike = self._now, index
         for ahead in range(index, len(self._kinds)):
             if moment == self._program:
@@ -97,8 +97,6 @@ class ReplaySession:
                 return
             moment = case.step.after
         self._replay_until = self._execute_until = len(self._kinds)
-
-    # ---------------------------------------------------------------------------------------------- executing
 
     def _execute(self, kind: Hashable, step: Callable[[], object]) -> None:
         if self._stale:
@@ -135,7 +133,7 @@ class ReplaySession:
         case.step = recorded
 
     def _named(self, log: StepLog) -> RecordedStep:
-        """The log in names, and the world at its end."""
+        """Return the log in names, and the world at its end."""
         world = self._world
         try:
             blocks = tuple(map(world.name, log.blocks.before))
@@ -161,7 +159,7 @@ class ReplaySession:
         )
 
     def _remember_program(self) -> None:
-        """Which storages hold what, and the markers that the program may wait for."""
+        """Record the storages' blocks, and the markers that the program may wait for."""
         holders, world = self._accelerator.holders or {}, self._world
         self._holders = []
         for block in world.alive():
@@ -174,7 +172,7 @@ class ReplaySession:
         self._program_markers = world.kept_markers()
 
     def _bring_up_to_date(self) -> None:
-        """The moment is alike: what has the same name stands for what the program holds."""
+        """Update the program at an equal moment: equal names denote its blocks and markers."""
         holders: dict[int, Any] = {}
         for record, name in self._holders:
             record.block = self._world.block(name)
@@ -183,8 +181,6 @@ class ReplaySession:
         for (structure, ago), markers in self._program_markers.items():
             self._world.replace_markers(structure, ago, markers)
         self._stale = False
-
-    # ---------------------------------------------------------------------------------------------- replaying
 
     def _replay(self, case: _Case) -> None:
         assert case.step is not None

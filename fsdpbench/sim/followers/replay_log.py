@@ -1,11 +1,10 @@
-"""What a step did to the clock and to memory, as a list that can be done again.
+"""A step's operations on clock and memory, as a list that can be repeated.
 
-    (operation, CPU time since the last one, and what it needs)
+    (operation, CPU time since the last one, its arguments)
 
-Blocks and markers stand as numbers: those from before the step first, then the step's own as it made them.
-Nothing else of the program is in it: no tensors, no values, no addresses, no times. So a step that is done
-again meets the allocator and the streams as they are then: it waits, merges, retries and runs out of memory
-there by itself.
+Blocks and markers are numbered: those from before the step first, then the step's own in order. The list
+holds nothing else of the program: no tensors, values, addresses or times. So a repeated step meets the
+present allocator and streams: it waits, merges, retries and runs out of memory by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Thing = TypeVar("Thing")
 
 
 class Places(Generic[Thing]):
-    """Numbers for blocks or markers, known by identity: the step's own 0, 1, ...; from before -1, -2, ..."""
+    """Numbers of blocks or markers, known by identity: the step's own 0, 1, ...; from before -1, -2, ..."""
 
     def __init__(self) -> None:
         self.own: list[Thing] = []
@@ -32,12 +31,12 @@ class Places(Generic[Thing]):
         self._places: dict[int, int] = {}
 
     def made(self, thing: Thing) -> None:
-        """Number something that the step was given."""
+        """Number an object that the step received."""
         self._places[id(thing)] = len(self.own)
         self.own.append(thing)
 
     def of(self, thing: Thing) -> int:
-        """Return the number of a thing; unknown ones are from before the step."""
+        """Return the number of an object; unknown ones are from before the step."""
         place = self._places.get(id(thing))
         if place is None:
             self.before.append(thing)
@@ -45,14 +44,14 @@ class Places(Generic[Thing]):
         return place
 
     def pop(self, thing: Thing) -> int:
-        """Return the number of a thing that goes; the same object may come again as another."""
+        """Return and remove the number of an object, which may come again as another."""
         place = self.of(thing)
         del self._places[id(thing)]
         return place
 
 
 class StepLog(Observer):
-    """One step as it is recorded. `refusal`: why it cannot be done again, if so (`for_good`: nor can others).
+    """Record of one step. `refusal`: why it cannot be repeated, if so (`for_good`: nor can others).
 
     Blocks and markers are known by identity, so that they are held here.
     """
@@ -69,22 +68,19 @@ class StepLog(Observer):
         self._held: list[Block] = []
 
     def add(self, code: int, first: Any = 0, second: Any = 0, third: Any = 0) -> None:
-        """Append an operation that begins now."""
+        """Append operation `code`, which begins now, with its arguments."""
         now = self._timeline.cpu
         self.operations.append((code, now - self._left, first, second, third))
         self._left = now
 
     def refuse(self, why: str, *, for_good: bool = False) -> None:
-        """Note that the step depends on something that differs from time to time; ``for_good``: and so may
-        all others."""
+        """Mark the step as dependent on varying conditions; `for_good`: as are all others."""
         self.refusal = self.refusal or why
         self.for_good = self.for_good or for_good
 
     def survivors(self) -> Iterator[tuple[int, Block]]:
-        """Yield place and block of the step's own blocks that are still held."""
+        """Yield number and block of the step's own blocks that are still held."""
         return ((place, block) for place, block in enumerate(self.blocks.own) if place not in self.freed)
-
-    # ----------------------------------------------------------------------------------- as an observer
 
     def returned(self) -> None:
         self._left = self._timeline.cpu

@@ -33,11 +33,11 @@ from fsdpbench.sim.model.timeline import Marker, Timeline
 
 BEFORE = -1
 _KEPT_STEPS = 2
-"""Of each structure the markers of so many steps are kept; nothing waits for older ones."""
+"""Steps of each structure whose markers are kept; nothing waits for older ones."""
 
 
 class Name(NamedTuple):
-    """What a block or marker is called; `ago` counts steps of its structure, 1 is the last one."""
+    """Name of a block or marker; `ago` counts steps of its structure, 1 is the last one."""
 
     structure: int
     ago: int
@@ -45,18 +45,18 @@ class Name(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What the program is like between two steps: the structure of the last one, and which names live."""
+    """State of the program between two steps: the structure of the last one, and the live names."""
 
     structure: int
     alive: int
 
 
 class UnnamedError(LookupError):
-    """Something from too long ago, or not made here."""
+    """A block or marker from too long ago, or not made here."""
 
 
 class World:
-    """The blocks that are alive and the markers that may be waited for, by name."""
+    """The live blocks and the markers that may be waited for, by name."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
         self.counts: dict[int, int] = {BEFORE: 0}
@@ -69,16 +69,16 @@ class World:
             self.born(block, BEFORE, 0, place)
 
     def born(self, block: Block, structure: int, count: int, place: int) -> None:
-        """A block that outlives its step, the `count`-th of that structure."""
+        """Add a block that outlives its step, the `count`-th of that structure."""
         name = (structure, count, place)
         self._blocks[name], self._names[id(block)] = block, name
 
     def died(self, block: Block) -> None:
-        """A block from before the present step was given back."""
+        """Remove a block from before the present step."""
         del self._blocks[self._names.pop(id(block))]
 
     def step_ended(self, structure: int, markers: list[Marker]) -> int:
-        """A step of that structure has made those markers; returns how many of them there have been."""
+        """Add the markers of a step of that structure; return how many of these steps there have been."""
         count = self.counts[structure] = self.counts.get(structure, 0) + 1
         self.last = structure
         self._markers[structure, count] = markers
@@ -89,11 +89,11 @@ class World:
         return count
 
     def name(self, block: Block) -> Name:
-        """Raises `UnnamedError`."""
+        """Return a block's name. Raises `UnnamedError`."""
         return self._relative(self._names.get(id(block)))
 
     def marker_name(self, marker: Marker) -> Name:
-        """Raises `UnnamedError` for a marker of long ago, or from before the soak."""
+        """Return a marker's name. Raises `UnnamedError` for an old marker, or one from before the soak."""
         return self._relative(self._marker_names.get(id(marker)))
 
     def _relative(self, name: tuple[int, int, int] | None) -> Name:
@@ -103,11 +103,11 @@ class World:
         return Name(structure, self.counts[structure] - count + 1 if structure != BEFORE else 0, place)
 
     def block(self, name: Name) -> Block:
-        """The block that is called so now. Raises KeyError."""
+        """Return the block with this name. Raises `KeyError`."""
         return self._blocks[self._absolute(name)]
 
     def marker(self, name: Name) -> Marker:
-        """The marker that is called so now. Raises KeyError."""
+        """Return the marker with this name. Raises `KeyError`."""
         structure, count, place = self._absolute(name)
         return self._markers[structure, count][place]
 
@@ -116,22 +116,22 @@ class World:
         return name.structure, count, name.place
 
     def moment(self) -> Moment:
-        """What the program is like now."""
+        """Return the program's present state."""
         return Moment(self.last, hash(frozenset(map(self._relative, self._blocks))))
 
     def alive(self) -> list[Block]:
-        """All blocks that are held now."""
+        """Return all live blocks."""
         return list(self._blocks.values())
 
     def kept_markers(self) -> dict[tuple[int, int], list[Marker]]:
-        """Markers by structure and how many steps ago (1: the last of that structure)."""
+        """Return markers by structure and how many steps ago (1: the last of that structure)."""
         return {
             (structure, self.counts[structure] - count + 1): markers
             for (structure, count), markers in self._markers.items()
         }
 
     def replace_markers(self, structure: int, ago: int, markers: list[Marker]) -> None:
-        """Other objects for the same points: the program's own, brought up to date."""
+        """Replace markers by the program's own of the same points."""
         count = self.counts[structure] - ago + 1
         for place, (old, new) in enumerate(zip(self._markers[structure, count], markers, strict=True)):
             self._marker_names.pop(id(old), None)
@@ -145,10 +145,10 @@ _SIZED = {LAUNCH, MALLOC}
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """Two are equal if they do the same to the clock and to memory, in every size and time.
+    """A step's effects on clock and memory, equal if every size and time is.
 
-    ``operations`` name the step's own blocks and markers by place from 0, those from before by -1, -2, ...
-    into ``blocks_before`` and ``markers_before``. ``structure``: its shape without sizes and times.
+    `operations` number the step's own blocks and markers from 0, those from before by -1, -2, ... into
+    `blocks_before` and `markers_before`. `structure`: its shape without sizes and times.
     """
 
     operations: tuple[Operation, ...]
@@ -160,7 +160,7 @@ class RecordedStep:
 
 
 def structure_of(log: StepLog) -> tuple[Any, ...]:
-    """What two steps have in common whose own blocks and markers stand for each other, place by place."""
+    """Return a step's shape: equal for steps whose own blocks and markers correspond by number."""
     shape = tuple(
         (code, second) if code in _SIZED else (code, first, second)
         for code, _, first, second, _ in log.operations
@@ -169,9 +169,9 @@ def structure_of(log: StepLog) -> tuple[Any, ...]:
 
 
 def do_again(step: RecordedStep, world: World, timeline: Timeline, allocator: CachingAllocator) -> None:
-    """Let clock, streams and allocator meet what the step did to them.
+    """Apply the step's effects to clock, streams and allocator.
 
-    Raises SimOutOfMemoryError as the step itself would.
+    Raises `SimOutOfMemoryError` as the step itself would.
     """
     blocks = [world.block(name) for name in reversed(step.blocks_before)]
     markers = [world.marker(name) for name in reversed(step.markers_before)]
@@ -190,8 +190,10 @@ def _carry_out(
     markers: list[Marker],
     world: World,
 ) -> None:
-    """The most frequent operations come first. Blocks and markers from before the step are there already;
-    places count from the first of the step's own."""
+    """Apply one operation, the most frequent kinds first.
+
+    Blocks and markers from before the step come first; numbers count from the step's own.
+    """
     own_blocks, own_markers = len(blocks), len(markers)
     launch, record, make_wait = timeline.launch, timeline.record, timeline.make_wait
     malloc, free = allocator.malloc, allocator.free

@@ -172,8 +172,8 @@ def _leaves(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _nearest(key: str, told: Container[str]) -> str | None:
+def _nearest(key: str, named: Container[str]) -> str | None:
     """Return `key` or the nearest section above it that has an entry."""
-    while key and key not in told:
+    while key and key not in named:
         key = key.rpartition(".")[0]
     return key or None

@@ -1,8 +1,8 @@
-"""FLOPs of matrix products, attention and convolutions, counted as they are launched.
+"""FLOPs of matrix products, attention and convolutions, counted at their launch.
 
-For programs whose model is not described: the formulas are those of `torch.utils.flop_counter`, by shape
-(attention counted in full, causal or not). A product that runs in backward with gradients enabled is a
-forward that activation checkpointing runs again; it is counted apart.
+For programs whose model is unknown: the formulas are those of `torch.utils.flop_counter`, by shape (attention
+counted in full, causal or not). A product in backward with gradients enabled is a recomputed forward of
+activation checkpointing and is counted separately.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MAIN_SHARE = 0.99
 
 
 def _of_groups(a: torch.Tensor, b: torch.Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Products of groups that together are the rows or columns of a factor of two dimensions."""
+    """Return FLOPs of grouped products, which share the rows or columns of a two-dimensional factor."""
     groups: int = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 def _scaled(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> int:
-    """A product in 8 bits, or in 4, of which two are in a byte."""
+    """Return FLOPs of a product in 8 bits, or in 4 with two elements a byte."""
     packed = 2 if a.dtype is torch.float4_e2m1fn_x2 else 1
     return 2 * a.shape[0] * a.shape[1] * packed * b.shape[1]
 
@@ -38,12 +38,12 @@ _OWN: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_mm: _scaled,
     torch.ops.aten._scaled_mm_v2: _scaled,
 }
-"""Formulas where torch has none, or one that counts bytes."""
+"""Formulas that torch lacks, or where its formula counts bytes."""
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of some span: ``model`` without recomputation, by compute type (``bf16``, ``tf32``, ...)."""
+    """FLOPs of a span: `model` without recomputation, by compute type (`bf16`, `tf32`, ...)."""
 
     model: int
     recomputed: int
@@ -51,13 +51,13 @@ class Flops:
 
     @property
     def main_type(self) -> str | None:
-        """The compute type of nearly all products; None where they are mixed, or none."""
+        """Return the compute type of nearly all products; None if mixed or none."""
         total = sum(self.by_type.values())
         return next((kind for kind, count in self.by_type.items() if count >= _MAIN_SHARE * total > 0), None)
 
 
 class FlopCount:
-    """Running totals. `take` returns what was counted since it was called last."""
+    """Running totals of FLOPs."""
 
     def __init__(self) -> None:
         self._model = 0
@@ -67,7 +67,7 @@ class FlopCount:
     def of_call(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, compute_type: str
     ) -> tuple[str, int] | None:
-        """Compute type and FLOPs of an operator's call on meta tensors; None if it is not a product."""
+        """Return `compute_type` and FLOPs of an operator's call on meta tensors; None if not a product."""
         packet = getattr(func, "_overloadpacket", None)
         formula: Any = _OWN.get(packet) or flop_registry.get(packet)
         if formula is None:
@@ -75,7 +75,7 @@ class FlopCount:
         return compute_type, int(formula(*args, **kwargs, out_val=out))
 
     def add(self, compute_type: str, flops: int) -> None:
-        """One launch."""
+        """Add one launch."""
         if _graph_task() != -1 and torch.is_grad_enabled():
             self._recomputed += flops
         else:
@@ -83,7 +83,7 @@ class FlopCount:
         self._by_type[compute_type] += flops
 
     def take(self) -> Flops:
-        """Totals since the last call."""
+        """Return the totals since the last call."""
         taken = Flops(self._model, self._recomputed, dict(self._by_type))
         self._model = self._recomputed = 0
         self._by_type.clear()

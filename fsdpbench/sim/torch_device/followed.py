@@ -1,4 +1,4 @@
-"""What the simulated device tells those who follow its memory: all uses (the sanitizer), or who holds it."""
+"""Interfaces of observers of the simulated device's memory: all uses (the sanitizer), or its holders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Region(NamedTuple):
 
 
 class Use(NamedTuple):
-    """One tensor of a call: its place among the call's tensors, what of it is touched, whether written."""
+    """One tensor of a call: its position among the call's tensors, the bytes used, whether written."""
 
     place: int
     region: Region
@@ -32,18 +32,18 @@ class Use(NamedTuple):
 
 
 class MemoryFollower(Protocol):
-    """Is notified of all work before it is launched, and of all that the CPU waits for."""
+    """Observer of all work before its launch, and of everything the CPU waits for."""
 
     def uses_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
-        """What a call reads and writes, found out once for each plan."""
+        """Return the reads and writes of a call, computed once for each plan."""
 
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
     ) -> None:
-        """An operator is about to be launched: its arguments, and new tensors that it returns."""
+        """Observe an operator about to be launched: its arguments, and new tensors that it returns."""
 
     def workspaces(self, stream: int, blocks: Sequence[Any]) -> None:
-        """The newest kernel writes memory of its own."""
+        """Observe the newest kernel writing its own memory."""
 
     def collective(
         self,
@@ -55,7 +55,7 @@ class MemoryFollower(Protocol):
         awaited: bool,
         group: str,
     ) -> None:
-        """A collective is about to be queued; ``awaited``: its caller has to wait for its work."""
+        """Observe a collective about to be queued; `awaited`: its caller has to wait for its work."""
 
     def host_copy(
         self,
@@ -66,52 +66,54 @@ class MemoryFollower(Protocol):
         *,
         blocking: bool,
     ) -> None:
-        """A copy over the host link is about to be queued; tensors that do not exist as such are None.
-        ``blocking``: the CPU waits for it."""
+        """Observe a copy over the host link about to be queued; `blocking`: the CPU waits for it.
+
+        Tensors that do not exist as such are None.
+        """
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
-        """Python reads a tensor of the host past torch's operators (`numpy`, `tolist`, saving)."""
+        """Observe a read of a tensor of the host without torch's operators (`numpy`, `tolist`, saving)."""
 
     def host_waits_for_all(self) -> None:
-        """The CPU waits for the device."""
+        """Observe the CPU waiting for the device."""
 
     def stream_made(self, stream: int, what: str = "") -> None:
-        """A stream was made: by the program, or for ``what``."""
+        """Observe a new stream: of the program, or for `what`."""
 
     def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Any) -> None:
-        """The process group has seen that a collective is done, and lets its tensors go."""
+        """Observe the process group finding a collective done and releasing its tensors."""
 
     def enter(self, scope: str) -> None:
-        """A span of the profiler begins."""
+        """Observe the start of a profiler span."""
 
     def leave(self, scope: str) -> None:
-        """A span of the profiler ends."""
+        """Observe the end of a profiler span."""
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step."""
+        """Observe the end of an optimizer's step."""
 
     def end(self) -> None:
-        """The simulation is over."""
+        """Observe the end of the simulation."""
 
 
 class Lateness(Protocol):
-    """Says how late the last rank of a collective comes (`jitter`)."""
+    """Source of the last rank's lateness in a collective (`jitter`)."""
 
     def lateness_ns(self, group_size: int) -> int:
-        """Return how long a collective of ``group_size`` ranks waits for the last of them."""
+        """Return how long a collective of `group_size` ranks waits for the last of them, in ns."""
 
 
 class HolderFollower(Protocol):
-    """Is notified of spans and collectives, to say who holds memory (`account/`)."""
+    """Observer of spans and collectives that attributes memory to its holders (`followers/account.py`)."""
 
     def enter(self, span: str) -> None:
-        """A span of the profiler begins."""
+        """Observe the start of a profiler span."""
 
     def leave(self, span: str) -> None:
-        """A span of the profiler ends."""
+        """Observe the end of a profiler span."""
 
     def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """A collective is about to be queued."""
+        """Observe a collective about to be queued."""
 
     def end(self) -> None:
-        """The simulation is over."""
+        """Observe the end of the simulation."""

@@ -1,8 +1,8 @@
-"""Mechanisms: behaviour of other software that has to be put instead of the installed one's.
+"""Mechanisms: behaviour of other software that replaces the installed one's.
 
 Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
-switches on, and closing what it returns puts everything back. Those that change models are in
-`workloads/replacements.py`.
+switches on, and closing what it returns undoes them. Those that change models are in
+`workloads/replacements.py`. Differences of torch 1.13 are from the source of 1.13.1.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.workloads import replacements
 
-# What torch 1.13 did otherwise, laid over the installed one; read from the source of torch 1.13.1
-# (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named).
-# * `_post_backward_hook` padded each unit's gradient also where there was nothing to pad, so that the
-#   reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed.
-#       gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
-#       held until the reduction is done                 held until the reduction is done
-# * `_pre_backward_hook` called `_unshard` also for a unit that was prefetched, and `_unshard` asked the rate
-#   limiter first. The last unit of backward, which prefetches none, waited there too. Today it does not: the
-#   CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
-# * `FlattenParamsWrapper.forward` made the views of the flat parameter on the stream of computation
-#   (`distributed/fsdp/flatten_params_wrapper.py`). Autograd runs a node on the stream of its forward: today's
-#   views are made on the stream of gathers, where their backward then copies gradients together, behind
-#   prefetched gathers.
-
 
 def copied_gradients() -> AbstractContextManager[None]:
-    """FSDP1's reduce-scatter reads a copy of the gradient."""
+    """Make FSDP1's reduce-scatter read a copy of the gradient (`_post_backward_hook` of torch 1.13).
+
+    It padded each unit's gradient even without need: a copy on the post-backward stream; the output was
+    zeroed.
+        gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
+        held until the reduction is done                 held until the reduction is done
+    """
     return patched("reduce_scatter_tensors", lambda original: padded_copy)
 
 
 def limited_prefetched_units() -> AbstractContextManager[None]:
-    """FSDP1's rate limiter is asked for prefetched units too."""
+    """Make FSDP1's rate limiter count prefetched units too (`_pre_backward_hook` of torch 1.13).
+
+    The last unit of backward, which prefetches none, waited there too. Today it does not: the CPU runs a unit
+    further ahead, whose gradient, copy and parameters are allocated in addition.
+    """
     return patched("prefetch_handle", lambda original: partial(limit_then_prefetch, original))
 
 
 def views_on_compute_stream(accelerator: Accelerator) -> AbstractContextManager[None]:
-    """FSDP1's views of the flat parameter are made on the stream of computation."""
+    """Make FSDP1's views of the flat parameter on the compute stream (`FlattenParamsWrapper` of torch 1.13).
+
+    Autograd runs a node on the stream of its forward: today's views are made on the stream of gathers, where
+    their backward copies gradients together, behind prefetched gathers.
+    """
     return patched("use_unsharded_views", lambda original: on_compute_stream(original, accelerator))
 
 
 def on_compute_stream(make_views: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """``make_views`` with the default stream current, which takes the CPU no time: there was no switch."""
+    """Return `make_views` with the default stream current, without CPU time: there was no switch."""
 
     @wraps(make_views)
     def make(*args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ def on_compute_stream(make_views: Callable[..., None], accelerator: Accelerator)
 
 
 def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input and output of a unit's reduce-scatter: always a padded copy, and a zeroed shard."""
+    """Return input and output of a unit's reduce-scatter: always a padded copy, and a zeroed shard."""
     ranks: int = state.world_size  # type: ignore[attr-defined]
     shard = -(-gradient.numel() // ranks)
     missing = ranks * shard - gradient.numel()
@@ -73,7 +73,7 @@ def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any, mode: Any) -> None:
-    """Before a unit's backward, ask the limiter for the unit itself too, although it was prefetched."""
+    """Wait for the limiter before a unit's backward, although it was prefetched; `handle` is the unit's."""
     before_backward = handle is not None and handle._training_state.name == "BACKWARD_PRE"
     if before_backward and handle._prefetched and state.limit_all_gathers:
         freed = state._free_event_queue.dequeue_if_needed()
@@ -93,14 +93,13 @@ MECHANISMS: dict[str, Mechanism] = {
     "attention.unpads": replacements.unpadded_attention,
     "trainer.fused_loss": replacements.fused_loss,
 }
-"""By key of a profile; the other keys are read where they count."""
+"""Mechanisms by key of a profile; the other keys are read where they are used."""
 
 
 def install(software: SoftwareProfile, accelerator: Accelerator) -> ExitStack:
-    """Put in place what `software` switches on. Closing the stack undoes all of it.
+    """Enter the mechanisms that `software` switches on. Closing the stack undoes all of them.
 
-    Raises `TorchInternalError` where the installed torch lacks what has to be replaced; nothing is left in
-    place then.
+    Raises `TorchInternalError` if the installed torch lacks a replaced name; then nothing stays replaced.
     """
     mechanisms = MECHANISMS | {"fsdp1.views_on_compute_stream": partial(views_on_compute_stream, accelerator)}
     with ExitStack() as entered:
@@ -110,19 +109,16 @@ def install(software: SoftwareProfile, accelerator: Accelerator) -> ExitStack:
         return entered.pop_all()
 
 
-# What a trainer does beside FSDP in each microbatch of the bench's training loop.
-# Composer's, read from the sources of Composer (`mosaicml`) 0.14.1 and 0.17.0:
-# * `trainer.py` (`_train_microbatch`) keeps the outputs, logits included, as `state.outputs` until the next
-#   microbatch's forward has returned.
-# * After each backward it updates metrics of the training batch, cross entropy and perplexity
-#   (`_eval_train_metrics`; `LanguageCrossEntropy.update` in `metrics/nlp.py`). Each takes the cross entropy
-#   of the logits: log-probabilities in their dtype, then autocast's copy of those in fp32 for `nll_loss`.
-#       forward, loss ── backward ── metric ── metric ── forward, loss ── ...
-#              └ logits of this microbatch ...................^ released
-
-
 class Trainer:
-    """Goes around each microbatch of `model`, and does what `software` says, in the time of `timeline`."""
+    """Work around each microbatch of `model`, as `software` says, in the time of `timeline`.
+
+    Composer's, from the sources of Composer (`mosaicml`) 0.14.1 and 0.17.0. `_train_microbatch`
+    (`trainer.py`) keeps the outputs, logits included, as `state.outputs` until the next microbatch's forward
+    has returned. After each backward `_eval_train_metrics` updates two metrics (`metrics/nlp.py`), each a
+    cross entropy of the logits: log-probabilities in their dtype, then autocast's fp32 copy for `nll_loss`.
+        forward, loss ── backward ── metric ── metric ── forward, loss ── ...
+               └ logits of this microbatch ...................^ released
+    """
 
     def __init__(self, software: TrainerSoftware, model: nn.Module, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -136,7 +132,7 @@ class Trainer:
 
     @contextmanager
     def microbatch(self) -> Iterator[None]:
-        """Entered around one microbatch."""
+        """Enter around one microbatch."""
         yield
         if self._software.metrics:
             self.update_metrics()
@@ -145,7 +141,7 @@ class Trainer:
 
     @torch.no_grad()
     def update_metrics(self) -> None:
-        """Raises: RuntimeError, nothing was trained before."""
+        """Update the metrics; raises `RuntimeError` before the first microbatch."""
         if self._outputs is None:
             raise RuntimeError("metrics of a microbatch that had no forward")
         rows = self._outputs.flatten(0, -2)

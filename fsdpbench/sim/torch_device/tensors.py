@@ -1,7 +1,11 @@
-"""Making tensors of the device, views of them, and their twins on the meta device.
+"""Tensors of the device, views of them, their storages, and their twins on the meta device.
 
-They are plain `torch.Tensor` objects (no subclass, no mode): nothing of torch can tell them from an
-accelerator's.
+They are plain `torch.Tensor` objects (no subclass, no mode), indistinguishable from an accelerator's.
+
+A storage has zero bytes in torch's C++. Its true size is in a `StorageRecord` and a weak reference to the
+storage's Python object, which torch keeps alive as long as the C++ storage lives; its callback frees the
+simulated block when the storage really dies (also if autograd or views held it). FSDP frees and allocates
+buffers by `storage.resize_`, which a patch routes here.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 
 _META = DispatchKey.Meta
 _create: Any = create_empty_tensor
-# The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
-# With its key alone in force `as_strided` goes there (cheaper than a call by key; the guard that includes a
-# key is no way, since torch 2.11 keeps the key's device after it). Most views need no operator at all.
+# The meta device's kernels change only geometry, and accept any tensor: views share the storage of their
+# base. With only its key active `as_strided` goes there (cheaper than a call by key; the guard that includes
+# a key would keep the key's device afterwards since torch 2.11). Most views need no operator at all.
 _Key: Any = DispatchKey
 _Keys = DispatchKeySet
 _ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Key.AutocastPrivateUse1)
@@ -47,7 +51,7 @@ _set_storage = set_storage_by_key
 def new_tensor(
     shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, nbytes: int
 ) -> torch.Tensor:
-    """A new tensor with its own memory; ``strides`` None: contiguous. Raises torch.OutOfMemoryError."""
+    """Return a tensor with its own memory; `strides` None: contiguous. Raises `torch.OutOfMemoryError`."""
     tensor = _create(shape, dtype)
     attach(tensor.untyped_storage(), nbytes)
     return tensor if strides is None else _reinterpret(tensor, shape, strides, 0)
@@ -56,9 +60,9 @@ def new_tensor(
 def new_view(
     base: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor on the storage of ``base``; ``offset`` and strides in elements of ``dtype``."""
+    """Return a tensor on the storage of `base`; `offset` and strides in elements of `dtype`."""
     if dtype is base.dtype:
-        # What is made now belongs to the mode, a view to its base: `as_strided` heeds that.
+        # New tensors belong to the inference mode, views to their base: `as_strided` heeds that.
         if not (base.is_inference() or _inference_mode()):
             return _reinterpret(base, shape, strides, offset - base.storage_offset())
         with _force_keys(*_ONLY_META):
@@ -67,8 +71,7 @@ def new_view(
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the memory of ``tensor`` that starts a storage of its own, as one that went through
-    DLPack."""
+    """Return a tensor on the memory of `tensor` with a storage of its own, as after DLPack."""
     nbytes = extent(tensor) * tensor.element_size()
     copy = _create((0,), tensor.dtype)
     offset = int(tensor.storage_offset()) * tensor.element_size()
@@ -88,7 +91,7 @@ def set_geometry(
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides, as torch computes them (a dimension of size 0 counts as 1)."""
+    """Return row-major strides, as torch computes them (a dimension of size 0 counts as 1)."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -97,24 +100,24 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lives on the simulated device."""
+    """Return whether a tensor is on the simulated device."""
     return _type_of(tensor.device) == DEVICE_TYPE
 
 
 def is_simulated(device: torch.device) -> bool:
-    """Whether a device is the simulated one, whatever it calls itself."""
+    """Return whether a device is the simulated one, under any name."""
     return _type_of(device) == DEVICE_TYPE
 
 
 def extent(tensor: torch.Tensor) -> int:
-    """Elements of the storage between a tensor's first and last element, both included."""
+    """Return the elements of the storage between a tensor's first and last element, both included."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def meta_twin(value: Any) -> Any:
-    """The same argument for the meta device: tensors, lists of tensors and devices are replaced."""
+    """Return the argument for the meta device: tensors, lists of tensors and devices are replaced."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "cpu" and value.dim() == 0:
             return value  # operators take wrapped numbers and CPU scalars beside tensors of any device
@@ -131,7 +134,7 @@ def meta_twin(value: Any) -> Any:
 
 
 def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """All tensors of a call, in order, those in lists included."""
+    """Return all tensors of a call, in order, those in lists included."""
     found: list[torch.Tensor] = []
     for value in args:
         if isinstance(value, torch.Tensor):
@@ -143,19 +146,11 @@ def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor
     return found
 
 
-# Storages without data, whose sizes and lives are real.
-# A tensor of the device has a storage of zero bytes as far as torch's C++ knows. Its true size is kept in a
-# `StorageRecord`: a weak reference to the storage's Python object, which torch keeps alive as long as the C++
-# storage lives. It is called back when the storage really dies (tensors that autograd has saved, and views,
-# included), and frees the simulated block then.
-# FSDP frees and takes its buffers by `storage.resize_`; a patch routes that and the storage's sizes
-# here.
-
 _RECORD = "_sim_record"
 
 
 class Known(NamedTuple):
-    """The value of all elements, as a tensor of the host with one of them (`known_values.py`)."""
+    """Value of all elements, as a one-element tensor of the host (`known_values.py`)."""
 
     value: torch.Tensor
     assumed: bool
@@ -168,14 +163,14 @@ class Chosen(NamedTuple):
 
 
 class Share(NamedTuple):
-    """So many of all elements are not zero; and whether these are ones."""
+    """Number of non-zero elements; and whether these are ones."""
 
     of_all: Fraction
     ones: bool
 
 
 class Numbered(NamedTuple):
-    """The elements are 0, 1, 2 and so on, so many."""
+    """The elements are 0, 1, 2, ..., so many of them."""
 
     many: int
 
@@ -184,7 +179,7 @@ Choice = Chosen | Share | Numbered
 
 
 class StorageRecord(weakref.ref):
-    """Size in bytes and block of one storage (None while it is empty), and what is known of its values."""
+    """Size in bytes and block of one storage (None while it is empty), and its known values."""
 
     __slots__ = ("allocator", "block", "choice", "known", "nbytes", "symmetric")
     nbytes: int
@@ -196,8 +191,10 @@ class StorageRecord(weakref.ref):
 
 
 class Lent:
-    """Memory that belongs to another storage, block and allocator in one: what DLPack hands over. The lender
-    lives as long as the storage that borrows."""
+    """Memory of another storage, block and allocator in one, as DLPack passes it.
+
+    The lender lives as long as the borrowing storage.
+    """
 
     def __init__(self, lender: torch.UntypedStorage, offset: int) -> None:
         self.lender: torch.UntypedStorage | None = lender
@@ -209,18 +206,18 @@ class Lent:
         return start + self.offset if start else 0
 
     def free(self, block: Any) -> None:
-        """The borrower has died."""
+        """Release the lender: the borrower has died."""
         self.lender = None
 
     def record_stream(self, block: Any, stream: int) -> None:
-        """Do not reuse the lender's memory before that stream has come here."""
+        """Keep the lender's memory until that stream has come here."""
         record: Any = None if self.lender is None else record_of(self.lender)
         if record is not None and record.block is not None:
             record.allocator.record_stream(record.block, stream)
 
 
 def _free(record: StorageRecord) -> None:
-    """The storage has died."""
+    """Free a dead storage's block."""
     if record.block is not None:
         record.allocator.free(record.block)  # type: ignore[arg-type]
         record.block = None
@@ -228,14 +225,14 @@ def _free(record: StorageRecord) -> None:
 
 
 def forget(record: StorageRecord | None) -> None:
-    """A storage has died, or is written with unknown values."""
+    """Clear the known values of a storage that died or was written."""
     if record is not None and (record.known is not None or record.choice is not None):
         record.known = record.choice = None
         ACCELERATOR.known_values -= 1
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
-    """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
+    """Give a new storage its size and memory. Raises `torch.OutOfMemoryError`."""
     record = StorageRecord(storage, _free)
     record.known = record.choice = None
     record.symmetric = False
@@ -259,12 +256,12 @@ def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: 
 
 
 def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:
-    """The record of a storage of the device; None for any other storage."""
+    """Return the record of a storage of the device; None for any other storage."""
     return getattr(storage, _RECORD, None)
 
 
 def resize(record: StorageRecord, nbytes: int) -> None:
-    """Free the storage's memory and take new memory of another size (contents do not exist)."""
+    """Free the storage's memory and allocate another size (contents do not exist)."""
     if nbytes == record.nbytes:
         return
     if isinstance(record.block, Lent):
@@ -281,8 +278,10 @@ def resize(record: StorageRecord, nbytes: int) -> None:
 
 
 def allocate(nbytes: int) -> Block:
-    """Take memory on the current stream, or from the pool of the graph that is being captured. Raises
-    torch.OutOfMemoryError with torch's own message."""
+    """Allocate on the current stream, or in the pool of the graph that is being captured.
+
+    Raises `torch.OutOfMemoryError` with torch's own message.
+    """
     accelerator = ACCELERATOR
     stream = accelerator.stream if accelerator.graph_pool is None else accelerator.graph_pool
     try:
@@ -296,7 +295,7 @@ def allocate(nbytes: int) -> Block:
 
 
 def address(storage: torch.UntypedStorage) -> int | None:
-    """Simulated address of a storage, 0 while it is empty; None for a storage of another device."""
+    """Return the simulated address of a storage, 0 while it is empty; None for one of another device."""
     record = record_of(storage)
     if record is None:
         return None
@@ -304,20 +303,20 @@ def address(storage: torch.UntypedStorage) -> int | None:
 
 
 def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
-    """What `Tensor.record_stream` says: do not reuse this memory before that stream has come here."""
+    """Run `Tensor.record_stream`: keep this memory until that stream has come here."""
     record: Any = record_of(tensor.untyped_storage())
     if record is not None and record.block is not None:
         record.allocator.record_stream(record.block, stream)
 
 
-# Which memory of the host is pinned: copies of it run beside the CPU, copies of all other hold it up.
-# Host tensors are torch's own, from its CPU allocator; that one is pinned is a mark on its storage.
+# Pinned memory is marked on the storage of the host's tensor, which torch's CPU allocator made: copies of it
+# are asynchronous to the CPU, all others block it.
 
 _MARK = "_sim_pinned"
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a host tensor's memory as pinned; returns the tensor."""
+    """Mark a host tensor's memory as pinned; return the tensor."""
     for part in with_memory(tensor):
         storage: Any = part.untyped_storage()
         storage._sim_pinned = True
@@ -325,19 +324,19 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor is in pinned memory."""
+    """Return whether a host tensor is in pinned memory."""
     return tensor.device.type == "cpu" and all(
         hasattr(part.untyped_storage(), _MARK) for part in with_memory(tensor)
     )
 
 
 def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """What `Tensor.pin_memory` returns: the tensor itself where it is pinned, else a copy that is."""
+    """Return the tensor itself if it is pinned, else a pinned copy, as `Tensor.pin_memory`."""
     return tensor if is_pinned(tensor) else pin(tensor.detach().clone())
 
 
 def with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors inside one that wraps others; any other tensor as it is."""
+    """Return the tensors inside one that wraps others; any other tensor as it is."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor

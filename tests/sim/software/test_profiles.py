@@ -89,7 +89,7 @@ def test_a_users_own_file_is_read_by_its_path(tmp_path: Path) -> None:
         ('name = "mine"', 'name = "mine"\nbase = "a900"', "base = 'a900' is not a packaged profile; known "
             "are"),
         ('name = "mine"', 'name = = "mine"', "is not usable TOML"),
-        ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = 2", "say trainer.keeps_outputs = true"),
+        ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = 2", "set trainer.keeps_outputs = true"),
         ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = -1", "trainer.metrics = -1: must be"),
         ("[attention]\nbackward_rate = 0.5", "[trainer]\nhost_us = -1", "trainer.host_us = -1.0: must be"),
     ],

@@ -1,10 +1,10 @@
-"""What the sanitizer reports: each pair of places once, with the number of repetitions.
+"""Findings of the sanitizer: each pair of places once, with the number of repetitions.
 
-* ``race``: two accesses of the same bytes, one a write, that nothing orders.
-* ``use_after_free``: the same through the allocator; the bytes were freed, handed out again and used while
-  the old owner's work may still run.
-* ``read_before_ready``: memory that a copy or collective in flight reads or writes is used before its end is
-  waited for.
+- `race`: two accesses of the same bytes, one a write, without an order.
+- `use_after_free`: the same through the allocator; the bytes were freed, allocated again and used while the
+old owner's work may still run.
+- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end is
+waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fsdpbench.sim.model.trace_recorder import trace_stream
 
 
 class Kind(StrEnum):
-    """What is wrong between two accesses."""
+    """Kinds of missing order between two accesses."""
 
     RACE = "race"
     USE_AFTER_FREE = "use_after_free"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass
 class Access:
-    """One side of a finding; ``stream`` as a reader knows it."""
+    """One side of a finding; `stream` is its name for a reader."""
 
     operation: Operation
     writes: bool
@@ -40,8 +40,8 @@ class Access:
     stream: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``result.json`` holds it."""
-        told: dict[str, Any] = {
+        """Return the entry of `result.json`."""
+        entry: dict[str, Any] = {
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
             "stream": self.stream,
@@ -52,14 +52,14 @@ class Access:
             "stack": frames(self.operation.stack),
         }
         if self.forward is not None:
-            told["forward_line"] = own_line(self.forward)
-            told["forward_stack"] = frames(self.forward)
-        return told
+            entry["forward_line"] = own_line(self.forward)
+            entry["forward_stack"] = frames(self.forward)
+        return entry
 
 
 @dataclass
 class Finding:
-    """Two accesses that nothing orders. ``bytes``: the most that they shared, ``role`` is of those."""
+    """Two accesses without an order. `bytes`: the most that they shared, `role` is of those."""
 
     kind: Kind
     first: Access
@@ -70,11 +70,11 @@ class Finding:
 
     @property
     def hint(self) -> str:
-        """The usual fix."""
+        """Return the usual fix."""
         return _hint(self.kind, self.first, self.second)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``result.json`` holds it."""
+        """Return the entry of `result.json`."""
         return {
             "kind": self.kind.value,
             "count": self.count,
@@ -110,8 +110,9 @@ class Findings:
         forward: tuple[Stack | None, ...],
         role: str | None = None,
     ) -> None:
-        """Two accesses are not ordered; ``freed``: the old one was by a former owner of the bytes; ``role``:
-        what they belong to, as far as it is known.
+        """Add two accesses without an order; `freed`: the old one was by a former owner of the bytes.
+
+        `role`: the bytes' purpose, if known.
         """
         kind = _kind(old, new, freed)
         key = (kind, old.name, old.stack, wrote, new.name, new.stack, writes)
@@ -126,7 +127,7 @@ class Findings:
         self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second, role))
 
     def to_dict(self) -> dict[str, Any]:
-        """``counts`` by kind (repetitions included) and ``findings``."""
+        """Return `counts` by kind (repetitions included) and `findings`."""
         counts = {kind.value: 0 for kind in Kind}
         for finding in self._found.values():
             counts[finding.kind.value] += finding.count
@@ -142,7 +143,7 @@ def _kind(old: Operation, new: Operation, freed: bool) -> Kind:
 
 
 def phase(operation: Operation) -> str:
-    """Where in a training step an operation was: ``forward`` is inside of a module's call."""
+    """Return the part of a training step of an operation: `forward` is inside of a module's call."""
     for scope in reversed(operation.scopes):
         if scope.startswith("Optimizer.step"):
             return "optimizer"
@@ -154,7 +155,7 @@ def phase(operation: Operation) -> str:
 
 
 def _unit(operation: Operation) -> str | None:
-    """The FSDP unit, by the newest span that names one."""
+    """Return the FSDP unit by the newest span that names one."""
     for scope in reversed(operation.scopes):
         if scope.startswith("FSDP"):
             return scope
@@ -162,7 +163,7 @@ def _unit(operation: Operation) -> str | None:
 
 
 def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
-    """What the bytes are, as far as it is known or the two accesses tell."""
+    """Return the purpose of the bytes, if known or implied by the two accesses."""
     if known is not None:
         return known
     for access in (first, second):
@@ -200,17 +201,17 @@ def _hint(kind: Kind, first: Access, second: Access) -> str:
 
 
 class StreamNames:
-    """Knows where streams were made, or what made them for itself."""
+    """Names of streams by where or for what they were made."""
 
     def __init__(self) -> None:
         self._made: dict[int, Stack | str] = {}
 
     def made(self, stream: int, by: Stack | str) -> None:
-        """A stream was made: where, or what for."""
+        """Record where, or for what, a stream was made."""
         self._made[stream] = by
 
     def of(self, operation: Operation) -> str:
-        """``CPU``, ``stream 7 (default)``, ``stream 20 (made at train.py:9)``."""
+        """Return `CPU`, `stream 7 (default)`, `stream 20 (made at train.py:9)`."""
         if operation.agent == HOST:
             return "CPU"
         number = operation.agent - 1
@@ -220,12 +221,12 @@ class StreamNames:
 
 
 def short_name(name: str) -> str:
-    """``stream 20``: without what it is."""
+    """Return `stream 20`, without its origin."""
     return name.partition(" (")[0]
 
 
 _PACKAGE_FOLDER = Path(__file__).parents[3]
-# What stands between a program and the simulated device.
+# Files between a program and the simulated device.
 _OURS = tuple(
     str(_PACKAGE_FOLDER / name) + os.sep for name in ("sim", "script", "devices", "measuring", "launch")
 )
@@ -241,7 +242,7 @@ _MACHINERY = tuple(
     )
 )  # fmt: skip
 _STARTERS = (os.sep + "runpy.py", os.sep + os.path.join("multiprocessing", "process.py"))
-"""Below them nothing is the program's."""
+"""Frames below these are not the program's."""
 _MOST_FRAMES = 12
 
 
@@ -254,33 +255,33 @@ def _line(code: object, instruction: int) -> int:
 
 
 def is_in_module(stack: Stack) -> bool:
-    """Whether a module's call is on the stack."""
+    """Return whether a module's call is on the stack."""
     return any(code.co_filename == _MODULE for code, _ in stack)
 
 
 def frames(stack: Stack | None) -> list[str]:
-    """``file:line function`` of the frames that say something: without simulator and dispatch."""
-    told = []
+    """Return `file:line function` of the informative frames, without simulator and dispatch."""
+    found = []
     for code, instruction in stack or ():
         name = code.co_filename
         if name.startswith((*_OURS, *_MACHINERY, "<frozen")):
             continue
         if name.endswith(_STARTERS):
             break
-        told.append(f"{_short(name)}:{_line(code, instruction)} {code.co_name}")
-        if len(told) == _MOST_FRAMES:
+        found.append(f"{_short(name)}:{_line(code, instruction)} {code.co_name}")
+        if len(found) == _MOST_FRAMES:
             break
-    return told
+    return found
 
 
 def own_line(stack: Stack | None) -> str:
-    """The innermost line that is neither torch's nor the simulator's; else the innermost of all."""
+    """Return the innermost line that is neither torch's nor the simulator's; else the innermost of all."""
     for code, instruction in stack or ():
         name = code.co_filename
         if not name.startswith((*_OURS, _TORCH, "<")):
             return f"{_short(name)}:{_line(code, instruction)}"
-    told = frames(stack)
-    return told[0].split(" ")[0] if told else "unknown"
+    found = frames(stack)
+    return found[0].split(" ")[0] if found else "unknown"
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Operations that use memory: where the program launches them, and which bytes each of them touches."""
+"""Operations that use memory: their place in the program, and the bytes that each of them uses."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from fsdpbench.sim.torch_device.tensors import Lent, is_on_device, record_of, wi
 
 
 class Operations:
-    """Makes operations and follows what they use.
+    """Operations and their uses of memory.
 
-    ``step``: steps of optimizers so far. ``scopes``: the profiler's spans that are open. ``count``: uses of
-    memory that were followed.
+    `step`: optimizer steps so far. `scopes`: the open spans of the profiler. `count`: uses of memory
+    followed.
     """
 
     def __init__(self, clocks: Clocks, device_memory: DeviceMemory, findings: Findings) -> None:
@@ -52,12 +52,12 @@ class Operations:
         self._touched: torch.Tensor | None = None
 
     def launched(self, stream: int, name: str, skip: int = 1) -> Operation:
-        """New work that is launched on a stream; ``skip``: frames between the caller and what launches."""
+        """Return new work launched on a stream; `skip`: frames between the caller and the launch."""
         stack = self.stacks.here(skip + 1)
         return self._placed(Operation(stream + 1, self.clocks.start(stream), name, stack))
 
     def on_host(self, name: str, skip: int = 1) -> Operation:
-        """The CPU touches memory itself."""
+        """Return an access by the CPU itself."""
         stack = self.stacks.here(skip + 1)
         return self._placed(Operation(HOST, self.clocks.start_on_host(), name, stack))
 
@@ -72,7 +72,7 @@ class Operations:
         return operation
 
     def use(self, operation: Operation, tensor: torch.Tensor, writes: bool) -> None:
-        """An operation reads or writes a tensor of the device."""
+        """Record an operation reading or writing a tensor of the device."""
         tensor = getattr(tensor, "_local_tensor", tensor)
         if not is_on_device(tensor):
             return
@@ -81,7 +81,7 @@ class Operations:
             self.touch(operation, tensor, region, writes)
 
     def touch(self, operation: Operation, tensor: torch.Tensor, region: Region, writes: bool) -> None:
-        """An operation reads or writes a region of a tensor's."""
+        """Record an operation reading or writing a region of a tensor."""
         record: Any = record_of(tensor.untyped_storage())
         block, offset = (None, 0) if record is None else (record.block, 0)
         while isinstance(block, Lent):
@@ -100,24 +100,24 @@ class Operations:
     def report(
         self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int, freed: bool
     ) -> None:
-        """Two operations that share ``shared`` bytes are not ordered."""
+        """Report two unordered operations that share `shared` bytes."""
         stacks = tuple(self._forward.stack_of(each.node) for each in (old, new))
         role = None if self._touched is None else self.roles.of(self._touched)
         self._findings.add(old, wrote, new, writes, shared, freed, stacks, role)
 
 
 class Roles:
-    """Knows the optimizers that have made a step."""
+    """Optimizers that have made a step, and the roles of memory by them."""
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer makes a step."""
+        """Record an optimizer's step."""
         self._optimizers.add(optimizer)
 
     def of(self, tensor: torch.Tensor) -> str | None:
-        """The role of a tensor's memory, with the shape of the parameter that it belongs to."""
+        """Return the role of a tensor's memory, with the shape of its parameter."""
         wanted = tensor.untyped_storage().data_ptr()
         if not wanted:
             return None
@@ -141,24 +141,24 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, s
                         yield parameter, name, part
 
 
-# Which forward operator a node of backward belongs to: by the sequence numbers that autograd gives.
-# Autograd numbers the nodes that forward makes, one after another. The node that backward is in has the
-# number of its forward operator, whose Python stack says more than backward's own.
-
 _MOST = 1 << 18
 _ACCUMULATES = 1 << 62
-"""Nodes that accumulate gradients have the greatest number there is."""
+"""Nodes that accumulate gradients have the greatest number."""
 
 
 class ForwardStacks:
-    """Stacks of the newest forward operators that made nodes, by sequence number."""
+    """Stacks of the newest forward operators that made nodes, by autograd's sequence number.
+
+    Backward's node has the number of its forward operator, whose Python stack is more informative than its
+    own.
+    """
 
     def __init__(self) -> None:
         self._next = get_sequence_nr()
         self._stacks: dict[int, Stack] = {}
 
     def note(self, stack: Stack) -> None:
-        """An operator was called; nodes that were made since the last one are its."""
+        """Assign the nodes made since the last call to this operator."""
         following = get_sequence_nr()
         for number in range(max(self._next, following - 8), following):
             self._stacks[number] = stack
@@ -168,7 +168,7 @@ class ForwardStacks:
                 del self._stacks[number]
 
     def current_node(self, operation: Operation) -> int:
-        """The number of the node that backward is in; -1 where it is in none."""
+        """Return the number of backward's present node; -1 outside."""
         node = current_autograd_node()
         if node is None:
             return -1
@@ -178,34 +178,34 @@ class ForwardStacks:
         return number if number < _ACCUMULATES else -1
 
     def stack_of(self, node: int) -> Stack | None:
-        """Where forward made a node, as far as it is known."""
+        """Return the stack of a node's forward operator, if known."""
         return self._stacks.get(node)
 
 
 class DeviceMemory:
-    """Follows the allocator's blocks. ``clocks`` say what is ordered when."""
+    """Shadows of the allocator's blocks. `clocks` decide the order."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
         self._blocks: dict[int, BlockShadow] = {}
         self._freed = FreedMemory()
-        # Blocks that were freed while events are outstanding: their size, and what the events order.
+        # Blocks freed while events are outstanding: their size, and the order from the events.
         self._released: dict[int, tuple[int, Clock]] = {}
 
     def allocated(self, address: int, size: int) -> None:
-        """A block is handed out: what was done with its bytes before has to be over before its first use."""
+        """Start a block's history: earlier uses of its bytes must end before its first use."""
         self._blocks[address] = BlockShadow(
             address, address + size, self._freed.take(address, address + size)
         )
 
     def freed(self, address: int) -> None:
-        """A block is given back; its bytes may be handed out again immediately."""
+        """End a block's history; its bytes may be allocated again immediately."""
         shadow = self._blocks.pop(address, None)
         if shadow is not None and (shadow.cells or shadow.strided):
             self._freed.add(shadow.leave(self._clocks.host))
 
     def events_recorded(self, address: int, size: int, streams: Iterable[int]) -> None:
-        """A freed block waits for events on other streams: they order its bytes, and nothing else."""
+        """Record a freed block's events on other streams: they order its bytes, and nothing else."""
         order: Clock = []
         for stream in streams:
             for agent, epoch in enumerate(self._clocks.record(stream)):
@@ -216,14 +216,14 @@ class DeviceMemory:
         self._released[address] = (size, order)
 
     def events_passed(self, address: int) -> None:
-        """The last of a freed block's events has passed, if it had any."""
+        """Record that the last of a freed block's events, if any, has passed."""
         released = self._released.pop(address, None)
         if released is not None:
             size, order = released
             self._freed.forget_ordered(address, address + size, order)
 
     def shadow_of(self, address: int, size: int) -> BlockShadow:
-        """The history of a block that is held."""
+        """Return the history of a held block."""
         shadow = self._blocks.get(address)
         if shadow is None:
             shadow = self._blocks[address] = BlockShadow(address, address + size)
@@ -231,18 +231,16 @@ class DeviceMemory:
 
 
 def at(address: int, region: Region) -> Region:
-    """A region of a storage, as addresses."""
+    """Return a region of a storage, as addresses."""
     return Region(address + region.start, address + region.end, region.runs)
 
 
-# Tensors of the host that the device copies to and from: who touches them before the copy is done.
-# Only pinned memory is in danger: copies of pageable memory hold the CPU. The CPU's own operators are seen by
-# a dispatch mode, which looks at tensors only once a copy has touched host memory; `numpy`, `tolist` and
-# saving are reported by their patches.
-
-
 class HostMemory:
-    """The shadow of host tensors that copies have touched."""
+    """Shadow of host tensors that copies have touched: who uses them before the copy is done.
+
+    Only pinned memory is at risk: copies of pageable memory block the CPU. A dispatch mode sees the CPU's own
+    operators, once a copy has touched host memory; patches report `numpy`, `tolist` and saving.
+    """
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -252,14 +250,17 @@ class HostMemory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no copy has touched memory of the host so far."""
+        """Return whether no copy has touched memory of the host so far."""
         return not self._shadows
 
     def touched_by_device(
         self, operation: Operation, tensor: torch.Tensor, *, writes: bool, blocking: bool
     ) -> None:
-        """A copy reads or writes a host tensor. One that the CPU waits for (``blocking``) endangers nothing
-        that comes after it, but may not be ordered after copies before it."""
+        """Record a copy that reads or writes a host tensor.
+
+        A `blocking` one is ordered before everything that comes after it, but may not be ordered after copies
+        before it.
+        """
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
         if not base or (blocking and base not in self._shadows):
@@ -270,7 +271,7 @@ class HostMemory:
         self._access(operation, tensor, base, writes)
 
     def touched_by_host(self, tensor: torch.Tensor, name: str, *, writes: bool) -> None:
-        """The CPU reads or writes a tensor, if copies have touched its memory."""
+        """Record the CPU reading or writing a tensor, if copies have touched its memory."""
         for part in with_memory(tensor):
             if part.device.type != "cpu":
                 continue
@@ -292,7 +293,7 @@ class HostMemory:
 
 
 class _HostAccesses(TorchDispatchMode):
-    """Sees the CPU's own operators."""
+    """Dispatch mode that sees the CPU's own operators."""
 
     supports_higher_order_operators = True
 
@@ -316,8 +317,10 @@ class _HostAccesses(TorchDispatchMode):
 
 
 def _crosses_the_link(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Copies between host and device are reported by the copy itself. One that waits and converts, converts
-    on the host: that is a read of the CPU's."""
+    """Return whether this is a copy between host and device, which reports itself.
+
+    A blocking copy that converts does so on the host: that is a read by the CPU.
+    """
     if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in tree_leaves(args)):
         return True
     device = kwargs.get("device")

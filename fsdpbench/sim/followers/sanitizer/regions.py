@@ -1,4 +1,4 @@
-"""Which bytes of its storage a tensor touches, exactly.
+"""Exact bytes of its storage that a tensor covers.
 
 Most tensors touch one interval. Others have holes (columns of a matrix): two of them overlap in their extents
 and need not share an element::
@@ -24,7 +24,7 @@ _MOST_RUNS = 1 << 20
 
 
 def region_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsize: int) -> Region | None:
-    """The bytes of a tensor; offset and strides in elements. None for a tensor without elements."""
+    """Return the bytes of a tensor; offset and strides in elements. None for a tensor without elements."""
     if 0 in shape:
         return None
     start = offset * itemsize
@@ -49,7 +49,7 @@ def region_of(shape: Sequence[int], strides: Sequence[int], offset: int, itemsiz
 
 
 def overlap(first: Region, second: Region) -> int:
-    """How many bytes two regions of one storage share (those of one with very many holes: an estimate)."""
+    """Return the bytes that two regions of one storage share (an estimate with very many holes)."""
     low, high = max(first.start, second.start), min(first.end, second.end)
     if low >= high:
         return 0
@@ -68,8 +68,8 @@ def overlap(first: Region, second: Region) -> int:
 
 
 def _shared(starts: np.ndarray, ends: np.ndarray, others: np.ndarray, other_ends: np.ndarray) -> int:
-    """Bytes in both of two sorted, disjoint lists of intervals."""
-    # Bytes of the second list below a point: whole runs before it, and a part of the one it lies in.
+    """Return the bytes in both of two sorted, disjoint lists of intervals."""
+    # Bytes of the second list below a point: whole runs before it, and a part of the one around it.
     totals = np.concatenate(([0], np.cumsum(other_ends - others)))
 
     def below(points: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ def _count(region: Region) -> int:
 
 
 def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted starts and ends of the runs, cut to what is between."""
+    """Return sorted starts and ends of the runs, cut to the interval."""
     if region.runs is None:
         return np.array([low]), np.array([high])
     starts = np.array([region.start], dtype=np.int64)
@@ -94,14 +94,14 @@ def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.n
         starts = (starts[:, None] + np.arange(count, dtype=np.int64)[None, :] * step).reshape(-1)
     starts.sort()
     ends = starts + region.runs.width
-    # Runs that overlap each other (unfolded windows) count once.
+    # Overlapping runs (unfolded windows) count once.
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
     inside = (ends > low) & (starts < high)
     return np.maximum(starts[inside], low), np.minimum(ends[inside], high)
 
 
 def _apart_by_residue(first: Region, second: Region) -> bool:
-    """Whether two regions are in different columns of a common step."""
+    """Return whether two regions are in different columns of a common step."""
     steps = [step for region in (first, second) if region.runs for _, step in region.runs.dimensions]
     step = math.gcd(*steps)
     widths = [region.runs.width if region.runs else region.end - region.start for region in (first, second)]
@@ -110,10 +110,6 @@ def _apart_by_residue(first: Region, second: Region) -> bool:
     shift = (second.start - first.start) % step
     return shift >= widths[0] and shift + widths[1] <= step
 
-
-# Which of its tensors an operator reads and writes, by its schema, with what schemas do not say.
-# An alias annotation with an exclamation mark is a write. Reads are all other tensors, except where only
-# their shape counts (`zeros_like`).
 
 _ONLY_SHAPES = frozenset(
     "aten::" + name
@@ -132,8 +128,11 @@ _UNDECLARED_WRITES = {
 
 
 def uses_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
-    """The uses of a call's tensors, counted as `tensors_in` counts them. Empty tensors and those of the host
-    have none."""
+    """Return the uses of a call's tensors, counted as in `tensors_in`, by the schema and its omissions.
+
+    An alias annotation with an exclamation mark is a write. All other tensors are read, except where only
+    their shape counts (`zeros_like`). Empty tensors and those of the host have no uses.
+    """
     found = []
     for index, (tensor, writes) in enumerate(_with_modes(operator, args, kwargs)):
         if writes is None or not is_on_device(tensor):
@@ -147,7 +146,7 @@ def uses_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
 def host_uses(
     operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Tensors of the host that a call touches, and whether it writes them."""
+    """Return the host's tensors in a call, and whether it writes them."""
     for tensor, writes in _with_modes(operator, args, kwargs):
         if writes is not None and tensor.device.type == "cpu":
             yield tensor, writes
@@ -156,7 +155,7 @@ def host_uses(
 def _with_modes(
     operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool | None]]:
-    """The call's tensors in order; True: written, False: read, None: neither."""
+    """Return the call's tensors in order; True: written, False: read, None: neither."""
     schema = operator._schema
     arguments = schema.arguments
     named = {info.name: info for info in arguments}
@@ -185,5 +184,5 @@ def _undeclared(name: str, args: Sequence[Any], arguments: Sequence[Any]) -> tup
 
 
 def _only_read(name: str, kwargs: dict[str, Any]) -> str:
-    """Fused optimizers declare that they write gradients: they do where they unscale them."""
+    """Return the gradients that a fused optimizer only reads: its schema declares writes, for unscaling."""
     return "grads" if name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None else ""

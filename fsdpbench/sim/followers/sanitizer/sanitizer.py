@@ -1,13 +1,13 @@
 """The sanitizer: proves that every use of memory is ordered, or names the two uses that are not.
 
-A simulated run shows one timing, a real GPU another every time. The sanitizer looks at neither: it follows
-what the program *asked for*. Two uses of the same bytes, one of them a write, need a chain of launches,
-events, waits and synchronisations between them; where there is none, some timing on some GPU breaks it.
+A simulated run shows one timing, a real GPU another every time. The sanitizer depends on neither: it follows
+what the program *requested*. Two uses of the same bytes, one of them a write, need a chain of launches,
+events, waits and synchronisations between them; without it, some timing on some GPU breaks the program.
 
     kernels, copies, collectives ─> operations.py ─> shadow.py                 ─> findings.py
-    events, waits, queries       ─> clocks           (who touched these bytes?)   (what to report)
+    events, waits, queries       ─> clocks           (who used these bytes?)      (what to report)
 
-`Simulation.start(…, sanitize=True)` makes one. Without it nothing of this is there.
+`Simulation.start(…, sanitize=True)` makes one. Otherwise none of it is active.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fsdpbench.sim.torch_device.tensors import Lent, record_of
 
 
 class _Order(Observer):
-    """Passes vector clocks along with markers, and follows which bytes change hands.
+    """Vector clocks passed along with markers, and the bytes that change owners.
 
-    Only what a program may rely on orders work: recorded events, waits, synchronisation, a query that was
-    answered with yes. The turns of one communicator's kernels, a full launch queue and blocks that the driver
-    gives back follow from this timing alone, and order nothing (`tests/sim/sanitizer`).
+    Only guarantees to the program order work: recorded events, waits, synchronisation, a query that returned
+    True. The order of one communicator's kernels, a full launch queue and blocks that the driver takes back
+    follow from this timing alone, and order nothing (`tests/sim/sanitizer`).
     """
 
     def __init__(self, sanitizer: Sanitizer) -> None:
@@ -75,13 +75,13 @@ class _Order(Observer):
             self._memory.events_recorded(block.address, block.size, block.stream_uses)
 
     def on_event(self, event: AllocatorEvent) -> None:
-        """Take a freed block's bytes for ordered once its events have passed."""
+        """Order a freed block's bytes once its events have passed."""
         if event.action is AllocatorAction.FREE_COMPLETED:
             self._memory.events_passed(event.address)
 
 
 class Sanitizer:
-    """Follows one simulation. ``findings`` and ``to_dict`` say what it found."""
+    """Sanitizer of one simulation, with `findings` and `to_dict`."""
 
     def __init__(self) -> None:
         self.clocks = Clocks()
@@ -97,30 +97,28 @@ class Sanitizer:
 
     @property
     def accesses(self) -> int:
-        """Uses of memory that were followed."""
+        """Return the number of uses of memory followed."""
         return self.operations.count
 
     def begin(self, accelerator: Accelerator) -> None:
-        """Follow from now on. FSDP labels its work as for a profiler."""
+        """Start following. FSDP labels its work as for a profiler."""
         accelerator.listen(self.order.on_event)
         self.host_memory.mode.__enter__()
         set_is_profiler_enabled(True)
 
     def end(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self.host_memory.mode.__exit__(None, None, None)
         set_is_profiler_enabled(False)
 
-    # ------------------------------------------------------------------------------------------ what is done
-
     def uses_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
-        """What a call reads and writes, found out once for each plan."""
+        """Return the reads and writes of a call, computed once for each plan."""
         return uses_of(operator, args, kwargs)
 
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
     ) -> None:
-        """An operator is about to be launched: its arguments, and new tensors that it returns."""
+        """Record an operator about to be launched: its arguments, and new tensors that it returns."""
         operation = self._newest = self.operations.launched(stream, name, skip=3)
         for index, region, writes in uses:
             self.operations.touch(operation, tensors[index], region, writes)
@@ -128,7 +126,7 @@ class Sanitizer:
             self.operations.use(operation, output, True)
 
     def workspaces(self, stream: int, blocks: Sequence[Any]) -> None:
-        """The newest kernel writes memory of its own."""
+        """Record the newest kernel writing its own memory."""
         operation = self._newest
         if operation is None:
             return
@@ -147,7 +145,7 @@ class Sanitizer:
         awaited: bool,
         group: Any,
     ) -> None:
-        """A collective is about to be queued; ``awaited``: its caller has to wait for its work."""
+        """Record a collective about to be queued; `awaited`: its caller has to wait for its work."""
         operation = self.operations.launched(stream, kind, skip=3)
         operation.collective = awaited
         self._collectives.note(self.operations.step, kind, group, inputs, outputs, operation.stack)
@@ -159,8 +157,10 @@ class Sanitizer:
             self.operations.use(operation, tensor, True)
 
     def host_copy(self, stream: int, kind: str, device: Any, host: Any, *, blocking: bool) -> None:
-        """A copy over the host link is about to be queued; tensors that do not exist as such are None.
-        ``blocking``: the CPU waits for it."""
+        """Record a copy over the host link about to be queued; `blocking`: the CPU waits for it.
+
+        Tensors that do not exist as such are None.
+        """
         operation = self.operations.launched(stream, f"copy {kind}", skip=3)
         to_host = kind == "DtoH"
         if device is not None:
@@ -169,19 +169,18 @@ class Sanitizer:
             self.host_memory.touched_by_device(operation, host, writes=to_host, blocking=blocking)
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
-        """Python reads a tensor of the host past torch's operators (`numpy`, `tolist`, saving)."""
+        """Record a read of a tensor of the host without torch's operators (`numpy`, `tolist`, saving)."""
         if not self.host_memory.is_empty:
             self.host_memory.touched_by_host(tensor, name, writes=False)
 
     def stream_made(self, stream: int, what: str = "") -> None:
-        """A stream was made: by the program, or for ``what``."""
+        """Record a new stream: of the program, or for `what`."""
         self.stream_names.made(stream, what or self.operations.stacks.here(2))
 
-    # ---------------------------------------------------------------------------------------- what orders it
-
     def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Marker) -> None:
-        """The process group has seen that a collective is done, and lets its tensors go: that orders their
-        bytes, as the events that the allocator sees."""
+        """Record that the process group found a collective done and released its tensors, which orders their
+        bytes, as the events that the allocator sees.
+        """
         for tensor in tensors:
             record: Any = record_of(tensor.untyped_storage())
             block = None if record is None else record.block
@@ -189,29 +188,27 @@ class Sanitizer:
                 self.device_memory.shadow_of(block.address, block.size).forget_ordered(marker.clock)
 
     def host_waits_for_all(self) -> None:
-        """The CPU waits for the device."""
+        """Record the CPU waiting for the device."""
         self.synchronisations.note("synchronize", self.clocks.wait_for_all())
 
-    # --------------------------------------------------------------------------------- where the program is
-
     def enter(self, scope: str) -> None:
-        """A span of the profiler begins."""
+        """Enter a profiler span."""
         self.operations.scopes = (*self.operations.scopes, scope)
 
     def leave(self, scope: str) -> None:
-        """A span of the profiler ends."""
+        """Leave a profiler span."""
         scopes = self.operations.scopes
         if scope in scopes:  # with those inside it that were never left
             self.operations.scopes = scopes[: len(scopes) - 1 - scopes[::-1].index(scope)]
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has made a step."""
+        """Record an optimizer's step."""
         self.operations.step += 1
         self.operations.roles.note(optimizer)
         self._collectives.step_ended()
 
     def to_dict(self) -> dict[str, Any]:
-        """What was found, as ``result.json`` holds it."""
+        """Return the findings as the entry of `result.json`."""
         return {
             **self.findings.to_dict(),
             "hints": [*self.synchronisations.hints(), *self._collectives.hints()],
@@ -220,34 +217,34 @@ class Sanitizer:
         }
 
 
-# Whether like steps call the same collectives in the same order.
-# Ranks that call them in different orders hang. One rank cannot show that, but an order that changes from
-# step to step on one rank (a set that is iterated, hooks that fire as gradients arrive) will one day differ
-# between ranks.
-
 _Call = tuple[str, str, int, int]
 
 
 class CollectiveOrder:
-    """The sequence of collectives of the step that runs, held against the last like one."""
+    """Sequence of collectives of the running step, compared with the last similar one.
+
+    Ranks that call them in different orders hang. One rank cannot show that, but an order that changes from
+    step to step on one rank (iteration over a set, hooks that fire as gradients arrive) will one day differ
+    between ranks.
+    """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._stacks: list[Stack] = []
-        # By what was called, in any order: the order, and how often it was another.
+        # By calls in any order: their order, and how often it differed.
         self._known: dict[frozenset[tuple[_Call, int]], list[_Call]] = {}
         self._changes: list[dict[str, Any]] = []
 
     def note(
         self, step: int, kind: str, group: Any, inputs: Sequence[Any], outputs: Sequence[Any], stack: Stack
     ) -> None:
-        """A collective is called."""
+        """Record a collective of the current `step`, called at `stack`."""
         sizes = (sum(t.numel() for t in inputs), sum(t.numel() for t in outputs))
         self._calls.append((kind, str(group), *sizes))
         self._stacks.append(stack)
 
     def step_ended(self) -> None:
-        """The step's collectives are complete."""
+        """Complete the step's collectives."""
         calls, stacks = self._calls, self._stacks
         self._calls, self._stacks = [], []
         like = frozenset(Counter(calls).items())
@@ -260,17 +257,17 @@ class CollectiveOrder:
                 "kind": "collective_order",
                 "count": 1,
                 "stack": frames(stacks[index]),
-                "hint": f"call {index + 1} of the step is {_told(calls[index])}, in an earlier step that "
-                f"calls the same collectives it was {_told(known[index])}: ranks whose orders differ hang",
+                "hint": f"call {index + 1} of the step is {_shown(calls[index])}, in an earlier step that "
+                f"calls the same collectives it was {_shown(known[index])}: ranks whose orders differ hang",
             }
         )
 
     def hints(self) -> list[dict[str, Any]]:
-        """The first differences that were found."""
+        """Return the first differences found."""
         return list(self._changes)
 
 
-def _told(call: _Call) -> str:
+def _shown(call: _Call) -> str:
     return f"{call[0]} of {call[2]} elements in group {call[1]}"
 
 
@@ -278,16 +275,16 @@ _MOST_HINTS = 20
 
 
 class Synchronisations:
-    """Counts what synchronised, by place, and how often it ordered something."""
+    """Counts of synchronisations by place, and of those that ordered anything."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # By place: how often, and how often something was ordered.
+        # By place: how often, and how often work was ordered.
         self._host: dict[Stack, list[int]] = {}
         self.ordering_queries = 0
 
     def note(self, kind: str, ordered: bool) -> None:
-        """A stream (``wait``) or the CPU (``synchronize``) waited, or a ``query`` was answered with yes."""
+        """Record a stream (`wait`) or the CPU (`synchronize`) waiting, or a `query` that returned True."""
         if kind == "query":
             self.ordering_queries += ordered
         elif kind == "synchronize":
@@ -296,7 +293,7 @@ class Synchronisations:
             counts[1] += ordered
 
     def hints(self) -> list[dict[str, Any]]:
-        """Places where the CPU waits and never learns anything, the most frequent first."""
+        """Return places where the CPU waits without ordering anything, the most frequent first."""
         useless = [(counts[0], stack) for stack, counts in self._host.items() if not counts[1]]
         useless.sort(key=lambda each: -each[0])
         return [

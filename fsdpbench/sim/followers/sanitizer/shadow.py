@@ -1,16 +1,17 @@
-"""Who touched which bytes last: the shadow of one memory, and the check of each new access against it.
+"""The shadow of one memory: the last accesses of its bytes, and the check of each new access; and vector
+clocks.
 
-Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A block
-that is handed out has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write
-and the reads since::
+Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A held
+block has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write and the reads
+since::
 
     block   | cell: written by k7, read by k9 | cell: written by all-gather |        |
     freed   v
     past    | k7, k9                          | all-gather                  |          kept by address
 
-When the allocator hands out these bytes again, the first access of the new owner must be ordered after those
-of the old one: `Cell.past` holds them until then. What the CPU knows to be done orders everything that comes,
-and is dropped.
+When the allocator reuses these bytes, the first access of the new owner must be ordered after those of the
+old one: `Cell.past` holds them until then. Accesses that the CPU knows to be done precede everything, and are
+dropped.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _DEEPEST = 120
 
 
 class Operation:
-    """A kernel, a copy, a collective or an access of the CPU. One object stands for all tensors of a call.
+    """A kernel, a copy, a collective or an access of the CPU; one object for all tensors of a call.
 
-    ``agent`` and ``epoch`` as in `Clocks`. ``scopes`` are the profiler's spans around it, outermost first;
-    ``node`` is the sequence number of the autograd node that backward was in, -1 outside of backward;
-    ``collective`` says whether it is a collective that its caller has to wait for.
+    `agent` and `epoch` as in `Clocks`. `scopes` are the profiler's spans around it, outermost first; `node`
+    is the sequence number of backward's autograd node, -1 outside of backward; `collective`: whether it is a
+    collective that its caller has to wait for.
     """
 
     __slots__ = ("agent", "collective", "epoch", "in_backward", "name", "node", "scopes", "stack", "step")
@@ -58,7 +59,7 @@ class Stacks:
         self._known: dict[Stack, Stack] = {}
 
     def here(self, skip: int) -> Stack:
-        """The stack of the caller, without its ``skip`` innermost frames."""
+        """Return the stack of the caller, without its `skip` innermost frames."""
         frame: FrameType | None = sys._getframe(skip + 1)
         found: list[tuple[CodeType, int]] = []
         while frame is not None and len(found) < _DEEPEST:
@@ -69,19 +70,20 @@ class Stacks:
 
 
 Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
-"""Told of an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the bytes
-had another owner then."""
+"""Called with an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the
+bytes had another owner then.
+"""
 
 _MOST_STRIDED = 1024
 """Of more accesses to regions with holes (a loop over columns) the oldest are forgotten."""
 
 
 Past = tuple[Operation, bool, Region | None]
-"""What a former owner did: the operation, whether it wrote, where (None: everywhere)."""
+"""A former owner's access: the operation, whether it wrote, where (None: everywhere)."""
 
 
 class Cell:
-    """Bytes that have the same history; ``past`` is that of former owners."""
+    """Bytes with the same history; `past` is that of former owners."""
 
     __slots__ = ("end", "past", "reads", "start", "write")
 
@@ -93,14 +95,14 @@ class Cell:
         self.past: list[Past] = []
 
     def cut(self, at: int) -> Cell:
-        """The part behind ``at``, as a cell of its own."""
+        """Cut off the part behind `at`; return it as a cell."""
         rest = Cell(at, self.end)
         rest.write, rest.reads, rest.past = self.write, dict(self.reads), list(self.past)
         self.end = at
         return rest
 
     def history(self, host: Clock) -> list[Past]:
-        """The newest read and write of each agent that the CPU does not know to be done."""
+        """Return the newest read and write of each agent that the CPU does not know to be done."""
         found: list[Past] = [*self.past, *((read, False, None) for read in self.reads.values())]
         if self.write is not None:
             found.append((self.write, True, None))
@@ -114,7 +116,7 @@ class Cell:
 
 
 class BlockShadow:
-    """The history of one block (or of a tensor of the host) from address ``start`` to ``end``."""
+    """History of one block (or of a tensor of the host) from address `start` to `end`."""
 
     __slots__ = ("cells", "end", "start", "starts", "strided")
 
@@ -127,7 +129,7 @@ class BlockShadow:
         self.strided: list[tuple[Region, Operation, bool]] = []
 
     def access(self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict) -> None:
-        """``new`` reads or writes a region (of addresses); what it conflicts with is reported."""
+        """Record `new` reading or writing a region (of addresses); report its conflicts."""
         if self.strided:
             self._meet_strided(region, new, writes, clock, report)
         if region.runs is not None:
@@ -159,7 +161,7 @@ class BlockShadow:
         ]
 
     def _covering(self, start: int, end: int) -> list[Cell]:
-        """Cells that together are exactly these bytes; others are cut, and gaps filled."""
+        """Return the cells that together are exactly these bytes; others are cut, and gaps filled."""
         starts = self.starts
         index = bisect_left(starts, start)
         if index < len(starts) and starts[index] == start and self.cells[index].end == end:
@@ -186,7 +188,7 @@ class BlockShadow:
         self.cells.insert(index, cell)
 
     def _join(self, start: int, end: int) -> None:
-        """One cell instead of several that one operation has written."""
+        """Merge the cells that one operation has written."""
         first, last = bisect_left(self.starts, start), bisect_left(self.starts, end)
         if last - first > 1:
             self.cells[first].end = end
@@ -203,7 +205,7 @@ class BlockShadow:
                 if shared:
                     report(old, wrote, new, writes, shared, False)
             elif writes and region.runs is None and region.start <= where.start and where.end <= region.end:
-                continue  # the new write stands for it
+                continue  # the new write replaces it
             kept.append(entry)
         self.strided = kept
 
@@ -222,7 +224,7 @@ class BlockShadow:
         self.strided = [*kept, (region, new, writes)]
 
     def forget_ordered(self, clock: Clock) -> None:
-        """What comes before ``clock`` is done for certain."""
+        """Drop accesses before `clock`, which are certainly done."""
         for cell in self.cells:
             cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
             cell.reads = {k: v for k, v in cell.reads.items() if not is_ordered(v.agent, v.epoch, clock)}
@@ -231,7 +233,7 @@ class BlockShadow:
         self.strided = [each for each in self.strided if not is_ordered(each[1].agent, each[1].epoch, clock)]
 
     def leave(self, host: Clock) -> list[Cell]:
-        """The owner gives the bytes back: what the next one has to be ordered after."""
+        """Return the accesses that the next owner of the bytes has to be ordered after."""
         left = []
         for cell in self.cells:
             history = cell.history(host)
@@ -250,20 +252,20 @@ class BlockShadow:
 
 
 class FreedMemory:
-    """What former owners did with bytes that are free now, by address."""
+    """Former owners' accesses to bytes that are free now, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._cells: dict[int, Cell] = {}
 
     def add(self, cells: Iterable[Cell]) -> None:
-        """A block was given back."""
+        """Add a freed block."""
         for cell in cells:
             insort(self._starts, cell.start)
             self._cells[cell.start] = cell
 
     def take(self, start: int, end: int) -> list[Cell]:
-        """The bytes are handed out again."""
+        """Remove and return the accesses of bytes that are allocated again."""
         starts = self._starts
         if not starts:
             return []
@@ -279,7 +281,7 @@ class FreedMemory:
         return found
 
     def forget_ordered(self, start: int, end: int, clock: Clock) -> None:
-        """An event passed that orders these bytes: accesses before it are done."""
+        """Drop accesses ordered by a passed event."""
         left = []
         for cell in self.take(start, end):
             cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
@@ -291,9 +293,7 @@ class FreedMemory:
 def _check(
     cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int, touched: Region
 ) -> None:
-    """Report the accesses to a cell that must come before ``new``, which touches ``shared`` bytes of it, and
-    need not.
-    """
+    """Report a cell's accesses that are not ordered before `new`, which uses `shared` bytes of it."""
     old = cell.write
     if old is not None and not is_ordered(old.agent, old.epoch, clock):
         report(old, True, new, writes, shared, False)
@@ -309,15 +309,6 @@ def _check(
                     report(old, wrote, new, writes, both, True)
 
 
-# Happens-before: what is done for certain when the next work of a stream starts.
-# Each stream, and the CPU, counts the work that it starts (an *epoch*) and keeps a vector clock: how much of
-# everybody's work is done for certain by then. Clocks are taken when work is *enqueued*, and passed on by
-# what the program asked for, never by what merely happened in this timing::
-#     stream 0   [optimizer writes a]  record(e)        clock of e: stream 0 at 7
-#     stream 1            wait(e)  [all-gather reads a]  knows stream 0 at 7: ordered, whatever the times
-# An access of epoch n by agent s is ordered before work whose clock says at least n for s.
-# Source of the idea: vector clocks (Mattern, Fidge) with epochs (FastTrack, PLDI 2009).
-
 HOST = 0
 """The CPU among the agents; stream n is agent n + 1."""
 
@@ -325,21 +316,31 @@ Clock = list[int]
 
 
 class Clocks:
-    """The vector clocks of the CPU and of all streams. A clock is a list by agent; what it lacks counts 0."""
+    """Happens-before: vector clocks of the CPU and of all streams, lists by agent, whose missing entries are
+    0.
+
+    Each agent counts the work that it starts (an *epoch*); its clock holds the work of all agents that is
+    certainly done by then. Clocks are taken when work is *enqueued*, and passed on by what the program
+    requested, never by the order of events in this timing::
+        stream 0   [optimizer writes a]  record(e)        clock of e: stream 0 at 7
+        stream 1            wait(e)  [all-gather reads a]  knows stream 0 at 7: ordered, whatever the times
+    An access of epoch n by agent s is ordered before work whose clock has at least n for s. Source: vector
+    clocks (Mattern, Fidge) with epochs (FastTrack, PLDI 2009).
+    """
 
     def __init__(self) -> None:
         self._clocks: list[Clock] = [[0]]
-        # How often the CPU's clock has grown, and which of that each stream has seen at its last launch.
+        # How often the CPU's clock has grown, and how much of that each stream saw at its last launch.
         self._host_version = 1
         self._seen = [0]
 
     @property
     def host(self) -> Clock:
-        """What the CPU knows to be done."""
+        """Return the work that the CPU knows to be done."""
         return self._clocks[HOST]
 
     def of_stream(self, stream: int) -> Clock:
-        """What is done for certain when the newest work of a stream starts."""
+        """Return the work that is done when the newest work of a stream starts."""
         agent = stream + 1
         clocks = self._clocks
         while len(clocks) <= agent:
@@ -348,37 +349,37 @@ class Clocks:
         return clocks[agent]
 
     def start(self, stream: int) -> int:
-        """The CPU launches work on a stream: what it knows is done by then. Returns the work's epoch."""
+        """Launch work by the CPU on a stream, after the work known to the CPU; return its epoch."""
         mine = self._launch(stream)
         agent = stream + 1
         mine[agent] += 1
         return mine[agent]
 
     def start_on_host(self) -> int:
-        """The CPU touches memory itself. Returns the epoch."""
+        """Start an access by the CPU; return its epoch."""
         self._host_version += 1
         host = self._clocks[HOST]
         host[HOST] += 1
         return host[HOST]
 
     def record(self, stream: int) -> Clock:
-        """The clock of an event that is recorded on a stream now."""
+        """Return the clock of an event that is recorded on a stream now."""
         return list(self._launch(stream))
 
     def wait(self, stream: int, clock: Clock) -> bool:
-        """A stream waits for an event; whether that orders anything again."""
+        """Let a stream wait for an event; return whether that orders more work."""
         mine = self._launch(stream)
         return _join(mine, clock)
 
     def wait_on_host(self, clock: Clock) -> bool:
-        """The CPU waits for an event; whether that orders anything again."""
+        """Let the CPU wait for an event; return whether that orders more work."""
         grew = _join(self._clocks[HOST], clock)
         if grew:
             self._host_version += 1
         return grew
 
     def wait_for_all(self) -> bool:
-        """The CPU waits for all streams; whether that orders anything again."""
+        """Let the CPU wait for all streams; return whether that orders more work."""
         grew = False
         for stream in range(len(self._clocks) - 1):
             grew = self.wait_on_host(self._clocks[stream + 1]) or grew
@@ -394,12 +395,12 @@ class Clocks:
 
 
 def is_ordered(agent: int, epoch: int, clock: Clock) -> bool:
-    """Whether an access is ordered before work with this clock."""
+    """Return whether an access is ordered before work with this clock."""
     return agent < len(clock) and clock[agent] >= epoch
 
 
 def _join(mine: Clock, other: Clock) -> bool:
-    """The later of both, in place; whether it grew."""
+    """Set a clock to the later of both; return whether it grew."""
     grew = False
     if len(other) > len(mine):
         mine.extend([0] * (len(other) - len(mine)))

@@ -47,8 +47,8 @@ def why_not_captured(static: Sequence[int]) -> str:
 
 
 def _one_line(reason: str) -> str:
-    told = reason.removeprefix("skipping cudagraphs due to ").splitlines()
-    return told[0].partition(". Found from")[0] if told else ""
+    lines = reason.removeprefix("skipping cudagraphs due to ").splitlines()
+    return lines[0].partition(". Found from")[0] if lines else ""
 
 
 class CapturedGraph:

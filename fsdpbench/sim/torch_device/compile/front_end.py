@@ -38,7 +38,7 @@ _PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
-def told() -> dict[str, Any] | None:
+def compile_report() -> dict[str, Any] | None:
     """Return the report of this process's compilations for the result, or None if there were none."""
     return REPORT.to_dict() if install.cache_info().currsize else None
 
@@ -95,7 +95,7 @@ def _lock_progress_within_process() -> None:
 
 
 def _hide_the_simulator() -> None:
-    """Keep Dynamo out of the device's kernels, as a GPU's are no Python frames.
+    """Keep Dynamo out of the device's kernels, since a GPU's are not Python frames.
 
     Dynamo inspects every frame while compiled code runs, also those of an eager operator's kernel.
     """

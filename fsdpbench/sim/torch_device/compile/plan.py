@@ -151,8 +151,8 @@ class FusedKernel:
         timeline.launch(accelerator.stream, Work.COMPUTE, duration_ns, payload)
         accelerator.operators_launched += 1
         if trace is not None:
-            told = f'"kernel_backend":"triton","kernel_num_gb":{nbytes / 1e9:.9f},{inputs_text(args)}'
-            trace.cpu_op(launch.name, start, timeline.cpu, told)
+            text = f'"kernel_backend":"triton","kernel_num_gb":{nbytes / 1e9:.9f},{inputs_text(args)}'
+            trace.cpu_op(launch.name, start, timeline.cpu, text)
 
 
 class _Compiled(CpuCosts):

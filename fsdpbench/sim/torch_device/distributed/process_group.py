@@ -113,8 +113,8 @@ class SimProcessGroup(CollectiveCalls):
             accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
         if accelerator.account is not None:
             accelerator.account.collective(kind, inputs, outputs)
-        told = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
-        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * MEMBER_NS, start, told)
+        text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
+        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * MEMBER_NS, start, text)
         if accelerator.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
@@ -158,7 +158,7 @@ class SimProcessGroup(CollectiveCalls):
         outputs: list[torch.Tensor],
         extra_ns: int,
         start: int,
-        told: str,
+        text: str,
     ) -> None:
         accelerator = self._accelerator
         timeline = accelerator.timeline
@@ -174,7 +174,7 @@ class SimProcessGroup(CollectiveCalls):
             payload = CollectiveRecord(
                 self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
             )
-            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, told)
+            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
         traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
         by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
         work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
@@ -260,8 +260,8 @@ def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor
         "broadcast": (outputs, None, getattr(opts, "rootRank", 0), 0),
         "barrier": (None, None, []),
     }
-    told = by_kind.get(kind, (outputs, None, None, None))
-    return inputs_text((*told, _is_asynchronous(opts), -1))
+    arguments = by_kind.get(kind, (outputs, None, None, None))
+    return inputs_text((*arguments, _is_asynchronous(opts), -1))
 
 
 def register_backend() -> None:

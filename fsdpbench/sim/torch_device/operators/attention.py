@@ -1,9 +1,10 @@
-"""`scaled_dot_product_attention` on the device: flash attention, as a GPU would choose.
+"""`scaled_dot_product_attention` on the device: the kernel that a GPU would choose; and shape rules torch
+lacks.
 
-Without this, torch would compose attention of matrix products and a softmax (its way for devices that it does
-not know), with a matrix of scores in memory. The choice is CUDA's: flash attention for half-precision inputs
-without a mask, the memory-efficient kernel for masks and float32. Grouped queries are taken as they are by
-flash attention, and by expanded keys and values otherwise.
+torch's fallback for unknown devices composes attention of matrix products and a softmax, with a matrix of
+scores in memory. CUDA's choice is flash attention for half-precision inputs without a mask, and the
+memory-efficient kernel for masks and float32. Flash attention takes grouped queries directly, the other
+expanded keys and values.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fsdpbench.sim.torch_device.strict.words import cpp_type, refuse_broadcast, 
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
-# The kernels want rows of masks to begin at multiples of so many elements.
+# Rows of masks must begin at multiples of this many elements.
 _MASK_ALIGNMENT = 16
 
 
@@ -32,9 +33,9 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attention of (batch, heads, length, head size) tensors; a missing batch dimension is added.
+    """Return attention of (batch, heads, length, head size) tensors; a missing batch dimension is added.
 
-    Raises RuntimeError for what does not fit.
+    `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for shapes that do not fit.
     """
     _refuse_misfits(query, key, value, attn_mask, is_causal)
     unbatched = query.dim() == 3
@@ -71,7 +72,7 @@ def scaled_dot_product_attention(
 def _refuse_misfits(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> None:
-    """What torch refuses of every device, in its words."""
+    """Raise torch's errors of all devices."""
     if query.dtype is not key.dtype or query.dtype is not value.dtype:
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
@@ -110,12 +111,12 @@ def _refuse_misfits(
 
 
 def _pad_head(tensor: torch.Tensor) -> torch.Tensor:
-    """Head size rounded up to a multiple of 8."""
+    """Return the head size rounded up to a multiple of 8."""
     return torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % 8))
 
 
 def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask as the kernel takes it: added to the scores, aligned, expanded over batch and heads."""
+    """Return a mask as the kernel expects it: added to the scores, aligned, expanded over batch and heads."""
     if mask.dtype is torch.bool:
         allowed = mask
         mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill_(allowed.logical_not(), float("-inf"))
@@ -126,25 +127,21 @@ def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) ->
 
 
 def register_attention() -> torch.library.Library:
-    """Put it instead of torch's composition; the library returned must be kept."""
+    """Replace torch's composition; the caller must keep the returned library."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "PrivateUse1")
     return library
 
 
-# Shapes of results where torch has no rule: `SyncBatchNorm`'s and GRUs' operators, which it has for CUDA
-# alone, CTC's backward, `bincount` with `minlength`, and scaled products that are written into a tensor.
-
-
 def _per_channel(x: Tensor) -> Tensor:
-    """Statistics are kept in float32 at least."""
+    """Return a channel-wise statistic, in float32 at least."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty((x.shape[1],), dtype=dtype)
 
 
 def _two(x: Tensor, *others: object) -> tuple[Tensor, Tensor]:
-    """Mean and inverse standard deviation."""
+    """Return mean and inverse standard deviation."""
     return _per_channel(x), _per_channel(x)
 
 
@@ -162,8 +159,7 @@ def _backward_reduce(
     weight_g: bool,
     bias_g: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums for the input's gradient, and the gradients of weight and bias; an empty tensor for what is not
-    wanted."""
+    """Return sums for the input's gradient, and the gradients of weight and bias; empty if not required."""
     sums = [_per_channel(x) if input_g else x.new_empty((0,)) for _ in range(2)]
     dtype = x.dtype if weight is None else weight.dtype
     grads = [x.new_empty((x.shape[1] if wanted else 0,), dtype=dtype) for wanted in (weight_g, bias_g)]
@@ -173,12 +169,12 @@ def _backward_reduce(
 def _gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The new state, and what backward needs: three gates, the old state, the hidden part of the new one."""
+    """Return the new state and, for backward, three gates, the old state, the hidden part of the new one."""
     return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
 def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
-    """Gradients of both kinds of gates, the old state, and both biases (empty without them)."""
+    """Return gradients of both kinds of gates, the old state, and both biases (empty without them)."""
     batch, gates = grad.shape[0], 3 * grad.shape[1]
     biases = [grad.new_empty((gates if has_bias else 0,)) for _ in range(2)]
     return grad.new_empty((batch, gates)), grad.new_empty((batch, gates)), torch.empty_like(grad), *biases
@@ -189,7 +185,7 @@ def _like_second(grad: Tensor, x: Tensor, *others: object) -> Tensor:
 
 
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """`bincount`: as many bins as are asked for; that no value is beyond them is assumed."""
+    """Return `bincount`'s result of `minlength` bins; values beyond are assumed absent."""
     if not minlength:
         raise NotImplementedError("bincount without minlength has as many bins as its largest value says")
     if weights is None:
@@ -198,7 +194,7 @@ def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tenso
 
 
 def _into(name: str) -> Callable[..., Tensor]:
-    """The operator that writes into `out`, by the rule of the one that makes its result."""
+    """Return the operator that writes into `out`, by the rule of the one that makes its result."""
 
     def rule(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
         made: Tensor = getattr(torch.ops.aten, name).default(*args, **kwargs)
@@ -228,7 +224,11 @@ _RULES = {
 
 
 def register_shape_rules() -> torch.library.Library:
-    """Give torch's meta device these rules; the library returned must be kept."""
+    """Give torch's meta device the rules it lacks; the caller must keep the returned library.
+
+    torch has rules of `SyncBatchNorm`'s and GRUs' operators for CUDA only, and none for CTC's backward,
+    `bincount` with `minlength`, and scaled products written into a tensor.
+    """
     library = torch.library.Library("aten", "IMPL", "Meta")
     for name, rule in _RULES.items():
         library.impl(name, rule)

@@ -1,7 +1,7 @@
-"""`torch.autocast("sim")`: which operators run in the lower precision and which in float32.
+"""`torch.autocast("sim")`: the operators in lower precision and in float32; and optimizer steps on the host.
 
 The lists are those of CUDA (torch's documentation of automatic mixed precision). Casts of leaf parameters are
-kept until the outermost autocast context ends, as CUDA's are: they are made once a step, and cost memory.
+kept until the outermost autocast context ends, as CUDA's are: once a step, and they cost memory.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _FLOAT32 = (
 _FLOAT32_UNLESS_GIVEN = (
     "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
 )  # fmt: skip
-"""Operators with a `dtype`: it becomes float32 where the caller leaves it open. `cross_entropy` does not: its
-log-probabilities stay in the logits' dtype, and `nll_loss` casts those."""
+"""Operators with a `dtype`, which becomes float32 if the caller leaves it open. `cross_entropy` is not one:
+its log-probabilities stay in the logits' dtype, and `nll_loss` casts those.
+"""
 
 
 class _CastCache:
-    """Casts of leaf parameters. The parameters are held, so that an id cannot come to mean another tensor."""
+    """Casts of leaf parameters, which are held, so that no other tensor can get the id of one."""
 
     def __init__(self) -> None:
         self._casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -62,7 +63,7 @@ CAST_CACHE = _CastCache()
 
 
 def register_autocast() -> list[torch.library.Library]:
-    """Register the lists; the libraries returned must be kept."""
+    """Register the lists; the caller must keep the returned libraries."""
     every = torch.library.Library("_", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
     aten = torch.library.Library("aten", "IMPL")
@@ -81,7 +82,7 @@ def _operator(name: str) -> Any:
 
 
 def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """The operator with its floating point tensors cast to ``dtype`` (None: autocast's lower precision)."""
+    """Return the operator with its floating point tensors cast to `dtype` (None: autocast's)."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +97,7 @@ def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
 
 
 def _with_dtype(operator: Any) -> Callable[..., Any]:
-    """The operator with its `dtype` set to float32 where it is open and the input is of lower precision."""
+    """Return the operator with an open `dtype` set to float32 if the input is of lower precision."""
     excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
     place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
@@ -120,18 +121,18 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-# Optimizer steps on parameters that are offloaded to the host: what they take there.
-# The host really runs them, on its own tensors, in its own time. What they would take beside a GPU follows
-# from the memory that they go through, at the bandwidth that a rank has of it (`host_link.memory_gb_s`):
-#     parameter and states are read and written, the gradient is read         a fused step
-#     three times that, since each operator goes through memory again          foreach and loops
-
 _PASSES_UNFUSED = 3
-"""Of AdamW: its dozen operators touch 21 tensors where the fused one touches 7."""
+"""AdamW's dozen operators touch 21 tensors, the fused one 7."""
 
 
 def register_host_optimizer() -> None:
-    """Charge every optimizer's step from now on, in this process."""
+    """Charge every optimizer's step on offloaded parameters from now on, in this process.
+
+    The host runs them on its own tensors in real time. Simulated time is bytes moved over a rank's memory
+    bandwidth (`host_link.memory_gb_s`):
+        parameter and states are read and written, the gradient is read         a fused step
+        three times that, since each operator goes through memory again          foreach and loops
+    """
     register_optimizer_step_post_hook(_charge)
 
 
@@ -150,7 +151,7 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _bytes_of_step(parameter: torch.Tensor, state: dict[str, Any]) -> int:
-    """Read and written for one parameter, in one pass."""
+    """Return the bytes read and written for one parameter in one pass."""
     local, gradient = _local(parameter), _local(parameter.grad)
     states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
     kept = sum(tensor.nbytes for tensor in states if tensor.shape == local.shape)
@@ -158,6 +159,6 @@ def _bytes_of_step(parameter: torch.Tensor, state: dict[str, Any]) -> int:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """A DTensor's own part; other tensors as they are."""
+    """Return a DTensor's local part; other tensors as they are."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part

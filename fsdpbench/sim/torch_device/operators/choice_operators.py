@@ -1,4 +1,4 @@
-"""Operators that make a router's choices, and those whose result is as long as a mask of them says.
+"""Operators that make a router's choices, and those whose result's length is a mask's count.
 
 Each entry as in `special_operators.py`.
 """
@@ -23,7 +23,7 @@ _INDEX = torch.int64
 
 
 def ranked(operator: Any, by_shape: Kernel) -> Kernel:
-    """`topk`, `sort`, `argmax` and `max` over a dimension: the indices are choices among its elements."""
+    """Run `topk`, `sort`, `argmax` or `max` over a dimension: the indices are choices among its elements."""
 
     def kernel(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = by_shape(scores, *args, **kwargs)
@@ -39,7 +39,7 @@ def ranked(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _dim(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
-    """The dimension that a call ranks along; None for all elements."""
+    """Return the dimension that a call ranks along; None for all elements."""
     names = [argument.name for argument in operator._schema.arguments]
     if "dim" not in names:
         return None
@@ -54,7 +54,7 @@ def _default_dim(operator: Any, place: int) -> Any:
 
 
 def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
-    """`nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then places are written."""
+    """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
 
     def kernel(mask: torch.Tensor) -> torch.Tensor:
         rows = rows_of(mask)
@@ -65,7 +65,7 @@ def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
         count = torch.count_nonzero(mask)
         ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
         nbytes = rows * mask.dim() * _INDEX.itemsize
-        shape, strides = (rows, mask.dim()), (1, rows)  # on CUDA, an index's column is contiguous
+        shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, an index's column is contiguous
         duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
         plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
                     OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
@@ -79,7 +79,7 @@ def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def masked_select(operator: Any, by_shape: Kernel) -> Kernel:
-    """`masked_select`: as `tensor[mask]`."""
+    """Run `masked_select` as `tensor[mask]`."""
 
     def kernel(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if rows_of(mask) is None:
@@ -92,7 +92,7 @@ def masked_select(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Indices of `tensor[indices]` with the places of masks in their stead, as torch itself has it."""
+    """Return the indices of `tensor[indices]` with masks replaced by their positions, as in torch."""
     if not any(_is_mask(index) for index in indices):
         return indices
     found: list[torch.Tensor | None] = []
@@ -109,7 +109,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 
 def written_by_places(operator: Any, by_shape: Kernel) -> Kernel:
-    """`tensor[indices] = values`, and the gradient of `tensor[indices]`."""
+    """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`."""
 
     def kernel(tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         return by_shape(tensor, by_places(indices), *args, **kwargs)
@@ -126,7 +126,7 @@ CHOICE_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
 
 
 def placeholder(tensor: torch.Tensor) -> tuple[Number, bool]:
-    """The value of a tensor with one element, of its dtype; and whether that is the truth."""
+    """Return the value of a tensor with one element, of its dtype; and whether it is true."""
     numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
     if numbers is not None:
         return numbers.item(), True

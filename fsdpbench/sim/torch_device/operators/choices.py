@@ -1,13 +1,13 @@
-"""What is known of a router's choices: they are taken to be balanced, which gives masks of them a length.
+"""A router's choices, assumed balanced, which gives masks of them a length.
 
     topk(scores, k).indices                chosen among N experts
     one_hot(chosen), chosen == expert      a mask of which k/N, or 1/N, is true
     mask.sum(), mask.any()                 numbers, once they cover enough of it
-    torch.where(mask), x[mask]             as many rows as that share says; the script's line is told
+    torch.where(mask), x[mask]             as many rows as that share says; the script's line is reported
     mask.sum((1, 2)).nonzero()             every expert, by its number
 
 The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of
-scores, of tokens) has no share, and what depends on its length stays refused.
+scores, of tokens) has no share, and operators whose result's length depends on it stay refused.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fsdpbench.sim.torch_device.tensors import (
 )
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
-"""Operators whose result holds what all of their tensors hold."""
+"""Operators whose result has what all of their tensors have in common."""
 _OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll", "repeat_interleave"}
-"""Those whose result holds what their first tensor holds."""
+"""Operators whose result has the choice of their first tensor."""
 _NEGATIONS = {"logical_not", "bitwise_not"}
 _SCATTERS = {"scatter", "scatter_"}
 _LARGEST = {"any", "max", "amax"}
@@ -40,20 +40,20 @@ _SUMS = {"sum", "count_nonzero"}
 
 
 class Found(NamedTuple):
-    """Of a result: what is known of its choices, and the number that all of its elements are."""
+    """A result's choice, and the number that all of its elements are."""
 
     choice: Choice | None = None
     number: int | None = None
 
 
 def choice_of(tensor: torch.Tensor) -> Choice | None:
-    """What is known of a tensor of the device."""
+    """Return the known choice of a tensor of the device."""
     record = record_of(tensor.untyped_storage()) if is_on_device(tensor) else None
     return None if record is None else record.choice
 
 
 def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
-    """Remember this of the storage of `tensor`; None: nothing is known any more."""
+    """Attach a choice to the storage of `tensor`; None removes it."""
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
@@ -67,7 +67,7 @@ def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
 
 
 def rows_of(mask: torch.Tensor) -> int | None:
-    """How many elements of a mask are true; None where that depends on data."""
+    """Return the number of true elements of a mask; None if it depends on data."""
     share = choice_of(mask)
     if not isinstance(share, Share) or not mask.numel():
         return None
@@ -75,7 +75,9 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The places of a mask that is true everywhere, or some of them, on the host; None for others."""
+    """Return the positions of a mask that is true everywhere, or a part of them, on the host; None for
+    others.
+    """
     numbered = choice_of(tensor)
     if not isinstance(numbered, Numbered):
         return None
@@ -90,7 +92,7 @@ def followed_choice(
     choices: Sequence[Choice | None],
     results: Sequence[torch.Tensor],
 ) -> Found:
-    """What is known of the result of the operator `name`, of whose tensors `taken` have these choices."""
+    """Return the choice of the result of the operator `name`, whose tensors `taken` have these choices."""
     if name in _SCATTERS:
         return Found(_one_hot(args))
     first = choices[0] if name != "copy_" else choices[-1]
@@ -113,7 +115,7 @@ def followed_choice(
 
 
 def _one_hot(args: Sequence[Any]) -> Share | None:
-    """`zeros.scatter(dim, chosen, 1)`, or of weights instead of 1."""
+    """Return the choice of `zeros.scatter(dim, chosen, 1)`, or of weights instead of 1."""
     target, dim, index, value = args[:4]
     chosen = choice_of(index)
     if not isinstance(chosen, Chosen) or not target.numel() or target.shape[dim] != chosen.among:
@@ -122,13 +124,13 @@ def _one_hot(args: Sequence[Any]) -> Share | None:
     if not is_one and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
         return None
     if is_one and ACCELERATOR.on_value is not None:
-        told = f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
-        ACCELERATOR.on_value("one_hot", told, False)
+        answer = f"balanced: all of {chosen.among} as often; what a capacity drops is not known"
+        ACCELERATOR.on_value("one_hot", answer, False)
     return Share(min(Fraction(1), Fraction(index.numel(), target.numel())), is_one)
 
 
 def _compared_choice(name: str, args: Sequence[Any], chosen: Chosen) -> Share | None:
-    """`chosen == expert`, a number, a tensor with one, or all of them in the last dimension."""
+    """Return the choice of `chosen == expert`: a number, one element, or all in the last dimension."""
     if name not in ("eq", "ne") or choice_of(args[0]) != chosen:
         return None
     other = args[1]
@@ -141,7 +143,7 @@ def _compared_choice(name: str, args: Sequence[Any], chosen: Chosen) -> Share | 
 
 
 def _compared_share(name: str, args: Sequence[Any], share: Share) -> Share | None:
-    """A mask compared with 0 or 1 is the mask, or what it leaves."""
+    """Return the choice of a mask compared with 0 or 1: the mask or its complement."""
     if name not in ("eq", "ne", "gt", "ge") or isinstance(args[1], torch.Tensor):
         return None
     against = (name, args[1])
@@ -152,7 +154,7 @@ def _compared_share(name: str, args: Sequence[Any], share: Share) -> Share | Non
 
 
 def _reduced(name: str, share: Share, elements: int) -> Found:
-    """Over so many elements; once one of them is expected to be true, the result is a number."""
+    """Reduce over so many elements; once one of them is expected to be true, the result is a number."""
     expected = share.of_all * elements
     if expected < 1:
         return Found(Share(expected, share.ones))

@@ -1,7 +1,7 @@
-"""Registers one Python kernel for every operator of torch on the simulated device.
+"""One Python kernel for every operator of torch on the simulated device.
 
 Only operators that torch does not compose of others get one: autograd, views' bookkeeping, autocast and the
-decompositions stay torch's own, and so does the order of allocations and launches that follows from them.
+decompositions stay torch's own, and so does the resulting order of allocations and launches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged
 
 
 def register_kernels() -> list[torch.library.Library]:
-    """Register all kernels; the returned libraries must be kept, since their end unregisters them."""
+    """Register all kernels; the caller must keep the returned libraries, whose end unregisters them."""
     aten = torch.library.Library("aten", "IMPL")
     has_kernel = dispatch_has_kernel_for_dispatch_key
     for qualified in dispatch_get_all_op_names():
@@ -73,12 +73,12 @@ def _refuse_sparse(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}
-# The plans of every kernel, so that they can be forgotten together.
+# The plans of every kernel, so that they can be cleared together.
 _PLANS: list[dict[tuple[Any, ...], Plan]] = []
 
 
 def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Operators of other libraries: their meta kernel says the shapes, their bytes the cost."""
+    """Run an operator of another library: shapes from its meta kernel, costs from its bytes."""
     kernel = _FOREIGN_KERNELS.get(operator)
     if kernel is None:
         kernel = _FOREIGN_KERNELS[operator] = make_kernel(operator)
@@ -86,10 +86,10 @@ def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def make_kernel(operator: Any) -> Callable[..., Any]:
-    """A kernel for one operator, with the plans of the calls that it has seen."""
+    """Return a kernel for one operator, which caches the plans of its calls."""
     plans: dict[tuple[Any, ...], Plan] = {}
     _PLANS.append(plans)
-    # Numbers that have no influence on shapes: learning rates, counts of steps.
+    # Numbers without influence on shapes: learning rates, counts of steps.
     name = operator._schema.name
     accelerator = ACCELERATOR
     by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
@@ -122,7 +122,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 def _plan_of(
     operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
 ) -> Plan:
-    """Another process's plan of this call, or a new one."""
+    """Return another process's plan of this call, or a new one."""
     shared = ACCELERATOR.shared_plans
     if shared is None or has_own_price(operator):
         return make_plan(ACCELERATOR, operator, args, kwargs)
@@ -137,7 +137,7 @@ def _plan_of(
 def _inputs_of(
     plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
 ) -> str:
-    """What a trace says of the call's inputs."""
+    """Return the call's inputs for the trace."""
     numbers = numbers_in((*args, *kwargs.values())) if by_type else ()
     found = plan.inputs.get(numbers)
     if found is None:
@@ -146,13 +146,13 @@ def _inputs_of(
 
 
 def forget_plans() -> None:
-    """Plans carry the costs of one hardware profile; a new simulation starts without them."""
+    """Clear all plans, which hold the costs of one hardware profile, for a new simulation."""
     for plans in _PLANS:
         plans.clear()
 
 
 def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], numbers_by_type: bool) -> None:
-    """Append what the plan depends on to ``key``, and the tensors of the call to ``tensors``.
+    """Append everything the plan depends on to `key`, and the tensors of the call to `tensors`.
 
     The most frequent kinds come first: this runs for every argument of every operator.
     """

@@ -1,16 +1,14 @@
-"""What is known of the values of simulated tensors, which have none.
+"""Known values of simulated tensors, which have no data.
 
 A number that comes from the host (`torch.tensor(tokens).cuda()`) is known and stays known through sums,
-products and collectives. What a program asks of tensors with no values is answered as healthy training
-answers it: they are finite, they are the same as themselves, they equal no number. Everything else is
-unknown, and reads as zero.
+products and collectives. Questions to tensors without values are answered as in healthy training: they are
+finite, equal to themselves, and equal to no number. Everything else is unknown, and reads as zero.
 
     isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each of these is known, and so is the product
     count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all of them hold the same
 
 A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in
-their local tensors. It is forgotten when the storage is written with something else. `assumed`: it is a
-guess.
+their local tensors. Writing anything else into the storage clears it. `assumed`: it is a guess.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(python, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
-# Of a `GradScaler`, when it has found all gradients finite: the scale stays, but for its growth.
+# A `GradScaler`'s, when all gradients are finite: the scale stays, except for its growth.
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _SAME = {
@@ -54,8 +52,7 @@ _SAME = {
 
 
 def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:
-    """All elements of `tensor` have this value from now on; it is remembered if these are all of its
-    storage."""
+    """Set the known value of all elements of `tensor`, if these are all of its storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
@@ -69,13 +66,13 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) 
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:
-    """What is known of a tensor of the device."""
+    """Return the known value of a tensor of the device."""
     record = record_of(tensor.untyped_storage())
     return None if record is None else record.known
 
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
-    """`target` is filled from the host, with a number or with a tensor that has one element."""
+    """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     if ACCELERATOR.follows_numbers and target.numel() == 1:
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
     elif ACCELERATOR.known_values:
@@ -86,22 +83,19 @@ _HOLDS_PLACEHOLDERS = "_sim_placeholders"
 
 
 def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
-    """Remember of a tensor of the host that it came from the device without values."""
+    """Mark a tensor of the host as copied from the device without values."""
     host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
     ACCELERATOR.copied_to_host = True
     return host
 
 
 def holds_placeholders(host: torch.Tensor) -> bool:
-    """Whether a tensor of the host came from the device without values (views of it, too)."""
+    """Return whether a tensor of the host came from the device without values (views of it, too)."""
     return getattr(host.untyped_storage(), _HOLDS_PLACEHOLDERS, False)
 
 
-# ------------------------------------------------------------------------------------------------ operators
-
-
 def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
-    """What a healthy training answers to a comparison with a number, or of a tensor with itself."""
+    """Return the answer of healthy training to a comparison with a number, or of a tensor with itself."""
     if first is second:
         return _OF_ITSELF[name]
     if isinstance(second, torch.Tensor):
@@ -117,7 +111,7 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 
 
 def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-    """What is known of the results of an operator, once something is known of a tensor that it took."""
+    """Set the known values of an operator's results, if any of its tensors has one."""
     taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
     _follow_known(operator, args, kwargs, result, taken)
     choices = [choice_of(tensor) for tensor in taken]
@@ -134,7 +128,7 @@ def _follow_choices(
     choices: list[Choice | None],
     results: list[torch.Tensor],
 ) -> None:
-    """What is known of the results of an operator that took a router's choice, or a mask made of it."""
+    """Set the choices of the results of an operator that took a router's choice, or a mask made of it."""
     changed = written(operator, args, kwargs)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
@@ -167,7 +161,7 @@ def _follow_known(
 
 
 def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise what a GPU raises for an index that is known, and out of range."""
+    """Raise a GPU's error for an index that is known, and out of range."""
     for index, low, high, dim in known_bounds(packet_of(operator), bind(operator, args, kwargs)):
         known = known_of(index) if is_on_device(index) else None
         if known is not None and not known.assumed:
@@ -204,7 +198,7 @@ def _evaluate(
 
 
 def _host_twin(value: Any) -> Any:
-    """A tensor's known value in the same number of dimensions, which decides of the result's dtype."""
+    """Return a known value in the tensor's number of dimensions, which decides the result's dtype."""
     if not isinstance(value, torch.Tensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
     known = known_of(value) if is_on_device(value) else None
@@ -224,7 +218,7 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
 
 @cache
 def _write_places(operator: Any) -> tuple[int | str, ...]:
-    """Which arguments an operator writes, by place or by name."""
+    """Return the arguments that an operator writes, by position or by name."""
     return tuple(
         argument.name if argument.kwarg_only else place
         for place, argument in enumerate(operator._schema.arguments)
@@ -237,7 +231,7 @@ def _writes(operator: Any) -> bool:
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors of a call that its operator writes to."""
+    """Return the tensors of a call that its operator writes."""
     places = _write_places(operator)
     return _tensors(
         [
@@ -247,13 +241,10 @@ def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
     )
 
 
-# ---------------------------------------------------------------------------------------------- collectives
-
-
 def follow_collective(
     kind: str, size: int, reduction: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
-    """What is known of a collective's outputs: every rank is taken to hold what this one holds."""
+    """Set the known values of a collective's outputs: every rank is assumed to hold this one's."""
     reduces = kind in ("all_reduce", "reduce_scatter")
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None

@@ -1,9 +1,9 @@
-"""Plans: what a call of an operator does, found out once and then repeated.
+"""Plans: an operator call's outputs and cost, computed once and then repeated.
 
-The first time an operator is called with certain shapes it runs on meta tensors, which tells the geometry of
-its outputs. Each output is then known to be *new*, *the same* as one of the arguments, or a *view* of one;
-together with its cost that is a `Plan`. Every later call with the same key only carries the plan out: a
-training loop has no misses after its first step.
+The first call of an operator with certain shapes runs on meta tensors, which gives the geometry of its
+outputs. Each output is *new*, *the same* as one of the arguments, or a *view* of one; together with its cost
+that is a `Plan`. Later calls with the same key only carry the plan out: a training loop has no misses after
+its first step.
 """
 
 from __future__ import annotations
@@ -40,15 +40,14 @@ NEW, ARGUMENT, VIEW, CONSTANT = range(4)
 
 
 class Plan:
-    """How to carry out one call.
+    """Instructions for one call.
 
-    ``outputs``: ``(NEW, shape, strides or None, dtype, bytes)``, ``(ARGUMENT, index)``,
-    ``(VIEW, index, shape, strides, offset, dtype)`` or ``(CONSTANT, value)``; indices of the call's tensors.
-    ``container``: None (returns nothing), False (a single value), list or tuple.
-    ``flops``: compute type and FLOPs of a matrix product, where they are counted.
-    ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
-    ``uses``: what it reads and writes, where the sanitizer runs.
-    ``inputs``: what traces say of its inputs, by the numbers of the call (`call_text`).
+    `outputs`: `(NEW, shape, strides or None, dtype, bytes)`, `(ARGUMENT, index)`, `(VIEW, index, shape,
+    strides, offset, dtype)` or `(CONSTANT, value)`; indices of the call's tensors. `container`: None (returns
+    nothing), False (a single value), list or tuple. `flops`: compute type and FLOPs of a matrix product, if
+    counted. `reshaped`: `(index, shape, strides, bytes)` of arguments whose geometry the operator changes.
+    `uses`: its reads and writes, where the sanitizer runs. `inputs`: its inputs' text in traces, by the
+    numbers of the call (`call_text`).
     """
 
     __slots__ = (
@@ -70,10 +69,10 @@ class Plan:
 
 
 def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
-    """Run the operator on meta tensors and note what it does.
+    """Run `func` on meta tensors and return its plan.
 
-    Raises NotImplementedError, naming the operator, if its output depends on data that does not exist, or if
-    torch cannot tell its shape without computing it; and what CUDA raises for what it refuses.
+    Raises `NotImplementedError` with the operator's name if its output depends on data, or if torch cannot
+    infer its shape without computing it; and CUDA's errors for calls that it refuses.
     """
     refuse_what_cuda_refuses(func, args, kwargs)
     meta_args, meta_kwargs = meta_twin(args), {name: meta_twin(value) for name, value in kwargs.items()}
@@ -85,7 +84,7 @@ def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: 
     except NotImplementedError as error:
         if func._schema.returns:
             raise (data_dependent if _depends_on_data(func) else _without_shapes)(func) from error
-        out = None  # it only writes into its arguments (fused SGD has no meta kernel)
+        out = None  # only writes into its arguments (fused SGD has no meta kernel)
     except AssertionError as error:  # torch's rules in Python assert what its kernels check
         raise RuntimeError(str(error)) from error
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
@@ -110,7 +109,7 @@ def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: 
 
 
 def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Where an output comes from."""
+    """Return an output's origin."""
     if not isinstance(item, torch.Tensor):
         return (CONSTANT, item)
     for index, argument in enumerate(arguments):
@@ -128,7 +127,7 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
 
 
 def sparse_refused(what: str) -> NotImplementedError:
-    """The error of an operator of sparse tensors, or of one that makes such a tensor."""
+    """Return the error of an operator of sparse tensors, or of one that makes such a tensor."""
     return NotImplementedError(
         f"{what}: sparse tensors are not simulated; use dense ones (for embeddings sparse=False)"
     )
@@ -146,7 +145,7 @@ def _without_shapes(func: Any) -> NotImplementedError:
 
 
 def data_dependent(func: Any) -> NotImplementedError:
-    """The error of an operator whose result has no shape without data."""
+    """Return the error of an operator whose result has no shape without data."""
     form = {
         "aten::bincount": "minlength=",
         "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: masks of topk's "
@@ -159,11 +158,6 @@ def data_dependent(func: Any) -> NotImplementedError:
     )
 
 
-# What an operator is called with, written as Kineto does with `record_shapes=True`.
-#     aten::mul(float32 [4, 8], 2)   "Concrete Inputs":["","2"],"Input type":["float","Scalar"],
-#                                    "Input Strides":[[8,1],[]],"Input Dims":[[4,8],[]]
-# The text is made once for each plan, and for each set of numbers that the plan does not depend on.
-
 _MOST_SCALARS = 30
 """Kineto leaves longer lists of numbers out."""
 _NUMBERS: dict[Any, int] = {
@@ -173,7 +167,7 @@ _NUMBERS: dict[Any, int] = {
     torch.uint32: 28, torch.uint64: 29, torch.float8_e8m0fnu: 44, torch.strided: 0,
     torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3,
 }  # fmt: skip
-"""Types, layouts and memory formats are numbers to C++."""
+"""C++'s numbers of types, layouts and memory formats."""
 _WRAPPED = {int: "long int", float: "double", bool: "bool", complex: "c10::complex<double>"}
 _SCALARS = tuple(_WRAPPED)
 _MEMBERS = ("Concrete Inputs", "Input type", "Input Strides", "Input Dims")
@@ -183,19 +177,25 @@ _OTHER: _Input = ("", "", [], [])
 
 
 def call_text(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Members of the arguments of an operator's event: inputs in the schema's order, defaults included."""
+    """Return the JSON members of an operator call's inputs, as Kineto's `record_shapes=True`, defaults
+    included.
+
+        aten::mul(float32 [4, 8], 2)   "Concrete Inputs":["","2"],"Input type":["float","Scalar"],
+                                       "Input Strides":[[8,1],[]],"Input Dims":[[4,8],[]]
+    Made once for each plan, and for each set of numbers that the plan does not depend on.
+    """
     bound = bind(operator, args, dict(kwargs))
     types = [str(argument.type) for argument in operator._schema.arguments]
     return _text(map(_input, bound.values(), types))
 
 
 def inputs_text(values: Iterable[Any]) -> str:
-    """The same of values without a schema: a kernel's, or a collective's."""
+    """Return `call_text` of values without a schema: a kernel's, or a collective's."""
     return _text(_input(value, "") for value in values)
 
 
 def numbers_in(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The plain numbers among a call's arguments, which plans of pointwise operators do not depend on."""
+    """Return the plain numbers of a call, on which plans of pointwise operators do not depend."""
     lists = [tuple(each) for each in values if isinstance(each, (list, tuple)) and each]
     numbers = [each for each in values if type(each) in _SCALARS]
     return (*numbers, *(each for each in lists if type(each[0]) in _SCALARS))
@@ -233,7 +233,7 @@ def _list(values: Sequence[Any], declared: str) -> _Input:
 
 
 def _number(value: Any) -> str:
-    """As C++ prints it: `2`, `2.`, `0.10000000000000001`, `True`."""
+    """Return a number as C++ prints it: `2`, `2.`, `0.10000000000000001`, `True`."""
     if isinstance(value, complex):
         return f"{_number(value.real)}+{_number(value.imag)}j"
     if not isinstance(value, float):
@@ -247,7 +247,7 @@ _graph_task = current_graph_task_id
 
 
 def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor], inputs: str = "") -> Any:
-    """Allocate, launch, and return what the plan says; `inputs`: what a trace says of them."""
+    """Allocate, launch, and return the plan's outputs; `inputs`: the call's inputs for traces."""
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu = start + plan.cpu_ns
@@ -255,7 +255,7 @@ def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor],
     if plan.container is False:
         output = plan.outputs[0]
         origin = output[0]
-        if origin == NEW:  # as `_make_output` does it, without another call
+        if origin == NEW:  # `_make_output` written out
             result = new_tensor(output[1], output[2], output[3], output[4])
         elif origin == ARGUMENT:
             result = tensors[output[1]]
@@ -280,7 +280,7 @@ def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor],
 
 
 def _make_output(output: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
-    """One output as its plan says."""
+    """Return one output of the plan."""
     origin = output[0]
     if origin == NEW:
         return new_tensor(output[1], output[2], output[3], output[4])
@@ -292,7 +292,7 @@ def _make_output(output: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
 
 
 def _new_outputs(plan: Plan, result: Any) -> list[torch.Tensor]:
-    """What the call has made, which its kernel writes."""
+    """Return the call's new tensors, which its kernel writes."""
     results = [result] if plan.container is False else result or ()
     return [made for made, output in zip(results, plan.outputs, strict=True) if output[0] == NEW]
 
@@ -323,7 +323,7 @@ def _launch(accelerator: Accelerator, plan: Plan) -> None:
 
 
 def _reshape(plan: Plan, tensors: list[torch.Tensor]) -> None:
-    """Give arguments the geometry that the operator leaves them with, growing their storages where needed."""
+    """Set the arguments' geometry after the operator, growing their storages where needed."""
     for index, shape, strides, nbytes in plan.reshaped:
         tensor = tensors[index]
         storage = tensor.untyped_storage()

@@ -1,7 +1,7 @@
-"""Operators for which shapes are not enough: they move data to or from the host, or re-point storages.
+"""Operators that need more than shapes: they move data to or from the host, or set storages.
 
-The device has no data. What Python asks for (`.item()`, `.cpu()`, `.tolist()`) waits for the device, as on a
-GPU, and answers with zeros; a comparison of tensors answers that they are equal.
+The device has no data. Reads by Python (`.item()`, `.cpu()`, `.tolist()`) wait for the device, as on a GPU,
+and return zeros; a comparison of tensors says that they are equal.
 
 Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to
 register.
@@ -45,7 +45,7 @@ from fsdpbench.sim.torch_device.tensors import (
 
 Kernel = Callable[..., Any]
 _SMALL = 1 << 16
-"""Elements of the host that are written with placeholders; larger tensors are only marked."""
+"""Elements of the host that are filled with placeholders; larger tensors are only marked."""
 _LIKE = (
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
     "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
@@ -53,7 +53,7 @@ _LIKE = (
 
 
 def _item(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_local_scalar_dense`: wait for the device and answer with a placeholder."""
+    """Run `_local_scalar_dense`: wait for the device and return a placeholder."""
 
     def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
         ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True, device=tensor)
@@ -66,7 +66,7 @@ def _item(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _equal(operator: Any, by_shape: Kernel) -> Kernel:
-    """`equal` and `allclose`: a reduction, a copy to the host, and the answer that shapes allow."""
+    """Run `equal` or `allclose`: a reduction, a copy to the host, and the answer that shapes permit."""
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
@@ -84,7 +84,7 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_is_all_true`, by which `torch.distributions` checks arguments: a healthy training has valid ones."""
+    """Run `_is_all_true`, `torch.distributions`' check of arguments: healthy training has valid ones."""
 
     def kernel(tensor: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = by_shape(tensor)
@@ -97,7 +97,7 @@ def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_to_copy`: between host and device it is a copy over the host link (to the host: of zeros)."""
+    """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
 
     def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         device = kwargs.get("device")
@@ -105,7 +105,7 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
             dtype = kwargs.get("dtype")
             result = torch.empty_like(tensor, device=device, dtype=dtype)
             non_blocking = bool(kwargs.get("non_blocking"))
-            # torch converts on the side of the source, unless the copy is to run beside the CPU.
+            # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
             source = tensor if dtype is None or non_blocking else tensor.to(dtype)
             return result.copy_(source, non_blocking=non_blocking)
         if device is None or is_simulated(torch.device(device)):
@@ -118,7 +118,7 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
         found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
         non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
         if non_blocking:
-            pin(found)  # as torch does, so that the copy runs beside the CPU
+            pin(found)  # as torch, so that the copy is asynchronous
         ACCELERATOR.copy_over_host_link(
             "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
         )
@@ -134,7 +134,7 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _copy(operator: Any, by_shape: Kernel) -> Kernel:
-    """`copy_` and `_copy_from`: across the host link where one side is on the host."""
+    """Run `copy_` or `_copy_from`: over the host link where one side is on the host."""
     into_first = operator._schema.name == "aten::copy_"
 
     def kernel(first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -144,13 +144,13 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
         if is_on_device(target):
             nbytes = target.numel() * source.element_size()
             is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
-            # A number travels with the launch; what is not pinned is gone when the call returns.
+            # A number travels with the launch; unpinned memory has been read when the call returns.
             beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
             host = None if is_number else source
             ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
             learn_from_host(target, source)
         else:
-            # The host tensor keeps its values, and is known to hold none: DDP copies its bucket order to the
+            # The host tensor keeps its values, but is marked as without: DDP copies its bucket order to the
             # device, broadcasts it and copies it back, and has to find it again.
             nbytes = source.numel() * source.element_size()
             beside = non_blocking and _is_copied_as_it_is(target, source)
@@ -163,7 +163,7 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
-    """What a copy from the device wrote over: its value where it is known, else a placeholder."""
+    """Mark the target of a copy from the device: its value if known, else a placeholder."""
     if known is not None:
         target.fill_(known.value.item())
     if known is None or known.assumed:
@@ -175,7 +175,7 @@ def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
 
 
 def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_foreach_copy_`: one kernel on the device, and a copy for each tensor across the host link."""
+    """Run `_foreach_copy_`: one kernel on the device, and a copy for each tensor over the host link."""
 
     def kernel(
         targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
@@ -190,8 +190,11 @@ def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
-    """Whether the driver copies from or to this memory of the host itself. What is not pinned is staged; what
-    has holes goes through a contiguous tensor of the host, which is not pinned."""
+    """Return whether the driver copies from or to this memory of the host directly.
+
+    Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, which is not
+    pinned.
+    """
     if not is_pinned(host) or host.shape != device.shape:
         return False
     last = sum((size - 1) * stride for size, stride in zip(host.shape, host.stride(), strict=True))
@@ -199,7 +202,7 @@ def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
 
 
 def _set(operator: Any, by_shape: Kernel) -> Kernel:
-    """`set_`: all forms point a tensor at a storage."""
+    """Run `set_`: all forms point a tensor at a storage."""
     if operator is torch.ops.aten.set_.source_Tensor:
 
         def from_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -236,7 +239,7 @@ def _untyped(storage: Any) -> torch.UntypedStorage:
 
 
 def _resize(operator: Any, by_shape: Kernel) -> Kernel:
-    """`resize_`: grows the storage if the new geometry needs more of it."""
+    """Run `resize_`: grows the storage if the new geometry needs more of it."""
 
     def kernel(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -250,7 +253,7 @@ def _resize(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
-    """`record_stream`: tells the allocator."""
+    """Run `record_stream` of the allocator."""
 
     def kernel(tensor: torch.Tensor, stream: torch.Stream) -> None:
         ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
@@ -260,7 +263,9 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _like(operator: Any, by_shape: Kernel) -> Kernel:
-    """`zeros_like` and its kin: a tensor of the host or of the meta device, if that is what `device` says."""
+    """Run `zeros_like` and similar operators: a tensor of the host or of the meta device, if `device` says
+    so.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
@@ -274,7 +279,7 @@ def _like(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _filled(operator: Any, by_shape: Kernel) -> Kernel:
-    """`fill_`, `full` and `ones`: a number that comes from the host."""
+    """Run `fill_`, `full` or `ones`: a number that comes from the host."""
     place = 1 if operator._schema.name != "aten::ones" else None
 
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -288,7 +293,7 @@ def _filled(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _compared(operator: Any, by_shape: Kernel) -> Kernel:
-    """`==`, `<` and the others: what healthy training answers (`known_values.py`)."""
+    """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: Any, **kwargs: Any) -> torch.Tensor:
@@ -304,7 +309,7 @@ def _compared(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _never(operator: Any, by_shape: Kernel) -> Kernel:
-    """`isnan`, `isinf` and its kin: simulated numbers are finite."""
+    """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
 
     def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = by_shape(tensor, **kwargs)
@@ -315,7 +320,7 @@ def _never(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _index(operator: Any, by_shape: Kernel) -> Kernel:
-    """`tensor[indices]`: indices of the host have values."""
+    """Run `tensor[indices]`: indices of the host have values."""
 
     def kernel(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
         if any(index is not None and index.is_cpu for index in indices):
@@ -327,7 +332,7 @@ def _index(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
-    """`masked_fill`: a tensor of the host is read, and its number travels with the launch."""
+    """Run `masked_fill`: a tensor of the host is read, and its number travels with the launch."""
     of_number = getattr(operator.overloadpacket, "Scalar", operator)
 
     def kernel(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
@@ -341,8 +346,7 @@ def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _counted(operator: Any, by_shape: Kernel) -> Kernel:
-    """`bincount` and `histc`: a router's load is taken to be balanced, as many in every bin, and that is
-    written down."""
+    """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported so."""
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -360,7 +364,7 @@ def _counted(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
-    """Operators whose result's shape depends on values."""
+    """Raise for operators whose result's shape depends on values."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         raise data_dependent(operator)

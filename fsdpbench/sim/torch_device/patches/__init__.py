@@ -1,1 +1,1 @@
-"""What of torch is changed while the simulated device runs."""
+"""Changes to torch while the simulated device runs."""

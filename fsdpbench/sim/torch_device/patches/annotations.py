@@ -1,8 +1,8 @@
-"""Spans of `torch.profiler.record_function` in simulated time.
+"""Spans of `torch.profiler.record_function` in simulated time; CPU time of module calls.
 
-With a simulated trace running, entering and leaving a span notes the simulated CPU time. Otherwise torch's
-own methods do their work if its profiler runs (a process may use the simulated device and others), and
-nothing is done if it does not, which saves host time. Spans never cost simulated time.
+With a simulated trace running, entering and leaving a span record the simulated CPU time. Otherwise torch's
+own methods run if its profiler does (a process may use the simulated device and others), and else nothing,
+which saves host time. Spans never cost simulated time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OUTSIDE = -1
 
 
 def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """``__enter__`` and ``__exit__`` for a class of spans with a ``name`` that has torch's own."""
+    """Return `__enter__` and `__exit__` for a class of spans with a `name` that has torch's own."""
     original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
     original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
     profiling = profiler_enabled
@@ -51,7 +51,7 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
 
 
 class FastSpan:
-    """Instead of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
+    """Replacement of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
 
     __slots__ = ("_original", "_sim_start", "name")
     _original_type = RecordFunctionFast
@@ -86,20 +86,18 @@ class FastSpan:
         self._sim_start = _OUTSIDE
 
 
-# A module call and its hooks cost CPU time.
-# Dynamo, where something is compiled, decides by a function's file and name what to do with it: it traces
-# torch's `nn.Module.__call__`, and starts no graph at it. So that its decisions stay the same, what takes
-# that place says that it is of the same file and name.
-
-
 def install_module_calls(accelerator: Accelerator) -> None:
-    """Replace `nn.Module.__call__`."""
+    """Replace `nn.Module.__call__` by one that costs CPU time for the call and its hooks.
+
+    Dynamo decides by a function's file and name: it traces torch's `nn.Module.__call__`, and starts no graph
+    at it. The replacement has the same file and name, so that its decisions stay the same.
+    """
     module_type = torch.nn.Module
     original: Callable[..., Any] = module_type.__call__
     compiles = torch.compiler.is_compiling
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if compiles():  # Dynamo takes this for True, and sees nothing of the rest
+        if compiles():  # Dynamo evaluates this to True, and does not trace the rest
             return original(self, *args, **kwargs)
         costs = accelerator.cpu_costs
         if costs is not None:

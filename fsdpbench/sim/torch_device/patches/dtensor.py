@@ -1,14 +1,14 @@
-"""A shorter way through DTensor's sharding propagation for optimizers.
+"""Shortcuts for DTensor's sharding propagation in optimizers, its random state, and FSDP2's chunks.
 
-DTensor finds out how an operator shards its outputs by comparing strategies for each of its inputs, on fake
-tensors. For a fused optimizer over all parameters of a model these are thousands, which takes longer than the
-whole step (0.4 s for a GPT of 2.8 B, 3 s for one of 175 B). The answer is known beforehand: an operator that
-is element-wise, returns nothing, and whose lists agree in their placements runs on the local shards as it is.
+DTensor finds the sharding of an operator's outputs by comparing strategies for each of its inputs, on fake
+tensors. For a fused optimizer over all parameters of a model these are thousands, which take longer than the
+whole step (0.4 s for a GPT of 2.8 B, 3 s for one of 175 B). The result is known: an operator that is
+element-wise, returns nothing, and whose lists agree in their placements runs on the local shards as it is.
 
-The geometry of an output it finds out by running the operator on fake tensors, a millisecond for each shape
-of a parameter. What `detach` returns, or `empty_like` of a dense tensor, is like what they are given.
+The geometry of an output comes from a run on fake tensors, a millisecond for each shape of a parameter.
+Results of `detach`, and of `empty_like` of a dense tensor, have that of the argument.
 
-Anything else takes torch's own way. The result is the same, only sooner; nothing simulated depends on it.
+Anything else runs torch's code. The result is the same, only sooner; nothing simulated depends on it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _with_known_geometry(original: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def geometry_of_output(op_schema: Any) -> Any:
-    """Shape, strides and dtype of what an operator returns, where it needs no run on fake tensors."""
+    """Return shape, strides and dtype of an operator's result, if it needs no run on fake tensors."""
     name = op_schema.op._schema.name
     arguments = op_schema.args_schema
     if name not in _ALIKE or len(arguments) != 1 or not isinstance(arguments[0], DTensorSpec):
@@ -82,7 +82,7 @@ def geometry_of_output(op_schema: Any) -> Any:
 
 
 def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
-    """DTensor's propagation of a flag that meshes of one dimension never have."""
+    """Wrap DTensor's propagation of a flag that meshes of one dimension never have."""
 
     def propagate(op_strategy: Any, op_schema: Any) -> None:
         if op_strategy.mesh.ndim > 1:
@@ -92,7 +92,7 @@ def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def runs_on_local_shards(op_schema: Any) -> bool:
-    """Whether an operator over DTensors needs no communication and returns nothing."""
+    """Return whether an operator over DTensors needs no communication and returns nothing."""
     operator: Any = op_schema.op
     if operator._schema.returns or not operator._schema.name.startswith(_ELEMENTWISE):
         return False
@@ -108,7 +108,9 @@ def _specs(argument: Sequence[Any]) -> list[DTensorSpec]:
 
 
 def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
-    """Same mesh and placements, none of them partial; numbers (counts of steps) are on every rank anyway."""
+    """Return whether mesh and placements are equal and not partial; numbers (counts of steps) are on every
+    rank.
+    """
     sharded = [spec for spec in specs if spec.ndim > 0]
     if not sharded:
         return True
@@ -118,14 +120,13 @@ def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
     return all(spec.mesh is first.mesh and spec.placements == first.placements for spec in sharded)
 
 
-# The state of DTensor's random numbers stays on the host.
-# torch copies the state to the device, so that rank 0's can be sent to all, and back before each random
-# operator. Simulated tensors lose their values on that way, and what torch then decided was reported as the
-# script's decision. All simulated ranks are one: their states agree, and nothing is sent.
-
-
 def install_random_state() -> None:
-    """Keep the state on the host, and do not compare the ranks' states, where the device is simulated."""
+    """Keep DTensor's random state on the host, without comparing the ranks' states, for the simulated device.
+
+    torch copies the state to the device to send rank 0's to all, and back before each random operator.
+    Simulated tensors lose their values on the way, and torch's decision would be reported as the script's.
+    All simulated ranks are one: their states agree.
+    """
     copied = expect(OffsetBasedRNGTracker, "_get_device_state")
     replace(
         OffsetBasedRNGTracker,
@@ -154,13 +155,13 @@ def _on_the_host(original: Callable[[Any], torch.Tensor]) -> Callable[[Any], tor
     return state
 
 
-# FSDP2 cuts every parameter into a shard for each rank and keeps its own: here it cuts what is asked for.
-# On 512 ranks the others were a sixth of a run's time. Parameters on the meta device only, since cuts of
-# others are operators, which have a price.
-
-
 class Chunks(Sequence[torch.Tensor]):
-    """What `torch.chunk` gives, filled up with empty tensors to `count`; each made when it is asked for."""
+    """Chunks as of `torch.chunk`, padded with empty tensors to `count`; each is made on access.
+
+    FSDP2 cuts every parameter into a shard for each rank and keeps its own; on 512 ranks the others were a
+    sixth of a run's time. Only for parameters on the meta device: cuts of others are operators, which have a
+    price.
+    """
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, count, dim
@@ -186,7 +187,7 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def cut_when_asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`original` is FSDP2's `_chunk_with_empty`."""
+    """Wrap FSDP2's `_chunk_with_empty`."""
 
     def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
         if tensor.is_meta and tensor.size(dim) > 0:

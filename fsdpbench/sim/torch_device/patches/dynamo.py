@@ -1,7 +1,7 @@
 """A stand-in for `torch._dynamo`: nothing is compiled here, and its import takes a quarter second.
 
-Eager code asks little of it: optimizers break graphs that are not traced, hooks keep a compiler away that is
-not there. Whatever else is asked imports the real one, which takes its place from then on.
+Eager code needs little of it: optimizers break graphs that are not traced, hooks disable a compiler that is
+not there. Any other attribute imports the real one, which replaces the stand-in from then on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ _FOLDER = Path(torch.__file__).parent / _ATTRIBUTE
 
 
 def stand_in_for_dynamo() -> None:
-    """Put the stand-in where `import torch._dynamo` finds it, unless the real one is there already."""
+    """Install the stand-in for `import torch._dynamo`, unless the real one is imported already."""
     if _NAME not in sys.modules:
         stand_in = sys.modules[_NAME] = _StandIn(_NAME)
         setattr(torch, _ATTRIBUTE, stand_in)
 
 
 def import_config() -> ModuleType:
-    """The compiler's settings without the compiler; the real one finds them imported, with their values."""
+    """Import the compiler's settings without the compiler; the real one finds them imported, with their
+    values.
+    """
     name = f"{_NAME}.config"
     if name not in sys.modules:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
@@ -45,7 +47,7 @@ def import_config() -> ModuleType:
 
 
 class _Part:
-    """The submodule `name`, of which little is asked: `known`. The rest is looked up in the real one."""
+    """The submodule `name` with its `known` attributes. The rest is looked up in the real one."""
 
     def __init__(self, name: str, **known: Callable[..., Any]) -> None:
         self._name = name
@@ -56,11 +58,11 @@ class _Part:
 
 
 def _clear_lru_cache() -> None:
-    """Process groups have rules forgotten that were made too early; here none were made."""
+    """Do nothing: process groups clear rules of the compiler, and none were made."""
 
 
 def _get_optimize_ddp_mode() -> str:
-    """DDP asks for one mode that it must know about; by default it is another."""
+    """Return the one mode that DDP must know about; the default is another."""
     if import_config().optimize_ddp is True:
         return "ddp_optimizer"
     mode: str = _real().utils.get_optimize_ddp_mode()
@@ -78,30 +80,31 @@ class _StandIn(ModuleType):
 
     @staticmethod
     def graph_break(msg: str = "") -> None:
-        """What the real one does where no graph is traced."""
+        """Do nothing, as the real one where no graph is traced."""
 
     @staticmethod
     def disable_nested_graph_breaks() -> AbstractContextManager[None]:
-        """Of torch 2.14, whose device meshes ask for it."""
+        """Do nothing: torch 2.14's device meshes call it."""
         return nullcontext()
 
     @staticmethod
     def disable(
         fn: Callable[..., Any] | None = None, recursive: bool = True, **about: Any
     ) -> Callable[..., Any]:
-        """`fn`, or a decorator: what is never compiled needs no guard against it."""
+        """Return `fn`, or a decorator: without a compiler nothing needs a guard against it."""
         return _same if fn is None else fn
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever looks through all modules for a name of Python's own is not asking for a compiler.
+        # A search through all modules for one of Python's own names does not need the compiler.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         return getattr(_real(), name)
 
 
 def use_real_dynamo() -> None:
-    """Something will compile: the real one takes its place. What it makes of functions (`disable`) holds for
-    those that are made from now on."""
+    """Replace the stand-in by the real one before something compiles; `disable` acts on functions made from
+    now on.
+    """
     _real()
 
 
@@ -117,7 +120,7 @@ def _real() -> ModuleType:
 
 
 def stand_in_for_builtin(original: Any, replacement: Any) -> None:
-    """In scripted code `replacement` means what `original` meant."""
+    """Give `replacement` the meaning of `original` in scripted code."""
     name = find_builtin(original)
     if name is not None:
         register_builtin(replacement, name)

@@ -1,6 +1,6 @@
-"""What Python does with memory of the host past torch's operators: pinning it, and reading it.
+"""Python's access to the host's memory without torch's operators: pinning and reading it, parameters' data.
 
-The sanitizer has to know of such reads: they may come before a copy from the device is done.
+The sanitizer follows such reads: they may come before a copy from the device is done.
 """
 
 from __future__ import annotations
@@ -82,22 +82,22 @@ def _saved_tensor(value: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-# Parameters that go between host and device: FSDP1's, when it offloads or saves them.
-# torch lets `parameter.data = tensor` change the device for devices that it knows. For others the whole
-# implementation behind the Python object has to be swapped. Autograd's graph, its accumulators and hooks
-# belong to the implementation, so that each side is kept and comes back when its device does:
-#     Python object ──> [device side: accumulator, hooks]        parameter.data = host tensor
-#                       [host side                      ]  ───>  swaps the two; the data is set on the new
-#                       side
-# A gradient stays with the Python object, as it does for torch's own devices, also while it is on the other
-# side (FSDP1 reshards a parameter to the host before it reduces the gradient on the device).
-
 _OTHER_SIDE = "_sim_other_side"
 _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
 
 
 def install_two_sided_parameters() -> None:
-    """Let `Tensor.data` be assigned across host and device."""
+    """Let `Tensor.data` be assigned across host and device, as FSDP1 does when it offloads or saves
+    parameters.
+
+    torch lets `parameter.data = tensor` change between devices that it knows. For others the implementation
+    behind the Python object has to be swapped. Autograd's graph, accumulators and hooks belong to the
+    implementation, so that each side is kept and restored with its device:
+        Python object ──> [device side: accumulator, hooks]        parameter.data = host tensor
+                          [host side                      ]  ───>  swaps the two; data is set on the new side
+    A gradient stays with the Python object, also while it is on the other side (FSDP1 reshards a parameter to
+    the host before it reduces the gradient on the device).
+    """
     data: Any = torch.Tensor.data
     grad: Any = torch.Tensor.grad
 
@@ -112,7 +112,7 @@ def install_two_sided_parameters() -> None:
 
 def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any) -> None:
     kept = vars(tensor)
-    is_flat = isinstance(tensor, FlatParameter)  # an `nn.Parameter` with a mark on it
+    is_flat = isinstance(tensor, FlatParameter)  # a marked `nn.Parameter`
     if is_flat:
         _keep_gradients()
         gradient = grad.__get__(tensor)
@@ -132,8 +132,9 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
 
 @functools.cache
 def _keep_gradients() -> None:
-    """Let parameters show a gradient of the other side. From the first time on that one changes sides: all
-    accesses to gradients become slower by it."""
+    """Make parameters show a gradient of the other side; only once one changes sides, since it slows all
+    accesses.
+    """
     grad: Any = torch.Tensor.grad
 
     def read(self: torch.Tensor) -> torch.Tensor | None:
@@ -151,15 +152,15 @@ def _keep_gradients() -> None:
     replace(torch.nn.Parameter, grad=property(read, write))
 
 
-# Lengths of packed sequences in the order of the batch, which is on the device and has no values there.
-# `pack_padded_sequence(enforce_sorted=False)` sorts lengths on the host and sends their order to the device;
-# `pad_packed_sequence` fetches it again. Here the order of the host is kept beside the one of the device.
-
 _ORDER = "_sim_host_order"
 
 
 def patch_packed_sequences() -> None:
-    """Let both functions keep the order; once a process, before a script imports them."""
+    """Make both functions keep the batch's order on the host; once a process, before a script imports them.
+
+    `pack_padded_sequence(enforce_sorted=False)` sorts lengths on the host and sends their order to the
+    device, where it has no values; `pad_packed_sequence` copies it back.
+    """
     replace(
         rnn,
         pack_padded_sequence=_packing(rnn.pack_padded_sequence),

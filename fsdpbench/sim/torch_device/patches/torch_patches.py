@@ -1,7 +1,6 @@
-"""What of torch is changed for the simulated device, one by one, and why.
+"""Patches of torch for the simulated device, each with its reason.
 
-Everything else is registered through torch's own extension points. Each patch leaves other devices as they
-are.
+Everything else uses torch's extension points. No patch changes other devices.
 
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
@@ -29,7 +28,7 @@ DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of param
 DTensor's `propagate_op_sharding`, random state see `dtensor.py`
 FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `dtensor.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
-`gather_object`, `scatter_object_list`          to hold what this one holds
+`gather_object`, `scatter_object_list`          to hold this one's
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
 DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
 ==============================================  ==========================================================
@@ -71,7 +70,7 @@ from fsdpbench.sim.torch_device.tensors import (
 
 @functools.cache
 def apply_patches(accelerator: Accelerator) -> None:
-    """Apply all of them. The first call of a process does it, others nothing."""
+    """Apply all of them once a process."""
     stand_in_for_dynamo()
     _patch_storages()
     _patch_copies_of_storages(accelerator)
@@ -234,8 +233,10 @@ def _patch_accelerator() -> None:
 
 
 def _function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of its own: Dynamo keeps a table of torch's functions, in which no two may be the same (in
-    scripts `torch.cuda` has the methods themselves)."""
+    """Return a function of its own: Dynamo's table of torch's functions must hold no two equal ones.
+
+    In scripts `torch.cuda` has the methods themselves.
+    """
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -284,7 +285,7 @@ def _patch_distributed(accelerator: Accelerator) -> None:
 
 
 def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP's comparison of shapes among ranks."""
+    """Wrap DDP's comparison of shapes among ranks."""
 
     def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
         return None if isinstance(group, CollectiveCalls) else original(group, *args, **kwargs)
@@ -293,8 +294,10 @@ def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., An
 
 
 def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
-    """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device. It
-    keeps the nodes that accumulate gradients."""
+    """Wrap DDP's constructor: refuse arguments for which its C++ needs pinned memory of the device.
+
+    It keeps the nodes that accumulate gradients.
+    """
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
@@ -380,7 +383,7 @@ def _patch_checkpoint_plans() -> None:
     deduplicated = expect(planner, "dedup_save_plans")
 
     def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
-        """All ranks' plans are rank 0's: it keeps all of it, nothing may be left to the others."""
+        """Keep all of rank 0's plan: all ranks have the same, and the others save nothing."""
         if not _others_are_simulated():
             return deduplicated(plans, *args, **kwargs)
         return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
@@ -389,7 +392,7 @@ def _patch_checkpoint_plans() -> None:
 
 
 def _valid_as_it_is(original: Any) -> Callable[..., Any]:
-    """A plan of what all ranks save, where the others' parts are missing."""
+    """Accept a plan of everything that all ranks save, where the others' parts are missing."""
     fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
 
     def validate(global_plan: Any, metadata: Any) -> Any:

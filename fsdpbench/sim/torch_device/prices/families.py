@@ -1,7 +1,7 @@
-"""The table of prices: one row a family of operators.
+"""The table of prices: one row for each family of operators.
 
 An operator is one of: only geometry (free), a matrix product or convolution, attention, or limited by memory.
-What is in no row is priced by its bytes as well, and reported as unknown, never silently free.
+Operators without a row are priced by their bytes as well, and reported as unknown, never silently free.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fsdpbench.sim.torch_device.prices.products import (
 
 
 class Family(NamedTuple):
-    """Operators, by name without namespace and overload, that one rule prices."""
+    """Operators, by name without namespace and overload, with one price rule."""
 
     name: str
     price: Price
@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """Operators that are recognised by a property: asked in order, after the names."""
+    """Operators recognised by a property, in order, after the names."""
 
     name: str
     price: Price
@@ -194,19 +194,15 @@ PATTERNS = (
         lambda func, name: name.startswith(("_fused_ad", "_fused_sgd")),
     ),
     Pattern("lists of tensors", moves("pointwise"), lambda func, name: name.startswith("_foreach_")),
-    Pattern("told by torch", elementwise("pointwise"), lambda func, name: torch.Tag.pointwise in func.tags),
+    Pattern(
+        "tagged pointwise by torch",
+        elementwise("pointwise"),
+        lambda func, name: torch.Tag.pointwise in func.tags,
+    ),
     Pattern("gradients of activations", moves("pointwise"), _is_activations_gradient),
 )
 UNKNOWN = moves("pointwise", unknown=True)
 
-
-# From an operator call to its cost, and prices of the user's own operators.
-#     from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
-#     @operator_price("mylib::fused_norm")
-#     def fused_norm(call, costs):
-#         duration = costs.memory_bound_ns(3 * tensor_bytes(call.outs[0]), "reduction")
-#         return OperatorCost("fused_norm_kernel", duration)
-# A price is asked for once a distinct call (see `plans.py`).
 
 _BY_NAME: dict[str, Price] = {name: family.price for family in FAMILIES for name in family.operators}
 _OF_USERS: dict[str, Price] = {}
@@ -215,7 +211,7 @@ _OF_USERS: dict[str, Price] = {}
 def price(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, costs: KernelCosts
 ) -> OperatorCost:
-    """Cost of a call that ran on meta tensors and returned ``out``. Never raises for an unknown operator."""
+    """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raises."""
     outs = [
         item for item in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(item, torch.Tensor)
     ]
@@ -225,12 +221,12 @@ def price(
 
 
 def has_own_price(func: Any) -> bool:
-    """Whether a user prices this operator, by whatever rule."""
+    """Return whether a user has set this operator's price, by whatever rule."""
     return func._schema.name in _OF_USERS
 
 
 def rule_of(func: Any) -> Price:
-    """The rule of an operator's family."""
+    """Return the rule of an operator's family."""
     name = operator_name(func)
     found = _BY_NAME.get(name)
     if found is not None:
@@ -241,11 +237,16 @@ def rule_of(func: Any) -> Price:
 def operator_price(name: str) -> Callable[[Price], Price]:
     """Let the decorated function price the operator `name` (`namespace::operator`), before the table's rule.
 
-    It is called with a `Call` (meta tensors: shapes, strides, dtypes) and the device's `KernelCosts`, and
-    returns an `OperatorCost`. On real devices nothing calls it.
+        from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
+        @operator_price("mylib::fused_norm")
+        def fused_norm(call, costs):
+            duration = costs.memory_bound_ns(3 * tensor_bytes(call.outs[0]), "reduction")
+            return OperatorCost("fused_norm_kernel", duration)
 
-    Raises:
-        ValueError: `name` has no namespace, or has a price of a user's already.
+    It is called once for each distinct call with a `Call` (meta tensors: shapes, strides, dtypes) and the
+    device's `KernelCosts`, and returns an `OperatorCost`. On real devices nothing calls it.
+
+    Raises `ValueError` if `name` has no namespace, or has a price of a user's already.
     """
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):

@@ -28,13 +28,11 @@ def moves(
     reread: bool = False,
     unknown: bool = False,
 ) -> Price:
-    """A kernel that moves `size` bytes, by default all inputs and outputs.
+    """Return the rule of a kernel that moves `size` bytes, by default all inputs and outputs.
 
-    Args:
-        kind: `pointwise`, `reduction`, `copy`, `gather` or `optimizer`: which bandwidth of the profile.
-        passes: how often all of it is read and written.
-        reread: the first two inputs are read twice: they do not fit the caches between two passes.
-        unknown: the price is a guess.
+    `kind`: `pointwise`, `reduction`, `copy`, `gather` or `optimizer`, whose bandwidth the profile has.
+    `passes`: how often all of it is read and written. `reread`: the first two inputs are read twice, since
+    they do not fit the caches between two passes. `unknown`: the price is a guess.
     """
     count = bytes_moved if size is None else size
 
@@ -52,7 +50,7 @@ def moves(
 
 
 def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
-    """Whether torch leaves a copy to the driver: one dtype, both sides contiguous."""
+    """Return whether torch leaves a copy to the driver: one dtype, both sides contiguous."""
     if name not in ("clone", "copy_", "_copy_from"):
         return False
     sides = [*tensors_in(args, {}), *outs][:2] if name == "clone" else tensors_in(args, {})[:2]
@@ -65,7 +63,7 @@ def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor])
 
 
 def bytes_moved(call: Call) -> int:
-    """Bytes read and written: all inputs, all outputs, and the inputs that the schema says are written."""
+    """Return the bytes of all inputs, all outputs, and again the inputs that the schema says are written."""
     func, args, kwargs, outs = call
     inputs = tensors_in(args, kwargs)
     known = {id(tensor) for tensor in inputs}
@@ -95,15 +93,12 @@ _WRITE_ONLY = {
 
 
 def _only_written(func: Any, argument: str) -> bool:
-    """Whether an output argument is written without being read (counted once then)."""
+    """Return whether an output argument is written without being read (counted once then)."""
     return argument == "out" or operator_name(func) in _WRITE_ONLY
 
 
-# ------------------------------------------------------------- not by all of their inputs
-
-
 def rows_read(call: Call) -> int:
-    """A look-up reads as many rows as it writes, and its indices."""
+    """Return the bytes of a look-up, which reads as many rows as it writes, and its indices."""
     args, outs = call.args, call.outs
     return 2 * sum(map(tensor_bytes, outs)) + sum(
         tensor_bytes(tensor) for tensor in tensors_in(args, {})[1:] if not tensor.is_floating_point()
@@ -111,27 +106,27 @@ def rows_read(call: Call) -> int:
 
 
 def rows_added(call: Call) -> int:
-    """A dense gradient of a look-up: zeroed once, and for each row a read of it and of what is added."""
+    """Return the bytes of a look-up's dense gradient: zeroed once; each row reads itself and its addend."""
     args, outs = call.args, call.outs
     return sum(map(tensor_bytes, outs)) + 3 * tensor_bytes(args[0])
 
 
 def bags_read(call: Call) -> int:
-    """Bags of rows read and summed: a row an index, and the sums."""
+    """Return the bytes of bags of rows read and summed: a row for each index, and the sums."""
     args, outs = call.args, call.outs
     table, indices = args[0], args[1]
     return indices.numel() * table.shape[-1] * table.element_size() + sum(map(tensor_bytes, outs))
 
 
 def bags_added(call: Call) -> int:
-    """The gradient of a table (zeroed once): for each index a row of the bag's gradient is read and added."""
+    """Return the bytes of a table's gradient (zeroed once): each index reads and adds a row of the bag's."""
     args, outs = call.args, call.outs
     grad, indices = args[0], args[1]
     return 3 * indices.numel() * grad.shape[-1] * grad.element_size() + sum(map(tensor_bytes, outs))
 
 
 def rows_written(call: Call) -> int:
-    """Writing rows in place: the values are read, their places read and written."""
+    """Return the bytes of writing rows in place: the values are read, their targets read and written."""
     args = call.args
     tensors = tensors_in(args, {})[1:]
     return 3 * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
@@ -140,52 +135,47 @@ def rows_written(call: Call) -> int:
 
 
 def rows_filled(call: Call) -> int:
-    """A number is written to rows of a dimension: those rows alone, and the indices are read."""
+    """Return the bytes of filling rows of a dimension with a number, and of reading the indices."""
     target, dim, index = call.args[0], argument(call, 1, "dim", 0), argument(call, 2, "index", None)
     rows = tensor_bytes(target) // max(1, target.shape[dim] if target.dim() else 1)
     return rows * int(index.numel()) + tensor_bytes(index)
 
 
 def copied_rows_filled(call: Call) -> int:
-    """The same in a copy."""
+    """Return the bytes of `rows_filled` in a copy."""
     return 2 * sum(map(tensor_bytes, call.outs)) + rows_filled(call)
 
 
 def each_dimension(call: Call) -> int:
-    """A Fourier transform reads and writes everything once for each dimension that it transforms."""
+    """Return the bytes of a Fourier transform: everything, once for each transformed dimension."""
     return bytes_moved(call) * max(1, len(argument(call, 1, "dim", ())))
 
 
 def copied_rows_written(call: Call) -> int:
-    """Writing rows into a copy: the tensor is read and written, and then as in place."""
+    """Return the bytes of writing rows into a copy: the tensor is copied, and written as in place."""
     return 2 * sum(map(tensor_bytes, call.outs)) + rows_written(call)
 
 
 def chosen_entries(call: Call) -> int:
-    """The loss of a classification reads one entry a row."""
+    """Return the bytes of a classification's loss, which reads one entry a row."""
     args, outs = call.args, call.outs
     return 2 * tensor_bytes(args[1]) + sum(map(tensor_bytes, outs))
 
 
 def whole_output(call: Call) -> int:
-    """The output is zeroed, and a few entries are written."""
+    """Return the bytes of an output that is zeroed before a few entries are written."""
     return sum(map(tensor_bytes, call.outs))
 
 
-# Operators whose addresses cost more than their bytes: broadcast operands, and sums over a few elements.
-# torch walks an operator's tensors in one order of dimensions and joins those that follow each other in all
-# of them. Along what is left, each dimension costs a division and a product a tensor (OffsetCalculator.cuh):
-# a kernel over five dimensions, as rotary positions by matrices have, issues more than it moves. A reduction
-# gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
-# setReduceConfig); such a thread issues over a hundred instructions whether it adds two elements or two
-# hundred. Counts are of torch 2.2's and 2.13's sources (they are alike here), in the machine code that nvcc
-# and ptxas 12 make of them for compute capability 8.0 and 9.0.
+# Instructions of operators whose addresses cost more than their bytes: broadcast operands, and sums over a
+# few elements (`elementwise`, `reduction`). Counted in the machine code that nvcc and ptxas 12 make of torch
+# 2.2's and 2.13's sources (equal here) for compute capability 8.0 and 9.0.
 
-# A division by a constant, the rest, the loop's test; then one multiply-add for each tensor.
+# A division by a constant, the remainder, the loop's test; then one multiply-add for each tensor.
 _A_DIMENSION = 7
 # Loads, 64-bit addresses, the operation and the store of an element.
 _AN_ELEMENT = 14
-# A thread of a reduction without its addresses, which it computes twice.
+# A reduction's thread without its addresses, which it computes twice.
 _A_REDUCTION = 113
 _A_SHUFFLE, _A_VALUE = 5, 5
 _WARP = 32
@@ -195,7 +185,12 @@ Strides = tuple[int, ...]
 
 
 def elementwise(kind: str) -> Price:
-    """An element at a time, by bytes or by addresses, whichever takes longer."""
+    """Return the rule of one operation an element: by bytes or by addresses, whichever takes longer.
+
+    torch walks an operator's tensors in one order of dimensions and joins those that are adjacent in all of
+    them. Each remaining dimension costs a division and a product a tensor (OffsetCalculator.cuh): a kernel
+    over five dimensions, as rotary positions by matrices have, issues more than it moves.
+    """
     by_bytes = moves(kind)
 
     def price(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -211,7 +206,12 @@ def elementwise(kind: str) -> Price:
 
 
 def reduction(kind: str) -> Price:
-    """Sums and the like over some dimensions, by bytes or by threads, whichever takes longer."""
+    """Return the rule of sums over some dimensions: by bytes or by threads, whichever takes longer.
+
+    A reduction gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
+    setReduceConfig); a thread issues over a hundred instructions, whether it adds two elements or two
+    hundred.
+    """
     by_bytes = moves(kind)
 
     def price(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -229,8 +229,10 @@ def _at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
 
 
 def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:
-    """The result's shape and the strides of all tensors expanded to it, the result's first; None where the
-    call is something else than one operation an element."""
+    """Return the result's shape and the strides of all tensors expanded to it, the result's first.
+
+    None if the call is not one operation an element.
+    """
     if len(call.outs) != 1:
         return None
     out = call.outs[0]
@@ -242,7 +244,7 @@ def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:
 
 
 def _joined(shape: Sequence[int], operands: Sequence[Strides]) -> int:
-    """How many dimensions are left where those that follow each other in all operands are one."""
+    """Return the number of dimensions after joining those that are adjacent in all operands."""
     dims = sorted(
         (tuple(strides[i] for strides in operands), size) for i, size in enumerate(shape) if size > 1
     )
@@ -255,7 +257,7 @@ def _joined(shape: Sequence[int], operands: Sequence[Strides]) -> int:
 
 
 def _of_reduction(call: Call) -> tuple[float, float]:
-    """Threads of a reduction, and what each issues; (0, 0) where all becomes one element."""
+    """Return threads of a reduction, and the instructions of each; (0, 0) if all becomes one element."""
     x, out = call.args[0], call.outs[0]
     if not isinstance(x, torch.Tensor) or out.numel() < 2 or x.numel() <= out.numel():
         return 0, 0
@@ -284,7 +286,7 @@ def _of_reduction(call: Call) -> tuple[float, float]:
 
 
 def _reduced_dimensions(call: Call, x: torch.Tensor) -> set[int]:
-    """Those that the call's `dim` names, all without one."""
+    """Return the dimensions in the call's `dim`, all without one."""
     names = [argument.name for argument in call.func._schema.arguments]
     given = call.kwargs.get("dim")
     if "dim" in names and names.index("dim") < len(call.args):

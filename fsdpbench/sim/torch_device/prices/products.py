@@ -13,11 +13,11 @@ from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 
 _SCALED = ("fp8", "nvfp4")
-"""Torch's products in these take factors that were cast before, by operators with prices of their own."""
+"""Dtypes whose factors were cast before the product, by operators with their own prices."""
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
-    """``a`` (..., m, k) times ``b`` (..., k, n)."""
+    """Return the cost of `a` (..., m, k) times `b` (..., k, n)."""
     m, k = a.shape[-2:]
     n = b.shape[-1]
     batch = prod(a.shape[:-2])
@@ -34,25 +34,27 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """``grad.t() @ input``: a linear layer's only product whose first factor alone is stored transposed."""
+    """Return whether this is `grad.t() @ input`: a linear layer's only product with just the first factor
+    transposed.
+    """
     if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
         return False
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
 
 
 def product(first: int) -> Price:
-    """A matrix product whose factors are arguments ``first`` and ``first + 1``."""
+    """Return the rule of a matrix product of the arguments `first` and `first + 1`."""
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
 
 
 def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
-    """A product in 8 or 4 bits; raises RuntimeError where the profile knows none, as CUDA does."""
+    """Price a product in 8 or 4 bits; raises `RuntimeError` if the profile has none, as CUDA does."""
     a, scales = call.args[0], argument(call, 2, "scale_a", None)
     first = scales[0] if isinstance(scales, (list, tuple)) else scales
     needed = compute_type(a.dtype)
     blocks = first is not None and first.dtype is torch.float8_e8m0fnu
     known = costs.profile.narrow_peak_flops
-    # Chips that multiply in nvfp4 are those that take scales of blocks.
+    # Chips with products in nvfp4 are those that take scales of blocks.
     if needed not in known or (blocks and "nvfp4" not in known):
         what = "mxfp8" if blocks else needed
         raise RuntimeError(
@@ -63,8 +65,11 @@ def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
-    """`_grouped_mm`: a product a group in one kernel, groups taken to be equal. One factor of two dimensions
-    is group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
+    """Price `_grouped_mm`: a product for each group in one kernel, groups assumed equal.
+
+    One two-dimensional factor has groups in rows (forward, and gradients of rows), two have them in columns
+    (gradients of weights).
+    """
     a, b = call.args[0], call.args[1]
     offsets = argument(call, 2, "offs", None)
     groups = offsets.shape[0] if offsets is not None else a.shape[0]
@@ -87,12 +92,12 @@ def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
 def _convolution_gemm(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, groups: int
 ) -> tuple[int, int, int]:
-    """The implicit product (m, n, k) of one group."""
+    """Return the implicit product (m, n, k) of one group."""
     return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
 
 
 def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
-    """A convolution, as the matrix products it amounts to."""
+    """Price a convolution as its matrix products."""
     args, outs = call.args, call.outs
     groups = argument(call, 8, "groups", 1)
     x, weight = args[0], args[1]
@@ -105,7 +110,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Its backward: a product for the input, one for the weight, a sum for the bias, as they are required."""
+    """Price a convolution's backward: products for input and weight, a sum for the bias, as required."""
     args = call.args
     grad, x, weight = args[0], args[1], args[2]
     groups = argument(call, 9, "groups", 1)
@@ -119,18 +124,18 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def _attention_shape(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """(batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors."""
+    """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors."""
     return query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.shape[3]
 
 
 def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
-    """Reading what is added to the scores, where the kernel takes such a thing."""
+    """Return the time in ns to read what is added to the scores, if the kernel takes such a bias."""
     bias = args[bias_at] if bias_at is not None and bias_at < len(args) else None
     return costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
 
 
 def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
-    """Fused attention's price. Argument ``causal_at`` says whether it is causal, ``bias_at`` is the bias."""
+    """Return the rule of fused attention; `causal_at` and `bias_at` are the positions of these arguments."""
 
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args = call.args
@@ -144,7 +149,7 @@ def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
 
 
 def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
-    """The price of its backward, scratch memory included; the arguments as in forward."""
+    """Return the rule of its backward, scratch memory included; the arguments as in forward."""
 
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args = call.args
@@ -160,8 +165,11 @@ def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
 
 
 def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    """Scratch of flash attention's backward: row sums, the gradient of the queries in float32 (lengths
-    rounded to 128, head size to 32), and expanded key and value gradients with grouped queries."""
+    """Return the scratch bytes of flash attention's backward.
+
+    Row sums, the gradient of the queries in float32 (lengths rounded to 128, head size to 32), and expanded
+    key and value gradients with grouped queries.
+    """
     batch, heads, length, kv_length, size = _attention_shape(query, key)
     rounded = -(-length // 128) * 128
     wide = -(-size // 32) * 32 if size <= 192 else 256
@@ -172,7 +180,7 @@ def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
 
 
 class Call(NamedTuple):
-    """One call that ran on meta tensors: the operator's overload, its arguments, what came out."""
+    """One call on meta tensors: the operator's overload, its arguments, its outputs."""
 
     func: Any
     args: Sequence[Any]
@@ -182,8 +190,10 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess.
-    ``nbytes``: read and written, of what memory limits; 0 for products and attention."""
+    """Price of one call: kernel name, ns, scratch memory in bytes, and whether it is a guess.
+
+    `nbytes`: read and written by memory-bound kernels; 0 for products and attention.
+    """
 
     kernel: str
     duration_ns: int
@@ -197,19 +207,19 @@ FREE = OperatorCost("", 0)
 
 
 def argument(call: Call, index: int, name: str, default: Any) -> Any:
-    """An argument given by position or by name."""
+    """Return an argument given by position or by name."""
     if index < len(call.args):
         return call.args[index]
     return call.kwargs.get(name, default)
 
 
 def operator_name(func: Any) -> str:
-    """An operator's name without its namespace: `addmm` of `aten::addmm.out`."""
+    """Return an operator's name without its namespace: `addmm` of `aten::addmm.out`."""
     return str(func._schema.name.split("::", 1)[1])
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that a tensor's distinct elements occupy: expanded (stride 0) dimensions count once."""
+    """Return the bytes of a tensor's distinct elements: expanded (stride 0) dimensions count once."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride != 0 or size == 0:

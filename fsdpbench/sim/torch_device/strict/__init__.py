@@ -1,4 +1,4 @@
-"""What CUDA refuses, the simulated device refuses: with torch's words and the same type of exception.
+"""CUDA's refusals on the simulated device: with torch's texts and the same type of exception.
 
 The meta device, which computes the shapes of results, is more generous than a GPU; these rules refuse what it
 lets pass. Calls are checked when their plan is made (`plans.py`), so that a repeated call costs nothing.
@@ -25,7 +25,7 @@ from fsdpbench.sim.torch_device.strict.words import bind, packet_of
 
 
 def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise what CUDA would raise for this call; nothing for a call that it takes, or that is not known."""
+    """Raise CUDA's error for this call; nothing for a valid or unknown call."""
     arguments = bind(operator, args, kwargs)
     refuse_other_devices(operator, arguments)
     packet = packet_of(operator)

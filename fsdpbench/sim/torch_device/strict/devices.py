@@ -52,12 +52,11 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
         _as_iterator(named, len(named) if packet in _MANY_NUMBERS else 1)
 
 
-# ---------------------------------------------------------------------------------- checks in the wrappers
-
-
 @cache
 def _generated_checks() -> dict[str, str]:
-    """The wrappers that check, by operator, of this version of torch. Read once a mix of devices is met."""
+    """Return the wrappers that check, by operator, of this version of torch. Read at the first mix of
+    devices.
+    """
     spec = importlib.util.find_spec("torchgen")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")
@@ -75,7 +74,7 @@ def _generated_checks() -> dict[str, str]:
 
 
 def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
-    """Outputs are checked first, then the positional arguments."""
+    """Check as a generated wrapper: outputs first, then the positional arguments."""
     schema = operator._schema.arguments
     order = [a.name for a in schema if a.is_out] + [a.name for a in schema if not a.kwarg_only]
     common: torch.device | None = None
@@ -94,11 +93,8 @@ def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, meth
     )
 
 
-# ------------------------------------------------------------------------------------------ TensorIterator
-
-
 def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None:
-    """``tensors``: whether each is written, and the tensor. ``numbers`` of the host are taken."""
+    """Check as `TensorIterator`. `tensors`: (is written, tensor); `numbers` of the host are accepted."""
     common = next((tensor.device for _, tensor in tensors if not tensor.is_cpu), None)
     if common is None:
         return
@@ -117,7 +113,7 @@ def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None
 
 
 def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
-    """What a foreach operator takes at a time: the lists' tensors at one place, and those of no list."""
+    """Return a foreach operator's tensors at one position of its lists, with those of no list."""
     lists = {n: v for n, v in arguments.items() if isinstance(v, (list, tuple)) and _holds_tensors(v)}
     alone = [(name in written, v) for name, v in arguments.items() if isinstance(v, torch.Tensor)]
     for column in zip_longest(*lists.values()):
@@ -125,18 +121,15 @@ def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[boo
         yield [(name in written, t) for name, t in pairs if isinstance(t, torch.Tensor)] + alone
 
 
-# ------------------------------------------------------------------------------------------- rules of its own
-
-
 def _embedding(arguments: Arguments) -> None:
-    """It is `index_select` of the weight, whose wrapper checks."""
+    """Check as `index_select` of the weight."""
     weight, indices = arguments["weight"], arguments["indices"]
     if indices.device != weight.device:
         _refuse_argument("index", indices, weight.device, "wrapper_CUDA__index_select")
 
 
 def _stacked(arguments: Arguments) -> None:
-    """It is a concatenation, whose wrapper checks."""
+    """Check as a concatenation."""
     tensors = arguments["tensors"]
     for tensor in tensors:
         if tensor.device != tensors[0].device:
@@ -144,7 +137,7 @@ def _stacked(arguments: Arguments) -> None:
 
 
 def _indexed(arguments: Arguments) -> None:
-    """Indices of the host are taken for tensors of the device, not the other way round."""
+    """Accept indices of the host for tensors of the device, not vice versa."""
     tensor = arguments["self"]
     for index in arguments["indices"]:
         if isinstance(index, torch.Tensor) and not index.is_cpu and index.device != tensor.device:
@@ -167,11 +160,11 @@ def _masked(arguments: Arguments) -> None:
 
 
 def _convolved(arguments: Arguments) -> None:
-    """`convolution` compares types, which include the device."""
+    """Compare types, which include the device."""
 
 
 def _taken_as_it_is(arguments: Arguments) -> None:
-    """Copies between devices, and operators that look at shapes alone."""
+    """Accept copies between devices, and operators that look only at shapes."""
 
 
 _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
@@ -186,9 +179,6 @@ _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------- helpers
-
-
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
@@ -198,7 +188,7 @@ def _holds_tensors(values: Any) -> bool:
 
 
 def _named_tensors(arguments: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of a call with the names of their arguments, those in lists included."""
+    """Return all tensors of a call with the names of their arguments, those in lists included."""
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):
             yield name, value

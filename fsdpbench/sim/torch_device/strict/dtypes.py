@@ -1,6 +1,8 @@
-"""Dtypes that do not go together, and integers where CUDA has kernels for floats alone.
+"""Checks of dtypes that do not fit, integers where CUDA has kernels only for floats, and scaled products.
 
-The words are those of torch's CPU kernels, which are CUDA's where both are compiled from the same source.
+The texts are those of torch's CPU kernels, which are CUDA's where both are compiled from the same source; for
+scaled products (`torch._scaled_mm`) of `ScaledBlas.cpp` and, for layouts, of the rule for CUDA's fake
+tensors.
 """
 
 from __future__ import annotations
@@ -20,17 +22,13 @@ from fsdpbench.sim.torch_device.strict.words import (
     sizes,
 )
 
-# Scaled products (`torch._scaled_mm`): dtypes, layouts, sizes and scales as CUDA takes them.
-# The words are those of torch's kernel (`ScaledBlas.cpp`) and, for layouts, of its rule for CUDA's fake
-# tensors.
-
 E4M3, E5M2, E8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 FP4 = torch.float4_e2m1fn_x2
 _WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def refuse_scaled_product(arguments: Arguments) -> None:
-    """Raise what CUDA raises for a scaled product of these operands."""
+    """Raise CUDA's error for a scaled product of these operands."""
     a, b = arguments["self"], arguments["mat2"]
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError(f"Inputs must be 2D but got self.dim()={a.dim()} and mat2.dim()={b.dim()}")
@@ -81,7 +79,7 @@ def _refuse_result(arguments: Arguments) -> None:
 def _refuse_scales(
     a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor, out: torch.dtype | None
 ) -> None:
-    """Which scaling this is, by dtypes and sizes of the scales; blocks of 128 x 128 are not told further."""
+    """Check the scaling by dtypes and sizes of the scales; blocks of 128 x 128 are one kind."""
     if of_a.dtype is of_b.dtype is E8M0 or of_a.dtype is of_b.dtype is E4M3:
         _refuse_blocks(a, b, of_a, of_b)
         return
@@ -108,7 +106,7 @@ def _refuse_scales(
 
 
 def _refuse_blocks(a: torch.Tensor, b: torch.Tensor, of_a: torch.Tensor, of_b: torch.Tensor) -> None:
-    """A scale for 32 elements (e8m0) or 16 (e4m3, fp4 alone), in tiles of 128 rows and 4 scales."""
+    """Check for a scale for 32 elements (e8m0) or 16 (e4m3, only fp4), in tiles of 128 rows and 4 scales."""
     block = 16 if of_a.dtype is E4M3 else 32
     if block == 16 and a.dtype is not FP4:
         raise ValueError(f"Invalid scaling configuration: scales in float8_e4m3fn for {a.dtype}")
@@ -159,7 +157,7 @@ _IN_PLACE = frozenset(("aten::add_", "aten::sub_", "aten::mul_", "aten::pow_", _
 
 
 def refuse_integers(packet: str, arguments: Arguments) -> None:
-    """Raise NotImplementedError for integers in a kernel that CUDA has for floats alone."""
+    """Raise `NotImplementedError` for integers in a kernel that CUDA has only for floats."""
     found = _FLOATS_ALONE.get(packet)
     if found is None:
         return
@@ -168,7 +166,7 @@ def refuse_integers(packet: str, arguments: Arguments) -> None:
         raise NotImplementedError(f"\"{found[0]}\" not implemented for '{scalar_type(tensor)}'")
 
 
-# Kernels of CUDA by what their errors call them, and the argument that decides.
+# CUDA's kernels by their name in errors, and the deciding argument.
 _FLOATS_ALONE: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("mm", "addmm"), ("addmm_cuda", "mat2")),
     "bmm": ("baddbmm_cuda", "mat2"),
@@ -207,9 +205,6 @@ _FLOATS_ALONE: dict[str, tuple[str, str]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------- products
-
-
 def _product(first: str, second: str) -> Rule:
     def check(arguments: Arguments) -> None:
         a, b = arguments[first], arguments[second]
@@ -232,7 +227,7 @@ def _addmm(arguments: Arguments) -> None:
 
 
 def _dot(arguments: Arguments) -> None:
-    """It asks for the same types before it asks for floats."""
+    """Check for equal types before floats."""
     a, b = arguments["self"], arguments["tensor" if "tensor" in arguments else "other"]
     if a.dtype is not b.dtype:
         raise RuntimeError(
@@ -241,7 +236,7 @@ def _dot(arguments: Arguments) -> None:
 
 
 def _addbmm(arguments: Arguments) -> None:
-    """It multiplies batch by batch, with `addmm`."""
+    """Check as `addmm`, batch by batch."""
     _addmm({"self": arguments["self"], "mat1": arguments["batch1"], "mat2": arguments["batch2"]})
 
 
@@ -255,7 +250,7 @@ def _mv(arguments: Arguments) -> None:
 
 
 def _like(first: str, *others: str) -> Rule:
-    """All arguments have the dtype of the first one."""
+    """Require the dtype of the first argument for all."""
 
     def check(arguments: Arguments) -> None:
         reference = arguments[first]
@@ -271,7 +266,7 @@ def _expect_type(reference: torch.Tensor, other: Any) -> None:
 
 
 def _batch_norm(arguments: Arguments) -> None:
-    """Parameters and statistics are alike: of the input's dtype, or float32 for half precision."""
+    """Require one dtype of parameters and statistics: the input's, or float32 for half precision."""
     tensors = [arguments.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
     given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
     x = arguments["input"]
@@ -299,9 +294,6 @@ def _convolution(arguments: Arguments) -> None:
             )
 
 
-# --------------------------------------------------------------------------------------- losses and indices
-
-
 def _nll_loss(arguments: Arguments) -> None:
     target = arguments["target"]
     if target.dtype not in (torch.int64, torch.uint8):
@@ -323,7 +315,7 @@ def _index(arguments: Arguments) -> None:
 
 
 def _embedding(arguments: Arguments) -> None:
-    """Before torch 2.13 the rule for shapes takes indices of any dtype."""
+    """Check the indices' dtype: torch's rule for shapes accepts any before 2.13."""
     indices = arguments["indices"]
     if indices.dtype not in _INDICES:
         raise RuntimeError(
@@ -374,9 +366,6 @@ def _index_put(arguments: Arguments) -> None:
             "Index put requires the source and destination dtypes match, got "
             f"{scalar_type(tensor)} for the destination and {scalar_type(values)} for the source."
         )
-
-
-# --------------------------------------------------------------------------------------------------- others
 
 
 def _minus(arguments: Arguments) -> None:

@@ -1,4 +1,9 @@
-"""Sizes, dimensions and indices that torch's rules for shapes let pass."""
+"""Checks of sizes, dimensions and indices that torch's rules for shapes accept.
+
+A GPU finds indices out of range while its kernel runs, and raises at a later call. Simulated tensors have no
+values, except two kinds of indices: those of the host beside a tensor of the device, and single numbers that
+came from the host (`known_values.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ Rule = Callable[[Arguments], None]
 
 
 def _dimension(arguments: Arguments) -> None:
-    """``dim`` is one of the tensor's."""
+    """Require `dim` to be one of the tensor's."""
     tensor, dim = arguments["self"], arguments["dim"]
     count = max(tensor.dim(), 1)
     if isinstance(dim, int) and not -count <= dim < count:
@@ -24,7 +29,7 @@ def _dimension(arguments: Arguments) -> None:
 
 
 def _addend(first: str, second: str) -> Rule:
-    """``self`` can be expanded to the product of two matrices, or of two batches of them."""
+    """Require that `self` expands to the product of two matrices, or of two batches of them."""
 
     def check(arguments: Arguments) -> None:
         addend, a, b = arguments["self"], arguments[first], arguments[second]
@@ -36,7 +41,7 @@ def _addend(first: str, second: str) -> Rule:
 
 
 def _convolution(arguments: Arguments) -> None:
-    """Groups, channels and bias fit the weight."""
+    """Require groups, channels and bias to fit the weight."""
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     transposed, groups = bool(arguments["transposed"]), arguments["groups"]
     _refuse_dimensions(x, weight, arguments["stride"])
@@ -78,14 +83,14 @@ def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int])
 
 
 def _classes(arguments: Arguments) -> None:
-    """One vector of scores goes with one class."""
+    """Require one class for one vector of scores."""
     scores, target = arguments["self"], arguments["target"]
     if scores.dim() == 1 and target.dim() == 1 and target.shape[0] != 1:
         raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
 
 
 def _vectors(arguments: Arguments) -> None:
-    """Batch norm: statistics are vectors."""
+    """Require batch norm's statistics to be vectors."""
     for name in ("running_mean", "running_var"):
         tensor = arguments.get(name)
         if isinstance(tensor, torch.Tensor) and tensor.dim() != 1:
@@ -111,7 +116,7 @@ def _index_add(arguments: Arguments) -> None:
 
 
 def _index(arguments: Arguments) -> None:
-    """Masks fit, before anybody asks how many elements they choose."""
+    """Require masks to fit, before their true elements are counted."""
     place = 0
     for index in arguments["indices"]:
         is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -125,7 +130,7 @@ def _compared(arguments: Arguments) -> None:
 
 
 def _normalised_channels(arguments: Arguments) -> None:
-    """Group norm: weight and bias are vectors of the input's channels."""
+    """Require group norm's weight and bias to be vectors of the input's channels."""
     x, channels = arguments["input"], arguments["C"]
     weight, bias = arguments["weight"], arguments["bias"]
     for name, tensor in (("weight", weight), ("bias", bias)):
@@ -148,7 +153,7 @@ def _index_select(arguments: Arguments) -> None:
 
 
 def _index_copy(arguments: Arguments) -> None:
-    """What the rule for shapes refuses too, with another type of exception."""
+    """Raise torch's errors, of another type than the rule for shapes."""
     tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
     if index.dim() > 1:
         raise IndexError(f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})")
@@ -169,7 +174,7 @@ def _index_copy(arguments: Arguments) -> None:
 
 
 def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
-    """Before torch 2.13 the rule for shapes does not look at them."""
+    """Require equal slices, which the rule for shapes ignores before torch 2.13."""
     if not (tensor.dim() and source.dim()):
         return
     dim %= tensor.dim()
@@ -183,7 +188,7 @@ def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
 
 
 def _argument_of_extremum(arguments: Arguments) -> None:
-    """Before torch 2.13 the rule for shapes raises a RuntimeError."""
+    """Check the dimension: the rule for shapes raises a `RuntimeError` before torch 2.13."""
     dim, dims = arguments.get("dim"), max(1, arguments["self"].dim())
     if dim is not None and not -dims <= dim < dims:
         raise IndexError(
@@ -192,7 +197,7 @@ def _argument_of_extremum(arguments: Arguments) -> None:
 
 
 def _index_put(arguments: Arguments) -> None:
-    """The values can be expanded to what is indexed. How many a mask chooses is unknown."""
+    """Require values that expand to the indexed part. A mask's count is unknown."""
     tensor, values = arguments["self"], arguments["values"]
     place = 0
     masked = False
@@ -219,7 +224,7 @@ def _index_put(arguments: Arguments) -> None:
 
 
 def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
-    """A mask of the dimensions from ``place`` on has their sizes."""
+    """Raise unless a mask of the dimensions from `place` on has their sizes."""
     for axis, size in enumerate(mask.shape):
         at = place + axis
         if at >= tensor.dim() or tensor.shape[at] != size:
@@ -230,7 +235,7 @@ def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
 
 
 def _on_meta(indices: Any) -> list[Any]:
-    """Indices without their values; numbers of the host, too."""
+    """Return indices without their values; numbers of the host, too."""
     return [
         torch.empty(index.shape, dtype=index.dtype, device="meta")
         if isinstance(index, torch.Tensor)
@@ -240,7 +245,7 @@ def _on_meta(indices: Any) -> list[Any]:
 
 
 def _scattered(cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> Rule:
-    """The source is as large as the part of the tensor that it goes to."""
+    """Require a source as large as its target part of the tensor."""
 
     def check(arguments: Arguments) -> None:
         source = arguments["src"]
@@ -280,17 +285,13 @@ SHAPE_RULES: dict[str, Rule] = {
 }
 
 
-# Indices out of range. A GPU finds them while its kernel runs, and tells at a later call.
-# Simulated tensors have no values, but two kinds of indices are known: those of the host beside a tensor of
-# the device, and single numbers that came from the host (`known_values.py`).
-
 _MASKS = (torch.bool, torch.uint8)
 Bounds = tuple[torch.Tensor, int, int, int]
 """An index, its lowest and its highest value, and the dimension."""
 
 
 def refuse_out_of_range(value: int, low: int, high: int, dim: int) -> None:
-    """Raise what a failed assertion in a kernel raises, if ``value`` is not in [low, high]."""
+    """Raise the error of a failed assertion in a kernel unless `low <= value <= high`."""
     if not low <= value <= high:
         _fail_assertion(value, dim, high + 1)
 
@@ -304,9 +305,9 @@ def _fail_assertion(value: int, dim: int, size: int) -> NoReturn:
 
 
 def on_host_resolved(tensor: torch.Tensor, indices: Sequence[Any]) -> list[Any]:
-    """Indices of `tensor[...]` with the host's masks as positions, as CUDA takes them.
+    """Return the indices of `tensor[...]` with the host's masks as positions, as CUDA takes them.
 
-    Raises: IndexError, a mask does not fit; `torch.AcceleratorError`, a position is out of range.
+    Raises `IndexError` for a mask that does not fit, `torch.AcceleratorError` for a position out of range.
     """
     found: list[Any] = []
     for index in indices:
@@ -325,7 +326,7 @@ def on_host_resolved(tensor: torch.Tensor, indices: Sequence[Any]) -> list[Any]:
 
 
 def known_bounds(packet: str, arguments: Arguments) -> Iterator[Bounds]:
-    """The indices of a call, with the values that they may have."""
+    """Yield the indices of a call with the bounds of their values."""
     find = _BOUNDS.get(packet)
     if find is not None:
         yield from find(arguments)
@@ -366,4 +367,4 @@ _BOUNDS: dict[str, Callable[[Arguments], Iterator[Bounds]]] = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _class_bounds),
 }
 INDEXING = frozenset(_BOUNDS)
-"""Operators that take indices."""
+"""Operators with indices."""

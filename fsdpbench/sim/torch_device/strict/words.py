@@ -1,4 +1,4 @@
-"""Calls and dtypes as torch's errors call them."""
+"""Names of calls and dtypes in torch's errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 Arguments = dict[str, Any]
-# c10's names of dtypes, and C++'s, which errors use as they please.
+# c10's names of dtypes, and C++'s; errors use either.
 _SCALAR_TYPES = {
     torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
     torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
@@ -25,7 +25,7 @@ _CPP_TYPES = {
 
 
 def bind(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of a call by name, in the schema's order; those left out have their defaults."""
+    """Return the arguments of a call by name, in the schema's order, defaults included."""
     found: Arguments = {}
     for place, argument in enumerate(operator._schema.arguments):
         if place < len(args):
@@ -36,7 +36,7 @@ def bind(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Argument
 
 
 def packet_of(operator: Any) -> str:
-    """The operator's name without namespace, overload and the underscore of its form in place."""
+    """Return the operator's name without namespace, overload and the underscore of its in-place form."""
     namespace, _, name = str(operator._schema.name).partition("::")
     if namespace != "aten":
         return ""
@@ -44,29 +44,29 @@ def packet_of(operator: Any) -> str:
 
 
 def scalar_type(tensor: torch.Tensor) -> str:
-    """`Float`, `BFloat16`, ..."""
+    """Return `Float`, `BFloat16`, ..."""
     return name_of(tensor.dtype)
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """`Float`, `BFloat16`, ..."""
+    """Return `Float`, `BFloat16`, ..."""
     return _SCALAR_TYPES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
-    """`float`, `c10::BFloat16`, ..."""
+    """Return `float`, `c10::BFloat16`, ..."""
     return _CPP_TYPES.get(tensor.dtype) or f"c10::{scalar_type(tensor)}"
 
 
 def legacy_type(tensor: torch.Tensor) -> str:
-    """`torch.cuda.FloatTensor`, or `torch.FloatTensor` of the host."""
+    """Return `torch.cuda.FloatTensor`, or `torch.FloatTensor` of the host."""
     device = tensor.device
     place = "" if device.type == "cpu" else f"{device.type}."
     return f"torch.{place}{scalar_type(tensor)}Tensor"
 
 
 def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
-    """Raise what torch raises for shapes that cannot be broadcast together."""
+    """Raise torch's error for shapes that cannot be broadcast together."""
     count = max(len(first), len(second))
     for back in range(1, min(len(first), len(second)) + 1):
         a, b = first[-back], second[-back]
@@ -78,5 +78,5 @@ def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
 
 
 def sizes(tensor: torch.Tensor) -> str:
-    """`[2, 3]`."""
+    """Return `[2, 3]`."""
     return str(list(tensor.shape))
