@@ -1,6 +1,6 @@
 """Trace reading, analysis and reports; needs no torch and works on anybody's traces.
 
-Nothing is imported here: the bench reads files through `reports.reading`, also where it needs no analysis.
+Nothing is imported here, so that a part can be used without the others.
 """
 
 if __name__ == "reports":

@@ -10,6 +10,6 @@
                          ├─ rank_check/ whether all ranks call the same collectives
                          └─ files/      the place of its files
 
-`configuration/script_source.py` says what of a script a configuration holds. What scripts may expect:
+`ScriptSource` is the part of a configuration that describes a script. What scripts may expect:
 docs/scripts.md.
 """

@@ -2,7 +2,7 @@
 
     FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
 
-Everything above torch's C++ is what runs on a GPU: `devices/cuda.py`, the worker, NCCL's set-up, events,
+Everything above torch's C++ is what runs on a GPU: the device `cuda`, the worker, NCCL's set-up, events,
 memory statistics, `--emulate`, `calibrate`. Instead of a GPU: the simulated device with a rank a process,
 each of which takes the others to hold what it holds; its own trace where the profiler's would be. So what it
 cannot show is whether CUDA, NCCL, CUPTI, NVRTC and real numbers do what is asked of them.

@@ -26,8 +26,8 @@ from ..runtime.unit import Unit
 class UnshardHandle:
     """The handle that ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
 
-    def __init__(self, hooks: ModuleHooks) -> None:
-        self._hooks: ModuleHooks | None = hooks
+    def __init__(self, *, hooks: ModuleHooks | None = None) -> None:
+        self._hooks = hooks
 
     def wait(self) -> None:
         """Wait and show the unsharded parameters. Later calls do nothing."""
@@ -64,7 +64,7 @@ class FSDPModule:
         runtime.context.let_gathers_wait()  # for the optimizer, above all
         with outside_transforms():
             runtime.schedule.gather(stage)
-        handle = UnshardHandle(hooks)
+        handle = UnshardHandle(hooks=hooks)
         if async_op:
             return handle
         handle.wait()

@@ -172,7 +172,7 @@ def test_pointers_lead_somewhere(what: str) -> None:
             dotted = {token.removesuffix("()") for token in _QUOTED.findall(text)}
             named = {token for token in dotted if _DOTTED.fullmatch(token) and not _FILE.fullmatch(token)}
             wrong += [f"{page}: {name}" for name in sorted(named) if not is_there(name)]
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_names_beside_a_file_are_in_it() -> None:
@@ -183,7 +183,7 @@ def test_names_beside_a_file_are_in_it() -> None:
             found = [path for path in tracked() if path == file or path.endswith(f"/{file}")]
             if not any(name in names_of(ast.parse((ROOT / path).read_text())) for path in found):
                 wrong.append(f"{page}: {file} has no {name}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_stale_pointer_is_found() -> None:

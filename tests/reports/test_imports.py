@@ -10,7 +10,7 @@ import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.analysis.timeline
 import fsdpbench.reports.readers.hta, fsdpbench.reports.readers
 unwanted = {"torch", "hta", "scipy", "plotly", "pandas"}
 higher = {name for name in sys.modules if name.startswith("fsdpbench.")}
-below = tuple(f"fsdpbench.{name}" for name in ("reports", "settings", "errors", "bare_names", "numbers"))
+below = tuple(f"fsdpbench.{name}" for name in ("reports", "base"))
 higher = {name for name in higher if not name.startswith(below)}
 print(*sorted(unwanted & set(sys.modules)), *sorted(higher))
 """

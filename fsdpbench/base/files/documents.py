@@ -1,7 +1,7 @@
 """JSON and TOML documents: read with limits, and flat TOML written.
 
-A document that cannot be read is a usage error of one line. The work is in `reports.reading`, which needs
-nothing of the bench. Code that reads files which may be broken without a mistake (a result cut short, another
+A document that cannot be read is a usage error of one line. `fsdpbench.base.reading` does
+the work. Code that reads files which may be broken without a mistake (a result cut short, another
 machine's lock) catches `UnreadableFileError`.
 """
 

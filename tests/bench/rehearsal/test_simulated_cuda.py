@@ -63,7 +63,7 @@ def test_a_rank_on_the_cuda_path_measures_nothing(monkeypatch: pytest.MonkeyPatc
     process.join(100)
     assert process.exitcode == 0
     outcome = outcome_of_records(read_records(tmp_path), world_recorded=1)
-    result = record_result(config, tmp_path, outcome, 1.0, timestamp())
+    result = record_result(config, tmp_path, outcome, 1.0, timestamp()).to_dict()
     assert (result["status"], result["device"]) == ("ok", "cuda"), result["cause"]
     assert result["hardware"]["simulated"] is True
     assert "not measured" in result["hardware"]["source"]

@@ -7,18 +7,18 @@ from outcomes.rows import Known
 DOCUMENT = "docs/impl-fsdp1.md"
 INSIDE = "AttributeError|KeyError|TypeError|done"
 ARGUMENTS = "process groups and settings of the wrong kind"
-CHANGES = "parameters written to, replaced or given new data between forward and backward"
+CHANGES = "parameters written, replaced or given new data between forward and backward"
 FROZEN = "freezing a whole unit between forward and backward"
 NAMED = "refuses states of parameters that the model does not have"
-STRUCTURE = "a structure that no optimizer state dict has"
-FILLED = "states that only some parameters of a flat one have"
+STRUCTURE = "a structure that no optimizer has"
+FILLED = "refuses a state that only some of its parameters have"
 
 KNOWN = [
     # -- wrapping --
     Known("group_.*", INSIDE, "ValueError", ARGUMENTS),
     Known("(strategy|setting)_.*", INSIDE, "ValueError", ARGUMENTS),
     Known("policy_of_(no_class|text|instance)", INSIDE, "ValueError", "an empty `ModuleWrapPolicy`"),
-    Known("init_fn_number_unused", "done", "ValueError", "a `param_init_fn` that cannot be called"),
+    Known("init_fn_number_unused", "done", "ValueError", "a `param_init_fn` that is not callable"),
     Known("init_fn_none_and_no_reset", "AttributeError.*", "ValueError", "without `reset_parameters()`"),
     Known("mesh_(two|three)_FULL_SHARD", "done.*", "ValueError", "a 2-D `device_mesh`"),
     Known("scalar", "ValueError", "done", "scalar and integer parameters"),
@@ -54,12 +54,12 @@ KNOWN = [
     Known("optimizer_rekey_(state_is_list|groups_are_one)", "(Attribute|Type)Error", ".*Error", STRUCTURE),
     Known("optimizer_.*_(other_shape|step_tensor_1d)", "done|RuntimeError", "ValueError", STRUCTURE),
     Known("optimizer_.*_(one_missing|value_is_none)", "done", "ValueError", FILLED),
-    Known("save_optimizer_of_.*", "(Key|Attribute)Error", "ValueError", "refuse a model without wrappers"),
-    Known("(get_)?type_of_a_plain_model", "done", "ValueError", "refuse a model without wrappers"),
+    Known("save_optimizer_of_.*", "(Key|Attribute)Error", "ValueError", "refuses a model without wrappers"),
+    Known("(get_)?type_of_a_plain_model", "done", "ValueError", "refuses a model without wrappers"),
     Known("type_text", "KeyError", "ValueError", ARGUMENTS),
     Known("types_mixed_set", "AssertionError", "done", "wrappers with different types"),
     Known("load_.*_SHARDED_STATE_DICT_.*", "AssertionError", "RuntimeError", "values of another shape"),
     Known("load_between", "done", "RuntimeError", CHANGES),
     Known("no_shard_FULL_STATE_DICT", ".*Warning.*", "done: .'done', 'done'.", "and a warning"),
-    Known("in_summon_.*", "done.*", "done: RuntimeError", "sharded state dicts inside of"),
+    Known("in_summon_.*", "done.*", "done: RuntimeError", "saved; sharded ones raise RuntimeError"),
 ]  # fmt: skip

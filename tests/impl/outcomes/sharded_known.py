@@ -7,10 +7,10 @@ from outcomes.rows import Known
 DOCUMENT = "docs/impl-fsdp2.md"
 
 KNOWN = [
-    Known("sharded_precision_.*", "AttributeError", "ValueError", "a policy of the wrong type"),
+    Known("sharded_precision_.*", "AttributeError", "ValueError", "an `offload_policy` of the wrong type"),
     Known("sharded_offload_.*", "done", "ValueError", "an `offload_policy` of the wrong"),
-    Known("sharded_ignored_text", "TypeError", "ValueError", "`ignored_params` of another kind"),
-    Known("sharded_inside_of_flat", "RuntimeError", "done", "A unit of `fully_shard` inside of"),
+    Known("sharded_ignored_text", "TypeError", "ValueError", "a ValueError names the argument"),
+    Known("sharded_inside_of_flat", "RuntimeError", "done", "A `fully_shard` unit inside"),
     Known(
         "sharded_calls_reset_inner_first",
         "AttributeError",
@@ -18,6 +18,9 @@ KNOWN = [
         "Before the first forward it does nothing",
     ),
     Known(
-        "extension_after_wrapping", ".*", "NotImplementedError", "A tensor that gets them later is refused"
+        "extension_after_wrapping",
+        ".*",
+        "NotImplementedError",
+        "A tensor needs its extensions when it is wrapped",
     ),
 ]

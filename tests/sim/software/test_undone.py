@@ -56,7 +56,7 @@ def test_everything_is_put_back(ended_by: str) -> None:
     from fsdpbench.sim.torch_device.software import MECHANISMS
 
     hardware, before = load_profile("a100-80gb"), places()
-    assert len(before) == len(MECHANISMS)
+    assert len(before) == len(MECHANISMS) + 1  # the views on the compute stream need the accelerator
     replaced: set[str] = set()
     for name in PUBLISHED:
         simulation = Simulation.start(hardware, 8, 8, software=load_software(name))
@@ -78,12 +78,13 @@ def test_what_cannot_be_put_in_place_leaves_nothing_behind() -> None:
 
     from fsdpbench.base.torch_internals import TorchInternalError
     from fsdpbench.sim.model.software import load_software
+    from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
     from fsdpbench.sim.torch_device.software import install
 
     before = places()
     del _runtime_utils._prefetch_handle
     with pytest.raises(TorchInternalError, match="_prefetch_handle, needed for the software fsdp1-2022"):
-        install(load_software("fsdp1-2022"))
+        install(load_software("fsdp1-2022"), ACCELERATOR)
     _runtime_utils._prefetch_handle = before["prefetch"]
     assert places() == before
 
