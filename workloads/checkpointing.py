@@ -61,8 +61,8 @@ class ActivationCheckpointing:
     """The choice of checkpointed blocks: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
 
     `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
-    2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: in the first so many
-    blocks of a stack alone. `head`: a token model's logits are computed again too (`linear_loss.py`).
+    2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: only in the first N
+    blocks of a stack. `head`: a token model's logits are computed again too (`linear_loss.py`).
     """
 
     every: int = 0

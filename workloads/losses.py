@@ -231,6 +231,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         in_fp32: bool,
         with_gradients: bool,
     ) -> Tensor:
+        """Return the mean loss of `rows` [tokens, width] against `wanted` [tokens] token ids."""
         of_rows, of_weight, of_bias = (with_gradients and needed for needed in ctx.needs_input_grad[:3])
         trains = of_rows or of_weight or of_bias
         rows_grad = torch.empty_like(rows) if of_rows else None

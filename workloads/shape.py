@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import finite_number, whole_number
 
 S = TypeVar("S")
@@ -16,7 +17,7 @@ _MOST_LAYERS = 10_000
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-class WorkloadError(ValueError):
+class WorkloadError(UsageError, ValueError):
     """A request to a workload that cannot be met; the message says what to ask instead."""
 
 

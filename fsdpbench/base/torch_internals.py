@@ -333,7 +333,7 @@ INTERNALS = {
 
 
 def missing() -> list[str]:
-    """A sentence for every name that the installed torch lacks; imports all modules that have one."""
+    """Return a sentence for every name that the installed torch lacks; imports all modules that have one."""
     found = []
     for name in INTERNALS:
         try:
@@ -403,7 +403,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def expect(owner: Any, name: str) -> Any:
-    """The attribute that is about to be replaced. Raises `TorchInternalError` where it is gone."""
+    """Return the attribute that is about to be replaced. Raises `TorchInternalError` where it is gone."""
     if not hasattr(owner, name):
         whose = getattr(owner, "__qualname__", None)
         where = getattr(owner, "__module__", None) if whose else getattr(owner, "__name__", repr(owner))
@@ -434,7 +434,7 @@ def _look_up(internal: Internal) -> tuple[Any, str, Any]:
 
 
 def gone(path: str, needed_for: str) -> TorchInternalError:
-    """The error for a name that the installed torch lacks."""
+    """Return the error for a name that the installed torch lacks."""
     import torch
 
     return TorchInternalError(

@@ -130,8 +130,8 @@ def _note_compilation(config: Config, device: Device, record: RankRecord) -> Non
 
 
 def require_compiled(config: Config, record: RankRecord) -> None:
-    """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
-    the name of the compiled one."""
+    """Raise `BenchError` if nothing was compiled although all was requested: the eager program would get the
+    compiled one's name."""
     found = record.compilation
     asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
     if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
@@ -148,7 +148,7 @@ def require_compiled(config: Config, record: RankRecord) -> None:
 def _soak(
     config: Config, placement: Placement, device: Device, workload: Workload, record: RankRecord
 ) -> None:
-    """Instead of warm-up, timed and traced steps: all steps of a soak, timed."""
+    """Run all steps of a soak, timed, instead of warm-up, timed and traced steps."""
     assert config.soak is not None
     settings, shapes = config.settings, shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant
@@ -182,7 +182,7 @@ def _soak(
 def _maker_of_batches(
     config: Config, placement: Placement, device: Device, workload: Workload
 ) -> Callable[[int, int | None, int], Iterator[Batch]]:
-    """Endless batches of so many rows and tokens, by a seed."""
+    """Return a function that makes endless batches of so many rows and tokens, by a seed."""
     data = Path(config.data) if config.data else None
     where, degrees = device.torch_device, Degrees.of(config)
     rank, world = degrees.data_rank(placement.rank), degrees.data
@@ -219,7 +219,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
 
 
 def _share(number: int, ranks: int) -> float:
-    """A rank's share of what a group does: whole where it can be."""
+    """Return a rank's share of a group's amount: whole where it can be."""
     return number // ranks if number % ranks == 0 else number / ranks
 
 
@@ -246,7 +246,7 @@ def _training_loop(
 
 
 def _deferred(config: Config, workload: Workload, device: Device) -> bool:
-    """Whether the model is built on the meta device and materialised shard by shard."""
+    """Return whether the model is built on the meta device and materialised shard by shard."""
     if not get_system(config.system).shards or config.device == "cpu":
         return False
     if config.device == "sim":
@@ -260,7 +260,7 @@ def _first_line(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point for torchrun: CONFIG.json and the folder to write into."""
+    """Run one rank for torchrun: CONFIG.json and the folder to write into."""
     if len(arguments) != 2:
         print("usage: torchrun ... -m fsdpbench.engine.worker CONFIG.json FOLDER", file=sys.stderr)
         return 2
@@ -272,18 +272,17 @@ def main(arguments: list[str]) -> int:
     return 0 if status in (Status.OK, Status.OOM) else 1
 
 
-# Systems of other packages are written against the settings of their time. `Settings` grows, and a new one
-# is not in their `absent`: a sweep over it would show equal configurations under different names.
-
+# Systems of other packages know the settings of their time, so that a newer one is not in their `absent`: a
+# sweep over it would show equal configurations under different names.
 _OF_THE_BENCH = frozenset(
     {"batch", "graph", "grad_accum", "implementation", "lora", "lora_base", "lora_targets", "seed", "seq"}
     | {"clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
 )
-"""Settings that the bench carries out for every system, or refuses where the system cannot do them."""
+"""Settings that the bench carries out for every system, or refuses where the system cannot have them."""
 
 
 class WatchedSettings(Settings):
-    """Settings that remember which of them were asked for."""
+    """Settings that record which of them were read."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(**{each.name: getattr(settings, each.name) for each in fields(settings)})
@@ -298,14 +297,14 @@ class WatchedSettings(Settings):
 
 
 def watched(config: Config) -> Config:
-    """`config`, for a system whose reading of settings is watched."""
+    """Return `config` with watched settings."""
     return replace(config, settings=WatchedSettings(config.settings))
 
 
 def unread_settings(system: System, config: Config) -> list[str]:
-    """Settings of a `watched` configuration that were given, and that nothing in the system read.
+    """Return the settings given in a `watched` configuration that nothing in the system read.
 
-    Settings that are at their default or `absent` do not count: no effect is expected of them.
+    Settings at their default or `absent` do not count: no effect is expected of them.
     """
     settings = config.settings
     assert isinstance(settings, WatchedSettings)

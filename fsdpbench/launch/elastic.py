@@ -211,7 +211,7 @@ class _Watch:
 
 
 def _is_child(pid: int) -> bool:
-    """Whether `pid` is a child of this process that has not been reaped."""
+    """Return whether `pid` is a child of this process that has not been reaped."""
     if not hasattr(os, "waitid"):
         return True
     try:

@@ -39,8 +39,8 @@ def start(device: str | None, compiles: bool = False) -> None:
 
 
 def context(preload: list[str] = _PRELOAD_REAL) -> ForkServerContext:
-    """The way to start processes from the server: after `ensure`, inside `plain_main`. A server that does not
-    run yet will import the modules of `preload`."""
+    """Return the way to start processes from the server: after `ensure`, inside `plain_main`. A server that
+    does not run yet will import the modules of `preload`."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(preload)
     return found

@@ -113,7 +113,8 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
 
 
 def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[int, bool]:
-    """Run this node's ranks under torchrun until they end or time is up: (exit code, whether it was)."""
+    """Run this node's ranks of `config` under torchrun, all nodes with one `run_id`; return the exit code and
+    whether time was up."""
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     with (
         os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log"), "ab") as stdout,
@@ -166,7 +167,7 @@ def _log(nodes: Nodes) -> str:
 
 
 def _last_error(folder: Path) -> str:
-    """The last line of any node's log that names an error."""
+    """Return the last line of any node's log that names an error."""
     for path in sorted((folder / LOG_FOLDER).glob("node*_stderr.log")):
         lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
         named = [line for line in lines if "Error" in line.split(":")[0]]

@@ -108,7 +108,7 @@ class PointPool:
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
-        """Points that ended within `wait_s` seconds, each with its folder and result."""
+        """Yield points that ended within `wait_s` seconds, each with its folder and result."""
         wait([point.process.sentinel for point in self._running], timeout=wait_s)
         for point in list(self._running):
             if point.process.is_alive():

@@ -46,18 +46,18 @@ class RankFiles:
 
     @property
     def log_name(self) -> str:
-        """The rank's error log relative to the configuration's folder."""
+        """Return the rank's error log relative to the configuration's folder."""
         return self.stderr.relative_to(self.folder).as_posix()
 
     def _path(self, kind: str) -> Path:
         return self.folder / LOG_FOLDER / f"rank{self.rank}_{kind}"
 
     def was_stopped(self) -> bool:
-        """Whether the rank was asked to end (and had not ended before)."""
+        """Return whether the rank was asked to end (and had not ended before)."""
         return bool(read_tail(self.stopped, _TAIL_BYTES))
 
     def error_lines(self) -> list[str]:
-        """The last lines of its error log that are not blank."""
+        """Return the last lines of its error log that are not blank."""
         return [line.strip() for line in read_tail(self.stderr, _TAIL_BYTES).splitlines() if line.strip()]
 
     def place(self) -> str | None:
@@ -74,7 +74,8 @@ _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<
 
 
 def innermost_frame(stacks: str) -> str | None:
-    """The innermost frame of the last thread in a dump of `faulthandler`, which puts the main thread last."""
+    """Return the innermost frame of the last thread in a dump of `faulthandler`, which puts the main thread
+    last."""
     _, _, main = stacks.rpartition("(most recent call first):")
     for line in main.splitlines():
         match = _FRAME.match(line)

@@ -75,7 +75,7 @@ class SlurmPool:
     """The `Pool` of a sweep whose points run as Slurm jobs. Leaving it cancels what has not ended."""
 
     def __init__(self, folder: Path, settings: SlurmSettings) -> None:
-        """Raises `UsageError` if submitit or Slurm is not there."""
+        """Raise `UsageError` if submitit or Slurm is not there."""
         try:
             import submitit
         except ImportError:
@@ -112,7 +112,7 @@ class SlurmPool:
         self._waiting.append((config, folder))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
-        """Points whose jobs have ended, each with its folder and result."""
+        """Yield points whose jobs have ended, each with its folder and result."""
         self._submit()
         time.sleep(wait_s)
         states = self._states()
@@ -172,7 +172,8 @@ class SlurmPool:
         return executor
 
     def _states(self) -> dict[str, str]:
-        """The state of each job that Slurm knows of. Its accounting, which submitit asks, may be off."""
+        """Return the state of each job that Slurm knows of. Its accounting, which submitit asks, may be
+        off."""
         if not self._jobs:
             return {}
         ids = ",".join(sorted({entry.job.job_id.split("_")[0] for entry in self._jobs}))
@@ -248,7 +249,7 @@ def _scontrol(*words: str) -> str:
 
 
 def _port() -> int:
-    """A port that jobs side by side on one node do not share."""
+    """Return a port that jobs side by side on one node do not share."""
     return _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096
 
 

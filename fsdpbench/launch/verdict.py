@@ -52,7 +52,7 @@ class RankEnd:
 
     @property
     def cause(self) -> str:
-        """The first line of its error, of the record or else of its log."""
+        """Return the first line of its error, of the record or else of its log."""
         if self.record is not None and self.record.cause:
             return self.record.cause
         lines = [line for line in self.files.error_lines() if _ERROR_LINE.search(line)]
@@ -84,7 +84,8 @@ def judge(
     exit_codes: Mapping[int, int],
     timed_out_after_s: float | None = None,
 ) -> Outcome:
-    """The outcome of a configuration whose ranks have all ended."""
+    """Return the outcome of a configuration whose ranks have ended. `timed_out_after_s`: None unless it did;
+    `exit_codes`: by rank, as far as they are known."""
     by_rank = {record.rank: record for record in records}
     ends = [
         RankEnd(rank, by_rank.get(rank), exit_codes.get(rank), RankFiles(folder, rank))

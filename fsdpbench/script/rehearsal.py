@@ -148,6 +148,7 @@ def _map_registration() -> None:
     original = dist.Backend.register_backend
 
     def register(name: str, func: Any, extended_api: bool = False, devices: Any = None) -> None:
+        """Register a backend; "cuda" in `devices` is the simulated device."""
         named = [DEVICE_TYPE if device == "cuda" else device for device in devices or ()]
         original(name, func, extended_api=extended_api, devices=named or None)
 

@@ -191,8 +191,8 @@ class Steps:
         missing = [] if self.traced_times_s else ["times by kind, communication and overlap"]
         if self.count <= self._warmup:
             missing.append("a step after the warm-up")
-        told = f"the script ended after {self.count} steps; {wanted} are measured"
-        return [f"{told}: without {' and '.join(missing)}" if missing else told]
+        ended = f"the script ended after {self.count} steps; {wanted} are measured"
+        return [f"{ended}: without {' and '.join(missing)}" if missing else ended]
 
 
 def _leave(context: AbstractContextManager[object], *, whole: bool) -> None:

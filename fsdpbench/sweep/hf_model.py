@@ -135,7 +135,7 @@ def parse_shape(text: str | None) -> dict[str, ShapeValue]:
             continue
         name, equals, value = part.partition("=")
         if not equals or not value.strip():
-            raise UsageError(f"--shape: {part!r} is not name=value, as in layers=32,d_model=4096")
+            raise UsageError(f"--shape: {part!r:.80} is not name=value, as in layers=32,d_model=4096")
         shape[name.strip()] = _typed(value.strip())
     return shape
 

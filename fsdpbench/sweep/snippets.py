@@ -68,7 +68,7 @@ def _arguments(config: Config) -> list[str]:
 
 def _imported(source: str, arguments: list[str], *names: str) -> str:
     """Write the import of `names`, and of what the arguments use besides."""
-    used = {name for name in _POLICIES if any(re.search(rf"={name}\\b", argument) for argument in arguments)}
+    used = {word for argument in arguments for word in re.findall(r"\w+", argument) if word in _POLICIES}
     return f"from {source} import {', '.join(sorted({*names, *used}))}"
 
 

@@ -109,7 +109,7 @@ class System(ABC):
         return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
-        """Settings that this system does not have in this configuration: name -> reason."""
+        """Return the settings that this system does not have in this configuration: name -> reason."""
         return self.absent
 
     def refuses(self, config: Config) -> dict[str, str]:

@@ -270,7 +270,7 @@ def use_symmetric_memory(modules: Iterable[Any], config: Config) -> None:
     if not config.settings.symmetric_memory:
         return
     if config.device == "sim":
-        os.environ[_POLICY] = "2"  # as somebody would who asks for it; a real run is refused without
+        os.environ[_POLICY] = "2"  # as a user would; a real run is refused without
     for module in modules:
         module.set_symm_mem_for_comm()
 

@@ -112,7 +112,7 @@ def megatron_arguments(config: Config) -> dict[str, Any]:
 
 
 def _mesh(context: BuildContext) -> dict[str, Any]:
-    """Return the device mesh, and for hybrid sharding the group of all ranks that Megatron-FSDP wants too."""
+    """Return the device mesh, and for hybrid sharding also Megatron-FSDP's group of all ranks."""
     config = context.config
     if "HYBRID" not in config.settings.strategy:
         return {"device_mesh": init_device_mesh("cuda", (config.gpus,), mesh_dim_names=("shard",))}

@@ -132,8 +132,8 @@ def refused_by_software(config: Config) -> dict[str, str]:
         return {}
     software, refused = software_of(config), {}
     if software.of_gpts and workload_of(config).family != gpt.FAMILY:
-        told = ", ".join(software.of_gpts)
-        refused["model"] = f"software {software.name} ({told}) is of GPTs, not of {config.model}"
+        changed = ", ".join(software.of_gpts)
+        refused["model"] = f"software {software.name} ({changed}) is of GPTs, not of {config.model}"
     family = workload_of(config).family
     if (software.of_llamas or software.operators.fused_rotary) and family != llama.FAMILY:
         refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"

@@ -78,8 +78,8 @@ class NarrowlyGathered(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor], tuple[Tensor]]:
-        """Return the bytes of the shard in fp8, padded to the largest of all ranks, and the scale's
-        inverse."""
+        """Return the shard's fp8 bytes, padded to the largest of all ranks of `mesh`, and the inverse of its
+        scale."""
         scale = self.scale
         if scale is None:
             scale = scale_of(_of_all(_magnitude(self.held), mesh.get_group()), E4M3)

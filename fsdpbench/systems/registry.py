@@ -14,13 +14,13 @@ from fsdpbench.systems.fsdp2 import ImplFsdp2, TorchFsdp2
 from fsdpbench.systems.megatron_fsdp import MegatronFsdp
 from fsdpbench.systems.unsharded import Single, TorchDdp
 
-# PyTorch's FSDP1 under the software of published runs (simulated only).
-# What training does is the installed torch; the software profile that each names lays over it what differed
-# in time and memory (`fsdpbench/sim/profiles/software`).
-
 
 class TorchFsdp1Of2022(TorchFsdp1):
-    """Torch 1.13's, in which the FSDP paper's runs were made."""
+    """Torch 1.13's FSDP1, in which the FSDP paper's runs were made (simulated only).
+
+    Training runs the installed torch; the software profile adds the differences in time and memory
+    (`fsdpbench/sim/profiles/software`).
+    """
 
     name = "torch-fsdp1-1.13"
     summary = "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"
@@ -114,8 +114,8 @@ def _load(name: str) -> System:
         loaded = entry.load()
         system = loaded() if isinstance(loaded, type) else loaded
     except Exception as error:  # whatever a foreign module does while it is imported
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UsageError(f"{where} cannot be loaded: {told}") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UsageError(f"{where} cannot be loaded: {reason}") from error
     if not isinstance(system, System):
         raise UsageError(f"{where} is {type(system).__name__}, no fsdpbench.systems.System")
     if getattr(system, "name", None) != name:

@@ -76,7 +76,7 @@ def _require(names: Iterable[str], classes: frozenset[str], modules: frozenset[s
             own = sorted(each for each in modules if "." not in each)
             raise UsageError(
                 f"wrap: the model has no module of class {name!r}, nor one of that name. It has "
-                f"{', '.join(sorted(classes))}; {', '.join(own)}; `block` stands for its blocks."
+                f"{', '.join(sorted(classes))}; {', '.join(own)}; `block` means its blocks."
             )
 
 

@@ -24,6 +24,8 @@ class Campaign:
         found = violations(outcome, self.allowed)
         if found:
             self.failures.append(f"{what}: {', '.join(found)}\n{outcome}")
+        if self.tried % 20 == 0:  # what was seen, should the campaign be cut off
+            print(self, flush=True)
 
     @property
     def tried(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from patterns import Pattern, patterns, phrases, texts
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import finite_number, whole_number, with_unit
 from fsdpbench.base.reading import parse_json, parse_toml
 from fsdpbench.base.settings import SETTINGS
@@ -77,6 +78,14 @@ def test_no_expression_of_the_source_is_steep(capsys: pytest.CaptureFixture[str]
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.parametrize("name", ["allocator", "shape", "setting"])
+@pytest.mark.parametrize(
+    "phrase", ["x", "a:", "1,", "[", "a=1", "expandable_segments:x", "max_split_size_mb:1"]
+)
+def test_an_error_does_not_repeat_a_long_text(name: str, phrase: str) -> None:
+    READERS[name](phrase + "x" * 100_000)
+
+
 @pytest.mark.parametrize(
     "expression",
     [r"worker \(pid[^)]*\) is killed", r"(?m)^\s*\[rank\d+\]:", r"a for\s+.+\s*$", r"ub_\w*_rs"],
@@ -95,8 +104,10 @@ def _quietly(read: Callable[[str], object]) -> Callable[[str], object]:
     def tried(text: str) -> object:
         try:
             return read(text)
-        except ValueError:
-            return None
+        except (ValueError, UsageError) as error:
+            words = str(error)
+        assert len(words) < 1000, f"an error of {len(words):,} characters: {words:.80}"
+        return None
 
     return tried
 

@@ -124,6 +124,7 @@ class _FourBitLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+        """Return [..., out] of `x` [..., in] with packed 4-bit weights and their scales."""
         ctx.save_for_backward(packed, scale)
         return F.linear(x, dequantise(packed, scale))
 

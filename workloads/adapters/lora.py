@@ -132,7 +132,7 @@ class LoraWorkload(WrappedWorkload):
         if not any(lora.takes(name) for name in names):
             raise WorkloadError(
                 f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {listed}"
-                ", and all or attention stand for several"
+                "; all or attention select several"
             )
         if lora.four_bit:
             for product in self._four_bit_products():

@@ -61,6 +61,7 @@ class DecoderAttention(nn.Module):
             nn.init.zeros_(self.sinks)
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [batch, seq, d_model]; `mask` [seq, seq] is None for causal attention by the kernel."""
         if self.fused:
             parts = self._apart(self.query_key_value(x))
         else:

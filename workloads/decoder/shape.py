@@ -216,7 +216,6 @@ def _check_pattern(name: str, pattern: str, letters: str) -> None:
 # Named sizes: shapes as published in the models' configuration files (parameters in `docs/models.md`).
 # `max_seq`, where no length is asked for, is 4,096: what such models are usually trained at, not the longest
 # context that they take.
-
 _QWEN3 = {
     "kv_heads": 8,
     "head_width": 128,

@@ -293,6 +293,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, share: _Share, anchor: Tensor, ids: Tensor) -> Tensor:
+        """Return the rows of `ids` [samples, features] from all ranks' tables."""
         asked = share.to_owners(ids.t().index_select(0, share.by_owner))
         asked = asked + share.offsets
         ctx.share = share

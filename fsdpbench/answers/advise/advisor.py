@@ -134,7 +134,7 @@ def _is_steady(result: Mapping[str, Any]) -> bool:
 
 
 def _bound(result: Mapping[str, Any]) -> float | None:
-    """The most that could be gained if the device always computed; None where no trace says."""
+    """Return the most that could be gained if the device always computed; None where no trace says."""
     parts, step = result.get("time_s"), result.get("traced_step_time_s")
     if not parts or not step:
         return None
@@ -178,7 +178,7 @@ def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
 
 
 def _group(each: Tried, base: Trial) -> str:
-    """The field of `Advice` that it belongs to."""
+    """Return the field of `Advice` that it belongs to."""
     kind, gain = each.candidate.kind, each.gain
     tight = each.trial.risky and not base.risky
     if kind is Kind.NO_EFFECT:
@@ -221,7 +221,7 @@ def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
 def _starving(
     result: Mapping[str, Any], base: Trial, trials: Sequence[Trial], variations: Sequence[str]
 ) -> list[Tried]:
-    """The loader, where a step takes longer with what it really takes than without."""
+    """Return the loader, where a step takes longer with what it really takes than without."""
     if len(trials) < 2 or not all(trial.step_time_s for trial in trials):
         return []
     batches, loader = result["bench"]["loader"], result["script"]["observed"]["loaders"][0]

@@ -45,7 +45,7 @@ def _each(calls: Sequence[_Seen], do: str, *more: Any) -> tuple[Edit, ...]:
 
 
 def _set(calls: Sequence[_Seen], name: str, value: str, imported: str = "") -> tuple[Edit, ...]:
-    """An argument of every call, and the import that its value needs."""
+    """Return an argument of every call, and the import that its value needs."""
     edits = _each(calls, "keyword", name, value)
     return edits + _each(calls[:1], "imports", f"{_FSDP}{imported}") if imported else edits
 
@@ -174,7 +174,7 @@ def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
 
 
 def _leaves(seen: _Seen) -> list[_Seen]:
-    """The calls that wrap a part of the model, of one that is wrapped in several."""
+    """Return the calls that wrap a part of the model, of one that is wrapped in several."""
     calls = seen["sharding"]
     return list(calls[:-1] if len(calls) > 1 else calls)
 

@@ -23,7 +23,7 @@ class Edit:
 
 
 def diff_of(edits: Sequence[Edit], folder: str) -> str:
-    """The unified diff of all edits, for `patch -p1` in `folder`. Raises `NoDiffError`."""
+    """Return the unified diff of all edits, for `patch -p1` in `folder`. Raises `NoDiffError`."""
     texts: dict[str, _Text] = {}
     for edit in edits:
         file = str(edit.place.get("file") or "")
@@ -198,6 +198,6 @@ class _Text(ScriptText):
 
 
 def _is_head(statement: ast.stmt) -> bool:
-    """Whether a statement has to stay first: a docstring, an import from `__future__`."""
+    """Return whether a statement has to stay first: a docstring, an import from `__future__`."""
     future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     return future or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))

@@ -42,11 +42,12 @@ class ScriptText:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The node around each node."""
+        """Return the node around each node."""
         return {child: each for each in ast.walk(self.tree) for child in ast.iter_child_nodes(each)}
 
     def node(self, span: Sequence[int] | None, line: int) -> Any:
-        """The call, or the other node, that stands exactly there; without a span the line's one statement."""
+        """Return the call, or the other node, that stands exactly there; without a span the line's one
+        statement."""
         nodes = [node for node in ast.walk(self.tree) if _span(node) is not None]
         found = [node for node in nodes if span is not None and _span(node) == tuple(span)]
         if span is None:
@@ -85,7 +86,7 @@ class ScriptText:
         return None
 
     def statement(self, node: Any) -> tuple[Any, str | None]:
-        """The statement around a node, and its indentation; None where it shares its lines."""
+        """Return the statement around a node, and its indentation; None where it shares its lines."""
         while not isinstance(node, ast.stmt):
             if isinstance(node, ast.Lambda | ast.comprehension | ast.ListComp):
                 raise NoDiffError("the call is inside of an expression that is run elsewhere")
@@ -96,21 +97,21 @@ class ScriptText:
         return node, before.decode() if alone else None
 
     def outermost(self, node: Any) -> Any:
-        """The statement around a node, or the outermost loop around that."""
+        """Return the statement around a node, or the outermost loop around that."""
         node = self.statement(node)[0]
         while isinstance(up := self.parents[node], ast.For | ast.With | ast.If):
             node = up
         return node
 
     def function(self, node: Any) -> ast.AST:
-        """The function that a node is in, or the module."""
+        """Return the function that a node is in, or the module."""
         while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
             node = self.parents[node]
         found: ast.AST = node
         return found
 
     def counter(self, node: Any) -> str:
-        """The variable that counts the steps of the loop around a statement."""
+        """Return the variable that counts the steps of the loop around a statement."""
         while node in self.parents and not isinstance(node, ast.FunctionDef | ast.Lambda):
             node = self.parents[node]
             if isinstance(node, ast.For):
@@ -121,7 +122,7 @@ class ScriptText:
         raise NoDiffError("no loop around the line counts its steps in a variable")
 
     def diff(self, name: str) -> str:
-        """Raises `NoDiffError` where the changed text is not valid Python."""
+        """Raise `NoDiffError` where the changed text is not valid Python."""
         new, position = b"", 0
         for (start, end), text in sorted(self._changes.items()):
             if start < position:

@@ -19,7 +19,7 @@ _SHOWN = ("strategy", "activation_checkpointing", "batch")
 
 
 def as_dict(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
-    """The atlas as JSON values."""
+    """Return the atlas as JSON values."""
     models = list(dict.fromkeys(cell.model for cell in cells))
     return {
         "schema": SCHEMA,

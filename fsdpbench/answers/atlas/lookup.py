@@ -72,7 +72,7 @@ class Atlas(msgspec.Struct, frozen=True):
     cells: list[AtlasCell]
 
     def row(self, model: str, hardware: str) -> list[AtlasCell]:
-        """The cells of one model on one chip, by number of GPUs."""
+        """Return the cells of one model on one chip, by number of GPUs."""
         found = [cell for cell in self.cells if (cell.model, cell.hardware) == (model, hardware)]
         return sorted(found, key=lambda cell: cell.gpus)
 
@@ -83,7 +83,7 @@ def as_atlas(content: Any) -> Atlas:
 
 
 def read_atlas(folder: Path) -> Atlas:
-    """The atlas in `folder`. Raises `UsageError` if there is no atlas, or it cannot be read."""
+    """Return the atlas in `folder`. Raises `UsageError` if there is no atlas, or it cannot be read."""
     path = folder / FILE if folder.is_dir() else folder
     if not path.is_file():
         raise UsageError(f"{path}: no atlas there; `fsdpbench atlas build` makes one, --atlas names another")
@@ -96,7 +96,7 @@ def read_atlas(folder: Path) -> Atlas:
 
 
 def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
-    """The cell of these. Raises `UsageError` that names what the atlas has."""
+    """Return the cell of these. Raises `UsageError` that names what the atlas has."""
     name = _named("model", model, list(atlas.models))
     chip = _named("hardware", hardware, atlas.hardware)
     row = {cell.gpus: cell for cell in atlas.row(name, chip)}
@@ -110,7 +110,7 @@ def find(atlas: Atlas, model: str, hardware: str, gpus: int) -> AtlasCell:
 
 
 def _named(kind: str, given: str, known: Sequence[str]) -> str:
-    """The name of the atlas that `given` means: spelt another way, or the beginning of one alone."""
+    """Return the name of the atlas that `given` means: spelt another way, or the beginning of one alone."""
     wanted = _plain(given)
     same = [name for name in known if _plain(name) == wanted]
     begun = [name for name in known if wanted and _plain(name).startswith(wanted)]

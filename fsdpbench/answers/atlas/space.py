@@ -78,7 +78,7 @@ class Cell:
 
 
 def cells(extent: Extent) -> list[Cell]:
-    """All cells with what may be tried in them. Raises `UsageError` for unknown names."""
+    """Return all cells with what may be tried in them. Raises `UsageError` for unknown names."""
     most = max(extent.gpus)
     return [
         _cell(model, hardware, gpus, explores=gpus == most)
@@ -116,7 +116,7 @@ def build(
     progress: Callable[[], Progress],
     jobs: int | None = None,
 ) -> Results:
-    """Simulate what the atlas needs, wave by wave; return the results of all that was tried, by content key.
+    """Simulate `cells` in `folder`, `jobs` at a time, wave by wave; return all results by content key.
     Interrupted, call it again to resume."""
     results: Results = {}
     tried: list[Config] = []
@@ -127,7 +127,7 @@ def build(
 
 
 def _steps(cell: Cell) -> tuple[list[Walk], list[Walk]]:
-    """The strategy that holds least, then the others side by side."""
+    """Return the strategy that holds least, then the others side by side."""
     return cell.walks[:1], cell.walks[1:]
 
 
@@ -259,14 +259,14 @@ class Known:
             self._safe[_group_of(config)].append(config)
 
     def rules_out(self, config: Config) -> bool:
-        """Whether simulating `config` could change no answer of the atlas."""
+        """Return whether simulating `config` could change no answer of the atlas."""
         return any(
             _asks_no_more(other, config) for other in self._out_of_memory[config.model, config.hardware]
         ) or any(_is_no_slower(other, config) for other in self._safe[_group_of(config)])
 
 
 def fits_safely(result: Result) -> bool:
-    """Whether it ran, and memory suffices at the upper end of its interval."""
+    """Return whether it ran, and memory suffices at the upper end of its interval."""
     return result.status is Status.OK and not result.is_risky
 
 
@@ -275,7 +275,7 @@ def _group_of(config: Config) -> tuple[str, str | None, int, str]:
 
 
 def _asks_no_more(one: Config, other: Config) -> bool:
-    """Whether `one` needs at most the memory that `other` needs."""
+    """Return whether `one` needs at most the memory that `other` needs."""
     return (
         one.settings.strategy in (_HOLDS_LEAST, other.settings.strategy)
         and shard_size_of(one) >= shard_size_of(other)

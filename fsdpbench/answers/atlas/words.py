@@ -54,7 +54,7 @@ def status_words(atlas: Atlas, cell: AtlasCell) -> str:
 
 
 def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
-    """The answer to `fsdpbench atlas show`."""
+    """Return the answer to `fsdpbench atlas show`."""
     head = f"{cell.model} on {cell.gpus} x {cell.hardware}, {atlas.system} (simulated)"
     if cell.best is None:
         return [head, status_words(atlas, cell), cell.reason or ""]
@@ -100,7 +100,7 @@ def write_pages(folder: Path, atlas: Atlas) -> Path:
 
 
 def page_of(model: str) -> str:
-    """The file of a model's page."""
+    """Return the file of a model's page."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)}.html"
 
 

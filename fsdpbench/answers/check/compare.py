@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def unjudged(self) -> list[str]:
-        """The changes that cannot be judged: configuration, figure, reason."""
+        """Return the changes that cannot be judged: configuration, figure, reason."""
         lines = [
             f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
         ]
@@ -183,7 +183,7 @@ def _tested(name: str, metric: str, before: list[float], after: list[float]) -> 
 
 
 def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change]:
-    """The changes with all rank tests corrected for their number."""
+    """Yield the changes with all rank tests corrected for their number."""
     tested = [change for change in changes if change.chance is not None]
     too_few = _too_few(tested, thresholds.level)
     chances = iter(holm([change.chance or 0.0 for change in tested]))
@@ -199,7 +199,7 @@ def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change
 
 
 def _shown(change: Change, chance: float, thresholds: Thresholds) -> dict[str, Any]:
-    """The verdict on a tested figure. What other figures speak against may be worse, but no better."""
+    """Return the verdict on a tested figure. What other figures speak against may be worse, but no better."""
     size = change.relative or 0.0
     certain = chance < thresholds.level and abs(size) >= thresholds.least_effect(change.metric)
     assert isinstance(change.before, int | float)
@@ -264,7 +264,8 @@ class Verdict(StrEnum):
 
 
 def outcome(before: Status, after: Status) -> Verdict | None:
-    """The verdict on how a configuration ended; None where there is no change, and its figures tell."""
+    """Return the verdict on how a configuration ended; None where there is no change, and its figures
+    tell."""
     if before is after and before.is_answer:
         return None
     if after is Status.OK:

@@ -31,7 +31,7 @@ class Finding:
 
 
 def diagnose(comparison: Comparison) -> list[Finding]:
-    """The likely causes of the regressions, each with the configurations that show it, in the rules'
+    """Return the likely causes of the regressions, each with the configurations that show it, in the rules'
     order."""
     by_configuration: dict[str, dict[str, Change]] = {}
     for change in comparison.changes:

@@ -119,7 +119,7 @@ class History:
 
 
 def read_history(path: Path, now: Side | None = None) -> History:
-    """The history of the baseline at `path`, and `now` behind it.
+    """Return the history of the baseline at `path`, and `now` behind it.
 
     Raises `UsageError` where there is no history to read, `CannotJudgeError` where no commit has figures.
     """
@@ -219,7 +219,7 @@ def _series(commits: Sequence[Commit]) -> list[Series]:
 
 
 def _value(entry: Entry | None, metric: str) -> float | None:
-    """The median over runs."""
+    """Return the median over runs."""
     known = entry.values(metric) if entry is not None else []
     return float(median(known)) if known else None
 
@@ -274,7 +274,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def exact_steps(values: Sequence[float]) -> list[int]:
-    """Each place whose value differs from the one before it."""
+    """Return each place whose value differs from the one before it."""
     return [
         place
         for place in range(1, len(values))
@@ -298,7 +298,7 @@ def measured_steps(values: Sequence[float], *, level: float = LEVEL, seed: int =
 
 
 def _split(series: Floats, level: float, random: np.random.Generator) -> int | None:
-    """The most likely place, if it is one."""
+    """Return the most likely place, if it is one."""
     if len(series) < 2 * LEAST_SEGMENT or not np.ptp(series):
         return None
     apart = np.abs(series[:, None] - series[None, :])
@@ -311,7 +311,7 @@ def _split(series: Floats, level: float, random: np.random.Generator) -> int | N
 
 
 def _farthest(apart: Floats) -> tuple[float, int]:
-    """The largest scaled energy distance of two sides, and where the second one begins.
+    """Return the largest scaled energy distance of two sides, and where the second one begins.
 
     For sides of n and m values: mn/(m+n) (2 mean|x-y| - mean|x-x'| - mean|y-y'|).
     """

@@ -98,8 +98,8 @@ _METRIC_OF = {row.path: name for name, row in ALL.items()} | {
 
 
 def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
-    """The figures of a run by metric, each checked alone. Where there is no collective of a kind, none of its
-    bytes were moved."""
+    """Return the figures of a run by metric, each checked alone. Where there is no collective of a kind, none
+    of its bytes were moved."""
     figures = {name: checked(row, run.get(name)) for name, row in ALL.items()}
     for kind in _KINDS:
         if figures[f"{kind}_count"] == 0 and figures[f"{kind}_bytes"] is None:
@@ -116,7 +116,8 @@ def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]
 
 
 def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
-    """The first sentence against each figure, by metric, or by its own name where no metric reads it."""
+    """Return the first sentence against each figure, by metric, or by its own name where no metric reads
+    it."""
     sentences: dict[str, str] = {}
     for each in found:
         named = [_METRIC_OF[name] for name in each.figures if name in _METRIC_OF]
@@ -136,6 +137,6 @@ def with_records(result: Mapping[str, Any], records: Sequence[RankRecord]) -> Ma
 
 
 def communicates(figures: Mapping[str, Figure]) -> bool:
-    """Whether the run had any communication that could overlap; also where that is not known."""
+    """Return whether the run had any communication that could overlap; also where that is not known."""
     known = (*(f"{kind}_count" for kind in _KINDS), "exposed_communication_s")
     return any(figures[name] != 0 for name in known)

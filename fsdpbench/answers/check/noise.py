@@ -49,7 +49,7 @@ class Noise:
 
 
 def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
-    """The noise of repeated runs. Metrics that were equal in all runs have none.
+    """Return the noise of repeated runs. Metrics that were equal in all runs have none.
 
     Raises `CannotJudgeError` for simulated entries, for what failed or has impossible figures, and where
     there are too few runs to split.
@@ -116,8 +116,8 @@ def runs_needed(level: float) -> int:
 
 
 def effect(before: Sequence[float], after: Sequence[float]) -> float:
-    """The relative change (0.1: a tenth more): the median of all differences between a run after and one
-    before (Hodges and Lehmann's estimate, 1963) over the median before. Infinite if that is 0."""
+    """Return the relative change (0.1: a tenth more): the median of all differences between a run after and
+    one before (Hodges and Lehmann's estimate, 1963) over the median before. Infinite if that is 0."""
     shift = float(np.median(np.subtract.outer(np.asarray(after), np.asarray(before))))
     if shift == 0.0:
         return 0.0
@@ -126,8 +126,8 @@ def effect(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for their number (Holm, 1979), in the same order: comparing each with a level
-    keeps the chance of any false alarm among them below it."""
+    """Return the p-values adjusted for their number (Holm, 1979), in the same order: comparing each with a
+    level keeps the chance of any false alarm among them below it."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     greatest = 0.0

@@ -59,7 +59,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """The comparison as Markdown: the causes, then a table of what changed."""
+    """Return the comparison as Markdown: the causes, then a table of what changed."""
     causes = [f"- **{finding.cause}**: {_cell(finding_words(finding))}" for finding in diagnose(comparison)]
     shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
     head = "| | configuration | metric | before | after | change | p | why |"
@@ -80,7 +80,7 @@ def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 
 def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """One object; `changes` holds measured figures within noise as well."""
+    """Return one object; `changes` holds measured figures within noise as well."""
     content: dict[str, Any] = {
         "schema": 1,
         "compared": comparison.compared,
@@ -104,14 +104,14 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 
 def finding_words(finding: Finding) -> str:
-    """The sentence, and where it was found."""
+    """Return the sentence, and where it was found."""
     names = ", ".join(finding.configurations[:_NAMED])
     more = len(finding.configurations) - _NAMED
     return one_line(f"{finding.sentence} ({names}{f' and {more} more' if more > 0 else ''})")
 
 
 def summary(comparison: Comparison) -> str:
-    """One line: how many were compared and what came of it."""
+    """Return one line: how many were compared and what came of it."""
     worse, better = len(comparison.regressions), len(comparison.of(Verdict.BETTER))
     unjudged = len(comparison.unjudged)
     noun = "configuration" if comparison.compared == 1 else "configurations"
@@ -172,7 +172,7 @@ def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
 
 
 def shown_percent(relative: float | None) -> str:
-    """A signed share in percent; empty where there is none to tell."""
+    """Return a signed share in percent; empty where there is none to tell."""
     if relative is None or not math.isfinite(relative):
         return ""
     if 0 < abs(relative) < _SMALLEST_PERCENT:
@@ -197,8 +197,8 @@ def _shown(metric: str, value: Any, extra: int) -> str:
 
 
 def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
-    """Every figure of `entries` that gets worse as it grows (the format knows no other); medians over runs,
-    `range` their quartiles' half distance."""
+    """Return every figure of `entries` that gets worse as it grows (the format knows no other); medians over
+    runs, `range` their quartiles' half distance."""
     rows = []
     for name, entry in entries.items():
         if entry.status is not Status.OK:

@@ -55,7 +55,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_effect: dict[str, Share] = {}
 
     def allows(self, metric: str, before: float, after: float) -> bool:
-        """Whether that change of an exact figure is not a regression."""
+        """Return whether that change of an exact figure is not a regression."""
         change, share = abs(after - before), self.relative_change.get(metric)
         if share is not None:
             return change <= share * before
@@ -84,7 +84,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
-    """The thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and key."""
+    """Return the thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and
+    key."""
     if path is None:
         return Thresholds()
     content = read_toml(path)

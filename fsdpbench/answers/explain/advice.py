@@ -8,9 +8,10 @@ each change ──────> fits? how fast? ── none fits ──> pairs o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+import msgspec
 
 from fsdpbench.answers.explain.changes import Change, changes_for, is_possible
 from fsdpbench.base.configuration.config import Config, WhatIf
@@ -126,7 +127,7 @@ def _searched(
 
 
 def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
-    """Whether it leaves memory free that a configuration which nearly fits, or just so, does not."""
+    """Return whether it leaves memory free that a configuration which nearly fits, or just so, does not."""
     if not as_it_is.fits or not trial.fits:
         return True
     return not trial.retries and not trial.risky and (trial.reserved or 0) < _LESS * (as_it_is.reserved or 0)
@@ -189,7 +190,7 @@ def _tried(
 
 
 def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
-    """Whether a single change is answer enough: it fits without retries and is not expensive."""
+    """Return whether a single change is answer enough: it fits without retries and is not expensive."""
     price = _price(change, trial, roomy)
     return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
 
@@ -223,19 +224,62 @@ _SOON = 100_000
 """Steps: growth that memory holds for longer does not matter."""
 
 
-def steps_until_full(account: Mapping[str, Any]) -> int | None:
-    """After how many steps memory is full at the rate that was seen; None where it does not grow."""
-    growth = account.get("growth") or {}
-    each = growth.get("per_step_bytes")
+class Holder(msgspec.Struct, frozen=True):
+    """A place in the program that holds `bytes`; `count`: its tensors, `line`: of a script."""
+
+    module: str
+    bytes: int
+    line: str | None = None
+    category: str = ""
+    count: int = 0
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """The growth from step to step, and the places that it was allocated in, the largest first."""
+
+    at_step_ends_bytes: tuple[int, ...] = ()
+    per_step_bytes: int = 0
+    where: tuple[Holder, ...] = ()
+
+
+class Account(msgspec.Struct, frozen=True):
+    """The memory of a simulated GPU as it ran out, or at its end: who held it, and where the program was.
+
+    total_bytes = held_bytes of all categories + waiting (other streams) + unused (reserved) + outside (the
+    allocator) + free.
+    """
+
+    step: int = 0
+    phase: str = ""
+    module: str = ""
+    line: str | None = None
+    held_bytes: dict[str, int] = {}
+    waiting_bytes: int = 0
+    unused_bytes: int = 0
+    outside_bytes: int = 0
+    free_bytes: int = 0
+    total_bytes: int = 0
+    holders: tuple[Holder, ...] = ()
+    growth: Growth = Growth()
+
+
+def account_of(trial: Trial) -> Account:
+    """Return the account that `trial` kept (`with_account`); an empty one without."""
+    return msgspec.convert(trial.account or {}, Account)
+
+
+def steps_until_full(account: Account) -> int | None:
+    """Return the step in which memory is full at the rate that was seen; None where it does not grow."""
+    each = account.growth.per_step_bytes
     if not each:
         return None
-    left = account["free_bytes"] + account["unused_bytes"]
-    return len(growth["at_step_ends_bytes"]) + max(0, left) // int(each)
+    left = account.free_bytes + account.unused_bytes
+    return len(account.growth.at_step_ends_bytes) + max(0, left) // each
 
 
 def grows(trial: Trial) -> bool:
-    """Whether memory is full soon, however it fits now."""
-    steps = steps_until_full(trial.account or {})
+    """Return whether memory is full soon, even if it suffices now."""
+    steps = steps_until_full(account_of(trial))
     return steps is not None and steps < _SOON
 
 

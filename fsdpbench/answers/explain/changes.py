@@ -35,7 +35,7 @@ class Change:
     """Whether its time is not simulated."""
 
     def applied_to(self, config: Config) -> Config:
-        """Raises `UsageError` where the changed configuration cannot be."""
+        """Raise `UsageError` where the changed configuration cannot be."""
         changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
         made = replace(config, settings=changed, **dict(self.fields))
         if made.what_if is not None and config.what_if is not None and made.what_if != config.what_if:
@@ -56,16 +56,16 @@ class Change:
 
     @property
     def is_of_allocator(self) -> bool:
-        """Whether it changes what the allocator reserves, and nothing of what is allocated."""
+        """Return whether it changes what the allocator reserves, and nothing of what is allocated."""
         return self.write == f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
 
     def holds(self, other: Change) -> bool:
-        """Whether it does all that the other one does, and more."""
+        """Return whether it does all that the other one does, and more."""
         mine, others = ({*change.settings, *change.fields} for change in (self, other))
         return mine > others
 
     def clashes_with(self, other: Change) -> bool:
-        """Whether both change the same."""
+        """Return whether both change the same."""
         names = {name for name, _ in (*self.settings, *self.fields)}
         return bool(names & {name for name, _ in (*other.settings, *other.fields)})
 
@@ -78,7 +78,7 @@ _ALLOCATOR = Change(
 
 
 def changes_for(config: Config) -> list[Change]:
-    """The changes of one setting that `config` and its system allow."""
+    """Return the changes of one setting that `config` and its system allow."""
     if config.script is not None:
         candidates = [*_of_script(config, config.script), *_of_machines(config)]
     else:
@@ -88,7 +88,7 @@ def changes_for(config: Config) -> list[Change]:
 
 
 def is_possible(change: Change, config: Config) -> bool:
-    """Whether the changed configuration can be, and is another one."""
+    """Return whether the changed configuration can be, and is another one."""
     try:
         changed = change.applied_to(config)
     except UsageError:
@@ -103,7 +103,7 @@ def is_possible(change: Change, config: Config) -> bool:
 
 
 def _of_system(config: Config) -> Iterator[Change]:
-    """A system that shards, for one that does not."""
+    """Yield a system that shards, for one that does not."""
     if not get_system(config.system).shards and config.gpus > 1:
         sharded = (("system", "torch-fsdp2"),)
         yield Change("--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=sharded)

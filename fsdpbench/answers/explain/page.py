@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
-from fsdpbench.answers.explain.advice import Advice
+from fsdpbench.answers.explain.advice import Account, Advice, Holder, account_of
 from fsdpbench.answers.explain.text import as_dict, growth_lines, held_rows, price_words
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.reports.analysis.out_of_memory import size_text
@@ -20,27 +21,27 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     simulation = None if advice is None else as_dict(advice)
-    out = advice is not None and advice.as_it_is.status.value == "oom"
-    account: dict[str, Any] = ((simulation or {}).get("account") if out else None) or {}
-    out = bool(account)
+    account = Account()
+    if out := advice is not None and advice.as_it_is.status.value == "oom" and bool(advice.as_it_is.account):
+        account = account_of(advice.as_it_is)
     page = environment.from_string(_TEMPLATE.read_text()).render(
         title=_title(account) if out else "Why memory ran out",
         simulation=simulation,
         changes=[_change(each) for each in (simulation or {}).get("changes", ())],
-        held=_held(account) if out else [],
-        holders=[_holder(each) for each in account["holders"]] if out else [],
+        held=_held(account),
+        holders=[_holder(each) for each in account.holders],
         growth=[line for line in growth_lines(account) if line] if out else [],
         texts=texts[:-1] if out else texts,
     )
     write_whole(path, page)
 
 
-def _title(account: dict[str, Any]) -> str:
-    return f"Memory runs out in step {account['step']}, phase {account['phase']}, in {account['module']}"
+def _title(account: Account) -> str:
+    return f"Memory runs out in step {account.step}, phase {account.phase}, in {account.module}"
 
 
-def _held(account: dict[str, Any]) -> list[dict[str, str]]:
-    total = account["total_bytes"]
+def _held(account: Account) -> list[dict[str, str]]:
+    total = account.total_bytes
     return [
         {
             "what": what,
@@ -52,8 +53,8 @@ def _held(account: dict[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _holder(each: dict[str, Any]) -> dict[str, Any]:
-    return {**each, "size": size_text(each["bytes"]), "line": each["line"] or ""}
+def _holder(each: Holder) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(each), "size": size_text(each.bytes), "line": each.line or ""}
 
 
 def _change(each: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsdpbench.answers.explain.advice import Advice, Proposal, grows, steps_until_full
+from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -21,11 +21,11 @@ def describe_advice(advice: Advice) -> str:
     trial = advice.as_it_is
     if trial.account is None or trial.status.value != "oom":
         return "\n".join(_without_oom(advice))
-    account = trial.account
+    account = account_of(trial)
     lines = [
-        f"Memory runs out in step {account['step']}, phase {account['phase']}"
-        + (f", in {account['module']}" if account["module"] != "outside of modules" else "")
-        + (f", at {account['line']}" if account["line"] else ""),
+        f"Memory runs out in step {account.step}, phase {account.phase}"
+        + (f", in {account.module}" if account.module != "outside of modules" else "")
+        + (f", at {account.line}" if account.line else ""),
         *_cause(trial.cause),
         *_how(trial),
         "",
@@ -54,7 +54,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     if not trial.fits:
         yield f"Its simulation ends otherwise ({trial.status.value}): {trial.cause}"
         return
-    steps = steps_until_full(trial.account or {}) if grows(trial) else None
+    steps = steps_until_full(account_of(trial)) if grows(trial) else None
     if steps is not None:
         yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
     peak = f"it reserves {size_text(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
@@ -69,58 +69,56 @@ def _without_oom(advice: Advice) -> Iterator[str]:
             "simulation does not know (libraries, data of other sizes)."
         )
     yield from _how(trial)
-    yield from growth_lines(trial.account or {})
+    yield from growth_lines(account_of(trial))
     if advice.fits or advice.misses or advice.unstopped:
         yield ""
         yield from _changes(advice)
 
 
-def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
+def held_rows(account: Account) -> list[tuple[str, int]]:
     """Return the parts of the GPU's memory, largest first; bytes."""
-    rows = list(account["held_bytes"].items())
+    rows = list(account.held_bytes.items())
     rows += [
-        ("freed, in use by other streams", account["waiting_bytes"]),
-        ("reserved and unused (fragmentation, cache)", account["unused_bytes"]),
-        ("outside the allocator (context, NCCL)", account["outside_bytes"]),
-        ("free", account["free_bytes"]),
+        ("freed, in use by other streams", account.waiting_bytes),
+        ("reserved and unused (fragmentation, cache)", account.unused_bytes),
+        ("outside the allocator (context, NCCL)", account.outside_bytes),
+        ("free", account.free_bytes),
     ]
     return sorted(((what, size) for what, size in rows if size), key=lambda row: -row[1])
 
 
-def _held(account: dict[str, Any]) -> Iterator[str]:
-    total = account["total_bytes"]
+def _held(account: Account) -> Iterator[str]:
+    total = account.total_bytes
     yield f"What held the {size_text(total)}:"
     for what, size in held_rows(account):
         yield f"  {what:<44}{size_text(size):>12}{size / total:>7.0%}"
 
 
-def _holders(account: dict[str, Any]) -> Iterator[str]:
+def _holders(account: Account) -> Iterator[str]:
     yield ""
-    yield "The largest, by module" + (" and line:" if any(h["line"] for h in account["holders"]) else ":")
-    for each in account["holders"][:_MOST_HOLDERS]:
-        line = f"  {each['line']}" if each["line"] else ""
-        yield f"  {size_text(each['bytes']):>12}  {each['category']}, {each['module']}{line}"
+    yield "The largest, by module" + (" and line:" if any(each.line for each in account.holders) else ":")
+    for each in account.holders[:_MOST_HOLDERS]:
+        line = f"  {each.line}" if each.line else ""
+        yield f"  {size_text(each.bytes):>12}  {each.category}, {each.module}{line}"
 
 
-def growth_lines(account: dict[str, Any]) -> Iterator[str]:
+def growth_lines(account: Account) -> Iterator[str]:
     """Yield what grows from step to step; nothing where too few steps ended."""
-    growth = account.get("growth") or {}
-    ends = growth.get("at_step_ends_bytes") or []
-    if not growth.get("per_step_bytes"):
+    growth = account.growth
+    ends = growth.at_step_ends_bytes
+    if not growth.per_step_bytes:
         if len(ends) > 2:
             yield ""
             yield f"Nothing grows from step to step ({len(ends)} steps, {size_text(ends[-1])} at their ends)."
         return
     yield ""
     yield (
-        f"Memory grows by {size_text(growth['per_step_bytes'])} a step. Something keeps it (a list, a "
+        f"Memory grows by {size_text(growth.per_step_bytes)} a step. Something keeps it (a list, a "
         f"sum of losses with its graph). It was "
         "allocated in:"
     )
-    for each in growth["where"]:
-        yield f"  {size_text(each['bytes']):>12}  {each['module']}" + (
-            f", {each['line']}" if each["line"] else ""
-        )
+    for each in growth.where:
+        yield f"  {size_text(each.bytes):>12}  {each.module}" + (f", {each.line}" if each.line else "")
     yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
 
 
@@ -151,14 +149,14 @@ def _changes(advice: Advice) -> Iterator[str]:
 
 
 def proposal_line(proposal: Proposal, advice: Advice) -> str:
-    """One change, its price and what it leaves."""
-    trial, account = proposal.trial, advice.as_it_is.account or {}
+    """Return one change, its price and what it leaves."""
+    trial, account = proposal.trial, account_of(advice.as_it_is)
     price = "speed unknown" if proposal.price is None else price_words(proposal.price)
-    room = account.get("total_bytes", 0) - account.get("outside_bytes", 0) - (trial.reserved or 0)
+    room = account.total_bytes - account.outside_bytes - (trial.reserved or 0)
     note = ""
     if trial.retries:
         note = f", {trial.retries:g} allocator retries a step: tight"
-    elif 0 <= room < _CLOSE * account.get("total_bytes", 0):
+    elif 0 <= room < _CLOSE * account.total_bytes:
         note = ", tight"
     last = " (last resort)" if proposal.change.last_resort else ""
     write = proposal.change.write

@@ -75,7 +75,7 @@ def judged(store: Store, config: Config, goal: Goal, *, first: bool = False) -> 
 
 
 def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
-    """Whether the upper end of what is reserved is more than there is, or than the limit."""
+    """Return whether the upper end of what is reserved is more than there is, or than the limit."""
     if interval is None:
         return False
     reserved = interval["peak_memory_bytes"].get("reserved")
@@ -83,13 +83,13 @@ def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
 
 
 def ranks(candidates: Sequence[Candidate]) -> list[int | None]:
-    """The rank of each by speed; those that cannot be distinguished share one."""
+    """Return the rank of each by speed; those that cannot be distinguished share one."""
     apart = [each.interval["apart"] if each.interval else 0.0 for each in candidates]
     return shared_ranks([each.speed for each in candidates], apart)
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The feasible candidates that no other equals in one of speed and memory and beats in the other,
+    """Return the feasible candidates that no other equals in one of speed and memory and beats in the other,
     fastest first; of equals the first."""
     ranked = sorted(
         (candidate for candidate in candidates if candidate.feasible),

@@ -42,7 +42,7 @@ class RealBudget:
     seconds: float | None = None
 
     def allows(self, done: int, elapsed_s: float) -> bool:
-        """Whether another point may be run."""
+        """Return whether another point may be run."""
         return (self.runs is None or done < self.runs) and (self.seconds is None or elapsed_s < self.seconds)
 
 
@@ -84,7 +84,7 @@ class _Asking:
         self._seed = seed
 
     def next(self, measured: dict[int, Candidate], left: dict[int, None]) -> int:
-        """The place of the point to run next."""
+        """Return the place of the point to run next."""
         optuna = self._space.optuna
         known = _corrected(self._space, self._simulated, measured)
         with_memory = any(candidate.memory is not None for candidate in measured.values())

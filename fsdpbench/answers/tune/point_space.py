@@ -41,7 +41,7 @@ class PointSpace:
         return {name: _place(found, fields[name]) for name, found in self._values.items()}
 
     def one_hot(self, index: int) -> np.ndarray:
-        """A point as zeros and ones, one for each value of each field that varies."""
+        """Return a point as zeros and ones, one for each value of each field that varies."""
         places = self.parameters(index)
         parts = [np.eye(len(found))[places[name]] for name, found in self._values.items()]
         row: np.ndarray = np.concatenate(parts) if parts else np.zeros(1)
@@ -53,8 +53,8 @@ class PointSpace:
         among: Iterable[int],
         promise: Callable[[int], float] = lambda index: 0.0,
     ) -> int:
-        """The point of `among` that differs in the fewest fields; of equals the one that promises most, then
-        the first."""
+        """Return the point of `among` that differs in the fewest fields; of equals the one that promises
+        most, then the first."""
         wanted = {name: self._values[name][parameters[name]] for name in self._values}
         return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
 

@@ -51,7 +51,7 @@ class Effort:
 
     @property
     def real(self) -> RealBudget:
-        """The bound of the real runs."""
+        """Return the bound of the real runs."""
         runs = self.real_runs
         if runs is None and self.real_seconds is None:
             runs = self.finalists
@@ -131,7 +131,7 @@ def _simulate(
     quiet: Progress,
     tell: Callable[[str], None],
 ) -> list[Candidate]:
-    """The search on simulated GPUs: what was tried, in order."""
+    """Return the search on simulated GPUs: what was tried, in order."""
     simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
     if points[0].device != "cpu":
         simulated = _with_room(simulated, tell)
@@ -290,14 +290,14 @@ class _Search:
         return tried
 
     def _spread_out(self) -> list[int]:
-        """The first point of each system: usual settings come first in their lists."""
+        """Return the first point of each system: usual settings come first in their lists."""
         firsts: dict[str, int] = {}
         for index, config in enumerate(self._space.points):
             firsts.setdefault(config.system, index)
         return list(firsts.values())
 
     def _next(self) -> tuple[int, Any]:
-        """A point to try and its trial, whose parameters are exactly that point's."""
+        """Return a point to try and its trial, whose parameters are exactly that point's."""
         asked = self._study.ask(self._space.distributions)
         index = self._space.nearest(asked.params, self._left)
         del self._left[index]

@@ -122,7 +122,7 @@ class Config:
 
     @property
     def in_one_process(self) -> bool:
-        """Whether rank 0 alone is run: the others are simulated or emulated."""
+        """Return whether rank 0 alone is run: the others are simulated or emulated."""
         return self.device == "sim" or self.emulate
 
     @property
@@ -220,7 +220,7 @@ def _cut(name: str) -> str:
 
 
 def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
-    """Raises `UsageError` unless `gpus` fill whole nodes (or less than one), as far as these are `used`."""
+    """Raise `UsageError` unless `gpus` fill whole nodes (or less than one), as far as these are `used`."""
     if not 1 <= gpus <= MOST_GPUS:
         raise UsageError(f"--gpus must be from 1 to {MOST_GPUS:,}, not {gpus}")
     if gpus_per_node < 1:

@@ -137,7 +137,7 @@ def _lognormal(words: list[str]) -> tuple[float, float]:
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
-    """The whole numbers in a file, one a line (blank lines do not count). Raises `UsageError`."""
+    """Return the whole numbers in a file, one a line (blank lines do not count). Raises `UsageError`."""
     try:
         lines = read_text(path, MOST_FILE_BYTES).splitlines()
     except UnreadableError as error:

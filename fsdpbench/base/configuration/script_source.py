@@ -51,7 +51,8 @@ class ScriptSource:
         module: str = "",
         check_ranks: tuple[int, ...] = (),
     ) -> ScriptSource:
-        """Raises `UsageError` if the file cannot be read."""
+        """Return the source of the script at `path`; `check_ranks`: ranks to compare. Raises `UsageError` if
+        the file cannot be read."""
         try:
             digest = hashlib.sha256(read_bytes(path, LARGEST_JSON)).hexdigest()
         except UnreadableError as error:
@@ -60,7 +61,7 @@ class ScriptSource:
 
     @property
     def name(self) -> str:
-        """The file's name, or the module's."""
+        """Return the file's name, or the module's."""
         return self.module or Path(self.path).name
 
     @property
@@ -106,7 +107,7 @@ def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:
 
 
 def file_of_module(name: str) -> Path:
-    """The file that `python -m NAME` would run, found without importing it. Raises `UsageError`."""
+    """Return the file that `python -m NAME` would run, found without importing it. Raises `UsageError`."""
     top, *rest = name.split(".")
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) if top else None
     if spec is None:

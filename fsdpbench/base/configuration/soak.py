@@ -47,7 +47,7 @@ class SoakSettings:
                 raise UsageError(f"--{flag} {value}: must be from {least} to {MOST_STEPS:,}")
 
     def schedule(self, batch: int, grad_accum: int, longest: int | None) -> Iterator[StepShape]:
-        """The steps in order, evaluation included; `longest` tokens a sample at most."""
+        """Yield the steps in order, evaluation included; `longest` tokens a sample at most."""
         training, evaluation = self._shapes("train", batch, longest), self._shapes("eval", batch, longest)
         for index in range(1, self.steps + 1):
             yield StepShape(False, tuple(next(training) for _ in range(grad_accum)))
@@ -76,7 +76,7 @@ class SoakSettings:
         return cls(**values)
 
     def words(self) -> list[str]:
-        """The flags that ask for it."""
+        """Return the flags that ask for it."""
         words = ["--soak", str(self.steps)]
         if self.lengths is not None:
             words += ["--seq-lengths", self.lengths.to_text()]

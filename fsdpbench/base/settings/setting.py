@@ -54,7 +54,7 @@ class Trade:
     shown: str = ""
 
     def leaves(self, value: Value) -> bool:
-        """Whether it is a step from `value`."""
+        """Return whether it is a step from `value`."""
         if callable(self.of):
             return self.of(value)
         return any(value == other and type(value) is type(other) for other in self.of)

@@ -36,12 +36,12 @@ _BF16 = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
 
 
 def _is_coarse(wrap: Any) -> bool:
-    """Whether units are larger than a block."""
+    """Return whether units are larger than a block."""
     return isinstance(wrap, str) and (wrap == "root" or wrap.startswith(("every-", "size:")))
 
 
 def _is_partial(checkpointing: Any) -> bool:
-    """Whether something is not recomputed."""
+    """Return whether something is not recomputed."""
     return bool(checkpointing != "full")
 
 

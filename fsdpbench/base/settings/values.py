@@ -13,7 +13,7 @@ MOST_OF_A_SIZE = 2**31 - 1
 
 
 def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
-    """A whole number within these bounds."""
+    """Return a whole number within these bounds."""
 
     def parse(text: str) -> Value:
         return whole_number(text, minimum, most)
@@ -22,7 +22,7 @@ def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
 
 
 def positive(text: str) -> Value:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     number = finite_number(text)
     if number <= 0:
         raise ValueError("a number above 0")
@@ -55,7 +55,7 @@ flag = Choice(
 
 
 def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
-    """A few words with a fixed value each, else what `otherwise` makes of the text."""
+    """Return a few words with a fixed value each, else what `otherwise` makes of the text."""
 
     def parse(text: str) -> Value:
         if text.lower() in first:
@@ -99,7 +99,7 @@ def _is_path(text: str) -> bool:
 
 
 def joined_names(text: str) -> Value:
-    """Names joined by `+`."""
+    """Return names joined by `+`."""
     if not all(part.isidentifier() for part in text.split("+")):
         raise ValueError("")
     return text

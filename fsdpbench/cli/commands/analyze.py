@@ -112,7 +112,7 @@ def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> No
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
-    """The verdict on Flight Recorder dumps, where these are some."""
+    """Return the verdict on Flight Recorder dumps, where these are some."""
     from fsdpbench.reports.analysis.flight_recorder import judge
     from fsdpbench.reports.readers import TraceError
     from fsdpbench.reports.readers.flight_recorder import find_dumps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from fsdpbench.answers.explain import Advice
     from fsdpbench.base.configuration.config import Config
+    from fsdpbench.reports.readers.out_of_memory import OomReport
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
@@ -50,19 +52,16 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
     With only a message, nothing is simulated.
     """
-    content: dict[str, Any] = {"schema": 1}
-    texts: list[str] = []
+    explanation = Explanation()
     source = _source(options)
-    config = None
-    if source is not None:
-        config = _read(source, options, content, texts)
+    config = None if source is None else _read(source, options, explanation)
     config = _asked_for(options, assignments) or config
     advice = None
     if config is not None:
         fork_server.start("sim")
-        advice = _advice(config, options, ran_out="message" in content or "snapshot" in content)
-        _add(advice, content, texts)
-    if not texts:
+        advice = _advice(config, options, ran_out=bool(explanation.texts))
+        explanation.add_advice(advice)
+    if not explanation.texts:
         raise UsageError(
             "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
             "or --script"
@@ -70,12 +69,47 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if options["output"] is not None:
         from fsdpbench.answers.explain.page import write_page
 
-        write_page(options["output"], texts, advice)
+        write_page(options["output"], explanation.texts, advice)
         tell(f"wrote {options['output']}")
     if as_json:
-        show_json(content)
+        show_json({"schema": 1, **explanation.parts})
     else:
-        show("\n\n".join(texts))
+        show("\n\n".join(explanation.texts))
+
+
+@dataclass
+class Explanation:
+    """An explanation as it grows. parts: JSON by name (message, snapshot, simulation). texts: for people."""
+
+    parts: dict[str, object] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    def add_message(self, report: OomReport) -> None:
+        """Add an out-of-memory message of torch or CUDA."""
+        from fsdpbench.reports.analysis.out_of_memory import describe_report
+
+        self.parts["message"] = report.to_dict()
+        self.texts.append(describe_report(report))
+
+    def add_snapshot(self, path: Path) -> None:
+        """Add the memory snapshot at `path`. Raises `UsageError` if it cannot be read."""
+        from fsdpbench.reports.analysis.out_of_memory import describe_snapshot, read_oom_snapshot
+        from fsdpbench.reports.readers import TraceError
+
+        try:
+            found = read_oom_snapshot(path)
+        except TraceError as error:
+            raise UsageError(str(error)) from None
+        self.parts["snapshot"] = [each.to_dict() for each in found]
+        empty = ["The snapshot holds no memory and no history."]
+        self.texts += [describe_snapshot(each) for each in found] or empty
+
+    def add_advice(self, advice: Advice) -> None:
+        """Add the simulated changes."""
+        from fsdpbench.answers.explain.text import as_dict, describe_advice
+
+        self.parts["simulation"] = as_dict(advice)
+        self.texts.append(describe_advice(advice))
 
 
 def _source(options: dict[str, Any]) -> str | None:
@@ -90,7 +124,7 @@ def _source(options: dict[str, Any]) -> str | None:
     return arguments[0] if arguments else None
 
 
-def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: list[str]) -> Config | None:
+def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Config | None:
     """Explain a file, and return its configuration if it has one. Raises `UsageError`."""
     from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
@@ -99,29 +133,17 @@ def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: 
         raise UsageError(f"{source}: no such file or folder (- reads stdin)")
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
         record, result = _recorded(path)
-        return _measured_config(path, record, result, options, content, texts)
+        return _measured_config(path, record, result, options, explanation)
     if path.suffix in SUFFIXES:
-        _read_snapshot(path, content, texts)
+        explanation.add_snapshot(path)
     else:
-        _read_text(source, content, texts)
+        explanation.add_message(_read_message(source))
     return None
 
 
-def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> None:
-    from fsdpbench.reports.analysis.out_of_memory import describe_snapshot, read_oom_snapshot
-    from fsdpbench.reports.readers import TraceError
-
-    try:
-        found = read_oom_snapshot(path)
-    except TraceError as error:
-        raise UsageError(str(error)) from None
-    content["snapshot"] = [each.to_dict() for each in found]
-    texts += [describe_snapshot(each) for each in found] or ["The snapshot holds no memory and no history."]
-
-
-def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
+def _read_message(source: str) -> OomReport:
+    """Return the message in a log, or on standard input. Raises `UsageError` if there is none."""
     from fsdpbench.base.reading import UnreadableError, read_bytes, read_standard_input
-    from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
 
     try:
@@ -138,8 +160,7 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
             f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of "
             "memory. Tried to allocate' on"
         )
-    content["message"] = report.to_dict()
-    texts.append(describe_report(report))
+    return report
 
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -172,14 +193,12 @@ def _measured_config(
     record: dict[str, Any],
     result: dict[str, Any],
     options: dict[str, Any],
-    content: dict[str, Any],
-    texts: list[str],
+    explanation: Explanation,
 ) -> Config:
     """Return the recorded configuration, to be simulated on the GPUs that it ran on; explain the message of
     real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
-    from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.out_of_memory import read_log
 
     if record.get("device") == "cuda" and not options.get("hardware"):
@@ -190,8 +209,7 @@ def _measured_config(
         options["hardware"] = found
     report = read_log(str(_field(result, "cause", "message") or ""))
     if report is not None and record.get("device") == "cuda":
-        content["message"] = report.to_dict()
-        texts.append(describe_report(report))
+        explanation.add_message(report)
     try:
         return Config.from_dict(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -248,10 +266,3 @@ def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice
     config = replace(config, sanitize=False, jitter=None)
     jobs = options.get("jobs") or jobs_for("sim")
     return advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
-
-
-def _add(advice: Advice, content: dict[str, Any], texts: list[str]) -> None:
-    from fsdpbench.answers.explain.text import as_dict, describe_advice
-
-    content["simulation"] = as_dict(advice)
-    texts.append(describe_advice(advice))

@@ -183,7 +183,6 @@ def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[
 
 _LAST_SHOWN = 8
 _MOST_UNDER_WAY = 6
-_GAP = 2
 
 
 class View(Protocol):
@@ -293,28 +292,22 @@ class LiveView:
 def table_of(state: SweepState, slurm: str, width: int) -> Group:
     """Return headline, best so far, last results and running configurations, in `width` columns."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    from fsdpbench.cli.terminal.progress import describe_result, distinct_names
+    from fsdpbench.cli.terminal.progress import described, result_table
 
-    rows: list[tuple[str, Any]] = []
-    for each in state.ended[-_LAST_SHOWN:]:
-        style = "" if each.result.status is Status.OK else "yellow"
-        rows.append((each.name, Text(describe_result(each.result), style=style)))
     shown = state.under_way[:_MOST_UNDER_WAY]
+    rows = [(each.name, described(each.result)) for each in state.ended[-_LAST_SHOWN:]]
     rows += [(name, Text("under way", style="dim")) for name in shown]
-    longest = max((len(name) for name, _ in rows), default=0)
-    room = min(longest, max(24, width * 45 // 100))
-    table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-    for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
-        cell.truncate(width - room - _GAP, overflow="ellipsis")
-        table.add_row(Text(short, style=cell.style), cell)
     lines: list[Any] = [Text(headline(state, slurm), style="bold", overflow="ellipsis", no_wrap=True)]
     if best := best_words(state, width):
         lines.append(Text(best, style="green"))
     more = len(state.under_way) - len(shown)
-    return Group(*lines, table, *([Text(f"and {more} more under way", style="dim")] if more else []))
+    return Group(
+        *lines,
+        result_table(rows, width),
+        *([Text(f"and {more} more under way", style="dim")] if more else []),
+    )
 
 
 @click.command("report")

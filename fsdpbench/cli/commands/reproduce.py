@@ -75,7 +75,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
 
 
 def _names(only: str | None) -> list[str]:
-    """The figures that `--only` names. Raises `UsageError`."""
+    """Return the figures that `--only` names. Raises `UsageError`."""
     if only is None:
         return []
     names = [name.strip().lower() for name in only.split(",") if name.strip()]

@@ -74,7 +74,7 @@ class Launcher:
 
     @property
     def follows(self) -> bool:
-        """Whether another machine leads the sweep."""
+        """Return whether another machine leads the sweep."""
         return self.nodes is not None and self.nodes.rank > 0
 
     def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> Pool:
@@ -201,7 +201,8 @@ def announced(request: SweepRequest) -> Plan:
 
 
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
-    """Run what was asked for, write the report, and say which exit code that is."""
+    """Run `request`, write the report, print the end as text or JSON, and return the exit code. `budget`: for
+    the table by number of GPUs."""
     from fsdpbench.base.files.shared_log import SharedLog
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import Store
@@ -264,7 +265,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
 
 
 def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
-    """The points of the plan that are in the store."""
+    """Return the points of the plan that are in the store."""
     from fsdpbench.engine.results.provenance import content_key
 
     keys = {content_key(config) for config in plan.points}

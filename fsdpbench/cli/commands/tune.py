@@ -196,7 +196,7 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
 
 
 def _tried(answer: Answer, points: int) -> str:
-    """How much was tried, in words."""
+    """Return a sentence on the numbers of simulated and measured configurations."""
     text = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
     if not answer.measured:
         return f"{text}."

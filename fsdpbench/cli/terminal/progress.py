@@ -142,17 +142,10 @@ class LiveProgress(Progress):
             self._live = None
 
     def _view(self) -> Group:
-        rows = [(name, _described(result)) for name, result in self._ended[-_LAST_SHOWN:]]
+        rows = [(name, described(result)) for name, result in self._ended[-_LAST_SHOWN:]]
         for name, since in self._running.items():
             rows.append((name, Text(f"running {time.monotonic() - since:.0f} s", style="dim")))
-        # A narrow terminal takes from the figures: the end of a name is what tells it from others.
-        longest = max((len(name) for name, _ in rows), default=0)
-        room = min(longest, max(24, self._console.width * 45 // 100))
-        table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-        for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
-            cell.truncate(self._console.width - room - _GAP, overflow="ellipsis")
-            table.add_row(Text(short, style=cell.style), cell)
-        return Group(self._headline(), *self._best(), table)
+        return Group(self._headline(), *self._best(), result_table(rows, self._console.width))
 
     def _headline(self) -> Text:
         done = self._before + len(self._ended)
@@ -177,8 +170,21 @@ class LiveProgress(Progress):
         return [Text(text + shortened(name, max(24, self._console.width - len(text))), style="green")]
 
 
-def _described(result: Result) -> Text:
+def described(result: Result) -> Text:
+    """Return the line on a result, coloured unless it is ok."""
     return Text(describe_result(result), style="" if result.status is Status.OK else "yellow")
+
+
+def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
+    """Return a table of names and lines, one row each, in `width` columns of a terminal."""
+    # A narrow terminal takes from the figures: the end of a name is what distinguishes it from others.
+    longest = max((len(name) for name, _ in rows), default=0)
+    room = min(longest, max(24, width * 45 // 100))
+    table = Table(box=None, pad_edge=False, show_header=False, expand=False)
+    for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
+        cell.truncate(width - room - _GAP, overflow="ellipsis")
+        table.add_row(Text(short, style=cell.style), cell)
+    return table
 
 
 def shortened(name: str, width: int) -> str:

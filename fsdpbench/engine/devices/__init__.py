@@ -7,7 +7,7 @@ from fsdpbench.engine.devices.base import Device, Placement
 
 
 def make_device(config: Config, placement: Placement) -> Device:
-    """The device of `config.device` for this rank, not yet opened."""
+    """Return the device of `config.device` for this rank, not yet opened."""
     if config.device == "sim":
         from fsdpbench.engine.devices.sim import SimDevice
 

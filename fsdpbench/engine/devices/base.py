@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 REAL_STEPS = "real devices execute every step"
-"""What `Device.replays` answers there."""
+"""Returned by `Device.replays` where steps are not replayed."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where this process stands among the ranks."""
+    """Place of this process among the ranks."""
 
     rank: int
     world_size: int
@@ -45,13 +45,16 @@ class StepMemory:
 
 
 class AllocatorReadings:
-    """Reads what each step did off an allocator's statistics, whose counts run on from step to step."""
+    """Each step's share of an allocator's statistics, whose counts run on from step to step."""
 
     def __init__(self) -> None:
         self._retries = self._ooms = self._device_allocs = 0
 
     def since_last(self, stats: Mapping[str, int]) -> StepMemory:
-        """`stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation."""
+        """Return peaks and counts since the last call.
+
+        `stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation.
+        """
         retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
         device_allocs = stats.get("num_device_alloc", 0)
         taken = StepMemory(
@@ -68,14 +71,14 @@ class AllocatorReadings:
 
 
 class Tracer(Protocol):
-    """Marks the end of each traced step, as `torch.profiler.profile.step` does."""
+    """Marker of the end of each traced step, as `torch.profiler.profile.step`."""
 
     def step(self) -> object: ...
 
 
 @runtime_checkable
 class HasTrainer(Protocol):
-    """A device that does what a trainer adds to the training loop; real ones have the loop alone."""
+    """A device that adds a trainer's work to the training loop; real ones have the loop alone."""
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
         """Return the context to enter around each microbatch of `model`, which is wrapped."""
@@ -91,7 +94,7 @@ class Captures(Protocol):
 
 @runtime_checkable
 class TellsTraffic(Protocol):
-    """A device that knows what its kernels read and write."""
+    """A device that knows the bytes that its kernels read and write."""
 
     def memory_traffic(self, steps: int) -> dict[str, Any]:
         """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps."""
@@ -103,7 +106,7 @@ class Device(Protocol):
     name: str
     torch_device: torch.device
     tracing_is_free: bool
-    """Whether a traced step takes what it takes without a trace: timed steps are then traced as they run."""
+    """Whether tracing costs a step no time: timed steps are then traced as they run."""
 
     def open(self) -> None:
         """Make the device and the default process group ready."""
@@ -112,16 +115,16 @@ class Device(Protocol):
         """Leave the process group; safe to call twice and after a failure."""
 
     def settle(self) -> None:
-        """Called once after model and optimizer exist: collect garbage, forget peaks."""
+        """Collect garbage and reset peaks; called once after model and optimizer exist."""
 
     def timed_step(self, step: Callable[[], object]) -> float:
         """Run `step` until all its work is done; return how long it took on this device's clock."""
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Whether the steps so far, which took `times_s`, say what those to come will be like."""
+        """Return whether the steps so far, which took `times_s`, say what those to come will be like."""
 
     def take_memory(self) -> StepMemory | None:
-        """Peaks and counts since the last call; `None` where the device keeps none."""
+        """Return peaks and counts since the last call; `None` where the device keeps none."""
 
     def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
         """Return the replay of a soak's steps, of these kinds in order; or why all are executed."""
@@ -130,13 +133,13 @@ class Device(Protocol):
         """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""
 
     def loss_value(self, loss: torch.Tensor) -> float | None:
-        """The number in `loss`; `None` where tensors hold no numbers."""
+        """Return the number in `loss`; `None` where tensors hold no numbers."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         """Call `report(message)` before an out-of-memory error unwinds; a backward hook may end there."""
 
     def peak_flops(self, compute_type: str) -> float | None:
-        """FLOP/s of the device at best in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""
+        """Return the peak FLOP/s in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""
 
     def describe(self) -> dict[str, Any]:
-        """The `hardware` of a result: at least `name`, `simulated` and `source`."""
+        """Return the `hardware` of a result: at least `name`, `simulated` and `source`."""

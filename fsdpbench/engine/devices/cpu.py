@@ -27,7 +27,7 @@ from fsdpbench.engine.measuring.warmup import is_stable
 from fsdpbench.engine.results.provenance import machine
 
 COLLECTIVE_GRACE_S = 60.0
-"""Collectives give up this long after the configuration's own timeout, which is to be met first."""
+"""Collectives give up this long after the configuration's own timeout, which should end the run first."""
 
 
 class CpuDevice:
@@ -43,7 +43,7 @@ class CpuDevice:
         self._tracing = False
 
     def open(self) -> None:
-        """Raises: `torch.distributed.DistError`, the other ranks cannot be reached."""
+        """Raise `torch.distributed.DistError` if the other ranks cannot be reached."""
         # One thread a rank: ranks share the cores, and one thread's sums come out the same every time.
         torch.set_num_threads(1)
         self._join()
@@ -82,7 +82,7 @@ class CpuDevice:
         self._tracing = True
         try:
             steps = self._config.measurement.traced_steps
-            # gloo tells the size of a collective by its operator's shapes only.
+            # gloo reports the size of a collective only by its operator's shapes.
             with profile_steps(path, steps, [ProfilerActivity.CPU], memory=False, shapes=True) as tracer:
                 yield tracer
         finally:
@@ -92,7 +92,7 @@ class CpuDevice:
         return float(loss.item())
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Nothing to watch: a failed allocation raises here and now, and the launcher knows its message."""
+        """Do nothing: a failed allocation raises directly, and the launcher knows its message."""
 
     def peak_flops(self, compute_type: str) -> float | None:
         return None
@@ -123,7 +123,7 @@ def _duration(step: Callable[[], object]) -> float:
 
 
 def _prefer_loopback() -> None:
-    """With all ranks on this machine gloo needs no other interface, and a host name may resolve to none."""
+    """Make gloo use the loopback interface with all ranks on one machine: a host name may resolve to none."""
     all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
     if all_here and "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -43,7 +43,7 @@ class CudaDevice:
         self._readings = AllocatorReadings()
 
     def open(self) -> None:
-        """Raises: `BenchError`, this machine has no GPU for the local rank."""
+        """Raise `BenchError` if this machine has no GPU for the local rank."""
         visible = torch.cuda.device_count()
         if self._placement.local_rank >= visible:
             raise BenchError(
@@ -134,13 +134,14 @@ class CudaDevice:
         )
 
     def _observe_allocator(self) -> None:
-        """The allocator tells its observers before it raises; without them only the error is seen."""
+        """Report out-of-memory errors as the allocator sees them, before it raises and they are wrapped."""
         attach = cuda_attach_out_of_memory_observer
         report = self._report_out_of_memory
         if attach is None or report is None:
             return
 
         def observe(device: int, asked: int, total: int, free: int) -> None:
+            """Report a request for `asked` bytes that `device` cannot give."""
             report(
                 f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
                 f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"

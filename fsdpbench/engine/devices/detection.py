@@ -1,4 +1,4 @@
-"""The device that `--device auto` takes, and the chips behind the names of devices."""
+"""The device of `--device auto`, and the chips behind the names of devices."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
 @dataclass(frozen=True)
 class Choice:
-    """A device, and why it was chosen, in words."""
+    """A device, and the reason of its choice, in words."""
 
     device: str
     reason: str
 
 
 def has_gpu_driver() -> bool:
-    """Whether a GPU's driver is installed; torch is not asked."""
+    """Return whether a GPU's driver is installed, without torch."""
     return simulated_cuda() is not None or any(Path(node).exists() for node in _DRIVER_NODES)
 
 
 def visible_gpus() -> int:
-    """Number of GPUs that torch sees; torch is imported only where a driver is installed."""
+    """Return the number of GPUs that torch sees; torch is imported only where a driver is installed."""
     asked = simulated_cuda()
     if asked is not None:
         return asked.gpus
@@ -96,11 +96,12 @@ def _emulated(asked: str) -> Choice:
         return Choice("cpu", "as asked")
     if not visible_gpus():
         raise UsageError("--emulate needs one GPU, and none is found; --device cpu tries it out on a CPU")
-    return Choice("cuda", "one GPU stands for all")
+    return Choice("cuda", "one GPU represents all ranks")
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:
-    """Dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None if it is not known.
+    """Return the dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None if
+    unknown.
 
     `dtype` is `bf16`, `fp16`, `tf32`, `fp32`, `fp8` or `nvfp4`.
     """
@@ -134,7 +135,7 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
-    """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
+    """Return the profile with the device's name and the closest memory; None if none matches."""
     from fsdpbench.sim.model.profile import load_profile, profile_names
 
     words = device_name.lower().replace("-", " ").split()
@@ -144,12 +145,12 @@ def profile_like(device_name: str, memory_bytes: int) -> str | None:
 
 
 def _chip_of(profile: str) -> list[str]:
-    """The parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
+    """Return the parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
     return list(itertools.takewhile(lambda part: not part.endswith("gb"), profile.split("-")))
 
 
 def profile_of_this_machine() -> str | None:
-    """The profile of this machine's first GPU; None if there is none or it is not known."""
+    """Return the profile of this machine's first GPU; None if there is none or it is unknown."""
     asked = simulated_cuda()
     if asked is not None:
         return asked.profile

@@ -29,7 +29,7 @@ class EmulatedCuda(CudaDevice):
 
 
 class EmulatedCpu(CpuDevice):
-    """The CPU of this process as rank 0 of `config.gpus`; to try the machinery out."""
+    """The CPU of this process as rank 0 of `config.gpus`; for trying emulation without a GPU."""
 
     def _join(self) -> None:
         _join_emulated(self._config, self._placement)

@@ -58,27 +58,27 @@ class Tells:
 
     @property
     def sanitizer(self) -> dict[str, Any] | None:
-        """The findings of the sanitizer so far, if it runs."""
+        """Return the findings of the sanitizer so far, if it runs."""
         found = None if self._simulation is None else self._simulation.sanitizer
         return None if found is None else found.to_dict()
 
     @property
     def memory_account(self) -> dict[str, Any] | None:
-        """Who holds memory now, if account is kept."""
+        """Return the present holders of memory, if an account is kept."""
         return None if self._account is None else self._account.report()
 
     @property
     def unknown_operators(self) -> dict[str, int]:
-        """Operators costed by their bytes alone, with how often they ran."""
+        """Return operators priced by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
 
     def memory_traffic(self, steps: int) -> dict[str, Any]:
-        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
+        """Return the bytes of memory-bound kernels in a mean traced step, of `steps`."""
         return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}
 
     @property
     def compilation(self) -> dict[str, Any] | None:
-        """The compiled graphs and their kernels, if anything was compiled."""
+        """Return the compiled graphs and their kernels, if anything was compiled."""
         front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
         return front_end.compile_report() if front_end is not None else None
 
@@ -157,7 +157,7 @@ class SimDevice(Tells):
 
     @property
     def graph(self) -> dict[str, Any] | None:
-        """The captured step, if capture was asked for."""
+        """Return the captured step, if capture is on."""
         return None if self._graph is None else self._graph.to_dict()
 
     def settle(self) -> None:
@@ -182,7 +182,9 @@ class SimDevice(Tells):
         return (self._idle_at - start) / 1e9
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Steps are exact; only an allocator that retries may still be on its way to segments that fit."""
+        """Return whether steps repeat: a graph is replayed, and the allocator no longer retries or times are
+        stable.
+        """
         if self._graph is not None and not self._graph.replayed:
             return False
         return not any(self._retried[-WINDOW:]) or is_stable(times_s)
@@ -217,11 +219,11 @@ class SimDevice(Tells):
 
 
 def _forget(loss: torch.Tensor) -> None:
-    """A loss that is held would be at another address in each step, and has no value here."""
+    """Do nothing with the loss, which has no value here: a held one changes the next step's addresses."""
 
 
 def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
-    """Why no step may be replayed."""
+    """Return why no step may be replayed."""
     if config.soak is None:
         return "no soak was asked for"
     if not config.soak.replay:

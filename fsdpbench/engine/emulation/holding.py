@@ -74,6 +74,7 @@ class GpuHolder:
         tensors: Sequence[torch.Tensor],
         asynchronous: bool,
     ) -> Work:
+        """Queue a collective: `fill` writes its outputs, the stream is held for `duration_ns`."""
         current = torch.cuda.current_stream()
         stream = self._own_stream() if asynchronous else current
         if stream != current:
@@ -156,6 +157,7 @@ class CpuHolder:
         tensors: Sequence[torch.Tensor],
         asynchronous: bool,
     ) -> Work:
+        """Write the outputs by `fill`; the work ends `duration_ns` after the previous one's end."""
         fill()
         with self._lock:
             end = max(self._free_at_ns, time.perf_counter_ns()) + duration_ns

@@ -62,7 +62,7 @@ class EmulatedProcessGroup(CollectiveCalls):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> Work:
-        """Run the single form of as many bytes; the copies around it are real."""
+        """Run the single form of as many bytes as `listed` has; the copies around it are real."""
         return self.call(kind, total_bytes(*listed), inputs, outputs, opts)
 
     def _holder(self, device: str) -> Holder:
@@ -135,7 +135,7 @@ def _gather(inputs: Tensors, outputs: Tensors, rank: int, size: int) -> None:
         return
     for output, source in zip(outputs, inputs, strict=True):
         slots, own = output.view(size, -1), source.reshape(1, -1)
-        # The own shard may lie in its slot already, and a copy onto itself is refused.
+        # The own shard may be in its slot already, and a copy onto itself is refused.
         if rank:
             slots[:rank].copy_(own.expand(rank, -1))
         if rank + 1 < size:

@@ -49,7 +49,7 @@ class SoakDevice(Protocol):
 
 
 class ShapedBatches:
-    """Batches of the shapes that `expect` announces, each made when it is asked for and not kept here.
+    """Batches of the shapes that `expect` announces, each made on demand and not kept here.
 
     Every rank has the same lengths in a step; seeds differ from batch to batch.
     """
@@ -60,7 +60,7 @@ class ShapedBatches:
         self._expected: list[tuple[int, int | None]] = []
 
     def expect(self, shape: StepShape) -> None:
-        """The microbatches of the step that comes next."""
+        """Set the microbatches of the next step."""
         self._expected = list(shape.microbatches)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -73,14 +73,14 @@ class ShapedBatches:
 
 
 def shapes_of(config: Config) -> list[StepShape]:
-    """The steps of the soak that `config` asks for, evaluation included."""
+    """Return the steps of the soak of `config`, evaluation included."""
     assert config.soak is not None
     settings = config.settings
     return list(config.soak.schedule(settings.batch, settings.grad_accum, settings.seq))
 
 
 class Soak:
-    """One soak under way; `record` is what is known of it so far, also when it ends in an error."""
+    """One running soak; `record` holds its results so far, also when it ends in an error."""
 
     def __init__(self, settings: SoakSettings, shapes: Sequence[StepShape]) -> None:
         self._shapes = shapes
@@ -126,7 +126,7 @@ class Soak:
         return times
 
     def memory_per_step(self) -> list[dict[str, int | None]] | None:
-        """As a run without a soak records it; None where the device keeps none."""
+        """Return the memory entry of a run without a soak; None where the device keeps none."""
         columns = self._columns
         if None in columns["reserved"]:
             return None
@@ -170,7 +170,7 @@ def _of(replays: Replays | str, index: int, step: Run) -> Run:
 def mean_flops(
     workload: Workload, shapes: Sequence[StepShape], checkpointing: str, in_full: bool
 ) -> tuple[float, float]:
-    """Model's and hardware's FLOPs of the mean training step."""
+    """Return the model's and the hardware's FLOPs of the mean training step of `shapes`."""
     training = [shape for shape in shapes if not shape.evaluates]
     known: dict[tuple[int, int | None], tuple[float, float]] = {}
     model = hardware = 0.0
@@ -184,14 +184,14 @@ def mean_flops(
 
 
 def mean_tokens(shapes: Sequence[StepShape]) -> int | None:
-    """Tokens of the mean training step, padding included."""
+    """Return the mean tokens of a training step, padding included."""
     counts = [shape.tokens for shape in shapes if not shape.evaluates]
     known = [count for count in counts if count is not None]
     return round(sum(known) / len(known)) if known else None
 
 
 Batch = tuple[torch.Tensor, ...]
-"""What one forward takes: the inputs, then the targets."""
+"""Arguments of one forward: the inputs, then the targets."""
 
 
 @dataclass
@@ -207,7 +207,7 @@ class TrainingLoop:
     device: torch.device
     on_loss: Callable[[torch.Tensor], None]
     around_microbatch: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered inside what the system enters: what a simulated trainer does."""
+    """Entered inside the system's contexts: a simulated trainer's work."""
 
     def step(self) -> None:
         settings = self.config.settings
@@ -224,7 +224,7 @@ class TrainingLoop:
             self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
     def evaluate(self) -> None:
-        """Forward of one batch without gradients, in evaluation mode."""
+        """Run forward of one batch without gradients, in evaluation mode."""
         self.model.eval()
         with record_function("evaluation"), torch.no_grad():
             batch = next(self.batches)

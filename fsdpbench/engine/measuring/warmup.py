@@ -26,7 +26,7 @@ TOLERANCE = 0.05
 
 
 class Retries(Protocol):
-    """The work of an allocator in a step."""
+    """The allocator's retries in a step."""
 
     @property
     def alloc_retries(self) -> int: ...
@@ -54,25 +54,25 @@ class TimedSteps(Generic[Memory]):
             self.run()
 
     def retried(self, last: int) -> bool:
-        """Whether the allocator retried in one of the `last` steps."""
+        """Return whether the allocator retried in one of the `last` steps."""
         return any(memory is not None and memory.alloc_retries > 0 for memory in self.memory[-last:])
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The time that the warm-up took (seconds a step); `stable` is None where it was not asked for."""
+    """Duration of the warm-up (seconds a step); `stable` is None unless steps had to settle."""
 
     times_s: list[float]
     stable: bool | None
 
     def steps_to_time(self, measurement: Measurement) -> int:
-        """More of them where one step does not say what the next will be like."""
+        """Return how many steps to time: more if one step does not predict the next."""
         more = measurement.most_timed_steps if self.stable is False else 0
         return max(measurement.timed_steps, more)
 
 
 def is_stable(times_s: Sequence[float]) -> bool:
-    """Whether the last steps differ by no more than `TOLERANCE`."""
+    """Return whether the last steps differ by no more than `TOLERANCE`."""
     last = times_s[-WINDOW:]
     return len(last) == WINDOW and max(last) - min(last) <= TOLERANCE * median(last)
 
@@ -115,14 +115,8 @@ def time_steps(
     return WarmUp(warm.times_s, stable=False)
 
 
-# Timed steps and traced ones: two passes, or one on a device where tracing takes no time.
-# two passes    timed timed timed | traced traced      a profiler makes real steps longer
-# one pass      timed timed timed                      the last timed steps are the traced ones
-#                     traced traced
-
-
 class MarksSteps(Protocol):
-    """A trace that is being taken."""
+    """A trace being recorded."""
 
     def step(self) -> object: ...
 
@@ -147,9 +141,15 @@ def time_and_trace(
     path: Path,
     profiled_s: list[float],
 ) -> WarmUp:
-    """Run the timed steps, and leave the trace of the last steps in `path` if any are to be traced; the
-    warm-up as `time_steps` returns it. Seconds of steps under a profiler that makes them longer go into
-    `profiled_s`."""
+    """Run the timed steps; write the trace of the last steps to `path` if any are to be traced.
+
+        two passes    timed timed timed | traced traced      a profiler makes real steps longer
+        one pass      timed timed timed                      on a device where tracing takes no time
+                            traced traced
+
+    Return the warm-up as `time_steps` does. Seconds of steps that a profiler makes longer go into
+    `profiled_s`.
+    """
     traced = measurement.traced_steps
     if traced:
         path.parent.mkdir(parents=True, exist_ok=True)

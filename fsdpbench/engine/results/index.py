@@ -67,7 +67,7 @@ def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """`value` as a database takes it: other whole numbers than of 64 bits, lists and objects as text."""
+    """Return `value` as a database takes it: integers beyond 64 bits, lists and objects as text."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict | list) or (isinstance(value, int) and not -(2**63) <= value < 2**63):

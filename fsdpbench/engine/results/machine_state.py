@@ -1,4 +1,4 @@
-"""The state of this machine around a measurement, and what in it makes a figure doubtful.
+"""The state of this machine around a measurement, and the doubts about figures that follow from it.
 
     observe() before ──run──> observe() after ──> environment: {"state": {...}, "warnings": [...]}
 
@@ -59,7 +59,7 @@ class MachineState:
 
 
 def observe(device: str) -> MachineState:
-    """The state now. Never raises: what cannot be asked is None or empty."""
+    """Return the state now. Never raises: what cannot be asked is None or empty."""
     gpus: tuple[dict[str, str], ...] = ()
     processes: tuple[dict[str, str], ...] = ()
     if device == "cuda":
@@ -70,7 +70,7 @@ def observe(device: str) -> MachineState:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -151,7 +151,7 @@ def _ask_gpus(query: str, fields: tuple[str, ...]) -> tuple[dict[str, str], ...]
 
 
 def _busy_cores() -> float | None:
-    """Cores at work over a moment. The load average would count what this bench ran just before."""
+    """Return the cores at work over a moment; the load average would include this bench's own past work."""
     first = _cpu_ticks()
     time.sleep(_LOOK_S)
     second = _cpu_ticks()
@@ -162,7 +162,7 @@ def _busy_cores() -> float | None:
 
 
 def _cpu_ticks() -> tuple[int, int] | None:
-    """(busy, all) ticks of all cores since the machine started, of /proc/stat's first line."""
+    """Return (busy, all) ticks of all cores since the machine started, from /proc/stat's first line."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     except (OSError, ValueError):
@@ -173,7 +173,7 @@ def _cpu_ticks() -> tuple[int, int] | None:
 
 
 def _swapped_bytes() -> int | None:
-    """Bytes swapped out since the machine started (4 KiB pages)."""
+    """Return the bytes swapped out since the machine started (4 KiB pages)."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("pswpout "):

@@ -39,7 +39,7 @@ _SHOWING_ONLY = (
 
 @functools.cache
 def source_hash() -> str:
-    """Hash of every source file that can change a result (hex, 16 digits)."""
+    """Return a hash of every source file that can change a result (hex, 16 digits)."""
     digest = hashlib.sha256()
     for name, path in sorted(_source_files()):
         if path.suffix in (".py", ".toml", ".csv") and not name.startswith(_SHOWING_ONLY):
@@ -48,7 +48,7 @@ def source_hash() -> str:
 
 
 def _source_files() -> Iterator[tuple[str, Path]]:
-    """All files of the package with their names in it; in a checkout some of its folders are links."""
+    """Yield all files of the package with their names in it; in a checkout some of its folders are links."""
     for folder, _, files in os.walk(_PACKAGE, followlinks=True):
         for file in files:
             path = Path(folder, file)
@@ -57,7 +57,7 @@ def _source_files() -> Iterator[tuple[str, Path]]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions that results depend on; torch's without importing it."""
+    """Return the versions that results depend on; torch's without importing it."""
     return {
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
 
 
 def versions_of(config: Config) -> dict[str, str]:
-    """With the library whose modules it runs, if it does."""
+    """Return `versions` with the library whose modules a configuration runs, if any."""
     library = config.settings.implementation
     if config.script is not None or library == "own":
         return versions()
@@ -79,13 +79,13 @@ def versions_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """The machine that measured, as far as it is known without torch."""
+    """Return the machine that measured, as far as it is known without torch."""
     return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
 
 
 @functools.cache
 def git_revision() -> str | None:
-    """This project's revision, `+` if files differ from it; `None` outside a checkout."""
+    """Return this project's revision, `+` if files differ from it; `None` outside a checkout."""
     if not (_PACKAGE.parent / ".git").exists():
         return None  # installed, perhaps below somebody else's checkout
     try:
@@ -96,8 +96,8 @@ def git_revision() -> str | None:
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on
-    any."""
+    """Return the `environment` of a result. On `sim` it names nothing of this machine: the result is the same
+    on any."""
     recorded: dict[str, Any] = {"versions": versions_of(config)}
     if config.device != "sim":
         recorded["machine"] = machine()
@@ -111,7 +111,7 @@ def environment(config: Config) -> dict[str, Any]:
 
 
 def content_key(config: Config) -> str:
-    """64 hex digits: equal exactly when the result must be."""
+    """Return 64 hex digits: equal exactly when the result must be."""
     depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions_of(config)}
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
@@ -166,8 +166,8 @@ def _software_content(software: str) -> str:
 
 
 def _data_content(path: Path) -> str:
-    """The content of a data file; of a folder (of images, perhaps a hundred gigabytes of them) the names,
-    sizes and times of its files."""
+    """Return the content of a data file; of a folder (of images, perhaps a hundred gigabytes of them) the
+    names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -207,7 +207,7 @@ def _clean_env() -> dict[str, str]:
 
 
 def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
-    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get these nodes."""
+    """Return `gpus_per_node` and `gpus_used_per_node` as one states them to get nodes of `per_node` GPUs."""
     whole = per_node
     with suppress(ProfileError):
         whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
@@ -221,7 +221,7 @@ def nodes_of(config: Config) -> dict[str, int]:
 
 
 def run_command(config: Config) -> str:
-    """`fsdpbench run ...` with every setting that is not at its default; can be pasted into a shell."""
+    """Return `fsdpbench run ...` with every setting that is not at its default, quoted for a shell."""
     if config.script is not None:
         return _script_command(config, config.script)
     words = ["fsdpbench", "run", "--model", config.model]

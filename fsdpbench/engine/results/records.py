@@ -1,4 +1,4 @@
-"""The records that ranks leave behind: `rank{r}_record.json` beside its trace, written whole or not at all.
+"""The ranks' records: `rank{r}_record.json` beside each trace, written whole or not at all.
 
 A record is written once per outcome of the rank, also before an out-of-memory error unwinds, since an
 exception inside a backward hook ends the process.

@@ -47,8 +47,8 @@ class Outcome:
 
 
 def outcome_of_records(records: list[RankRecord], world_recorded: int) -> Outcome:
-    """The outcome of a configuration from its ranks' records: the worst of them, or `crash` if some are
-    missing."""
+    """Return the outcome of a configuration from its ranks' records: the worst of them, or `crash` if some
+    are missing."""
     by_status = {record.status: record for record in reversed(records)}
     for status in _WORST_FIRST:
         if status in by_status:
@@ -94,7 +94,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
     figures: dict[str, Any] = dict(nothing())
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
     if has_figures:
-        # A script may end before it is traced.
+        # A script may end before tracing begins.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0].trace)
         analysis = Analysis(ranks=(), configurations={})
         if traced:
@@ -159,7 +159,7 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:
 
 
 def _doubts(config: Config) -> dict[str, list[str]]:
-    """The `warnings` about a simulated machine and its software, if there are any."""
+    """Return the `warnings` about a simulated machine and its software, if any."""
     if config.hardware is None:
         return {}
     software = load_software(config.software or CURRENT)
@@ -168,7 +168,7 @@ def _doubts(config: Config) -> dict[str, list[str]]:
 
 
 def _software(config: Config) -> dict[str, str]:
-    """The software profile's own name, where it is not the default."""
+    """Return the software profile's own name, where it is not the default."""
     from fsdpbench.sim.model.software import load_software
 
     return {} if config.software is None else {"software": load_software(config.software).name}

@@ -1,4 +1,4 @@
-"""The folder of a sweep. The configuration folders are the record; everything else can be made from them.
+"""The folder of a sweep. The configuration folders are the record; everything else is derived from them.
 
     runs/NAME/  sweep.toml  report.html  results.sqlite
       <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
@@ -65,7 +65,7 @@ class Store:
 
     @classmethod
     def open_or_create(cls, folder: Path) -> Store:
-        """Raises `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
+        """Raise `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
         store = cls(folder)
         try:
             if folder.exists() and not folder.is_dir():
@@ -84,7 +84,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """An existing sweep's folder. Raises `UsageError` if it is not one."""
+        """Return an existing sweep's folder. Raises `UsageError` if it is not one."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such run folder")
         if not (folder / SWEEP_FILE).is_file():
@@ -93,7 +93,7 @@ class Store:
 
     @property
     def is_locked(self) -> bool:
-        """Whether a sweep runs in the folder, as far as its lock tells."""
+        """Return whether a sweep runs in the folder, according to its lock."""
         return self._lock.is_held
 
     @contextlib.contextmanager
@@ -121,8 +121,8 @@ class Store:
         return space
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
-        """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
-        that was held on the folder has gone to another sweep."""
+        """Return a fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the
+        lock that was held on the folder has gone to another sweep."""
         self._lock.check()
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         remove(folder)
@@ -159,7 +159,7 @@ class Store:
         return [first.result, *(point.result for point in others if point is not None)]
 
     def statuses(self, points: Sequence[Config], repeat: int) -> dict[tuple[str, int], Status]:
-        """How the runs of `points` ended that are in the record, by content key and number of the run."""
+        """Return the status of the recorded runs of `points`, by content key and number of the run."""
         found = {}
         for config in points:
             for run in range(1, repeat + 1):
@@ -179,7 +179,8 @@ class Store:
             (self.folder / INDEX_FILE).unlink(missing_ok=True)
 
     def points(self) -> list[StoredPoint]:
-        """Every whole configuration in the folder, by name. Broken ones are left out: they run again."""
+        """Return every whole configuration in the folder, by name. Broken ones are left out: they run
+        again."""
         found = []
         try:
             paths = sorted(self.folder.iterdir())
@@ -194,13 +195,14 @@ class Store:
         return found
 
     def _own(self, name: str) -> StoredPoint | None:
-        """The point in a folder of this one. A link is read for reports alone: none writes behind it."""
+        """Return the point in a folder of this one. A link is read only for reports: nothing writes behind
+        it."""
         return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
 
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
-        """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
-        either, a result of another configuration, figures that contradict each other."""
+        """Return the point in `folder`; None if there is none, or a broken one: files that the report cannot
+        read either, a result of another configuration, contradicting figures."""
         try:
             config = read_json_object(folder / "config.json")
             result = Result.of(read_json_object(folder / RESULT_FILE))
@@ -212,7 +214,7 @@ class Store:
         return StoredPoint(folder, named.key, config, result)
 
     def finished(self) -> dict[str, StoredPoint]:
-        """Finished configurations by content key."""
+        """Return finished configurations by content key."""
         return {point.key: point for point in self.points()}
 
     def _clear_leftovers(self) -> None:
@@ -228,7 +230,7 @@ def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) 
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Say in one line that `folder` cannot be written. Raises `BenchError` for what the disk refuses."""
+    """Report in one line that `folder` cannot be written. Raises `BenchError` for disk errors."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -248,7 +250,7 @@ def _why_not_written(folder: Path, error: Exception) -> str:
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:
-    """Its name and the head of its key; further runs are beside the first with their number."""
+    """Return its name and the head of its key; further runs are beside the first with their number."""
     name = f"{config.name}-{content_key(config)[:8]}"
     return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
 

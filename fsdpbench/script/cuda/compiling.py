@@ -263,7 +263,7 @@ class _Kernel:
 
 
 class _Anything:
-    """Stands for whatever Triton has: a type, a constant, a decorator, a call that makes one of these."""
+    """Substitute for anything in Triton: a type, a constant, a decorator, a call that makes one of these."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name

@@ -56,6 +56,7 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        """Start the group that a script asks for; `world_size` and `rank` must be the simulation's."""
         if backend in (BACKEND, _EMULATED):  # the bench itself, with a store of its own
             return original(backend, store=store, rank=rank, world_size=world_size)
         for name, asked, is_so in (
@@ -146,6 +147,7 @@ def _spawning(simulation: Simulation) -> Callable[..., None]:
         daemon: bool = False,
         start_method: str = "spawn",
     ) -> None:
+        """Call `fn` as the process of this rank among `nprocs`."""
         fn(simulation.rank % nprocs, *args)
 
     return spawn

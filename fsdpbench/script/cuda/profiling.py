@@ -120,7 +120,7 @@ class SimulatedProfile:
         return iter(())
 
     def _left_out(self, *args: Any, **kwargs: Any) -> None:
-        """Asked of the real profiler; without effect."""
+        """Do nothing; called as the real profiler's method."""
 
     export_stacks = export_memory_timeline = add_metadata = add_metadata_json = _left_out
     preset_metadata_json = toggle_collection_dynamic = set_custom_trace_id_callback = _left_out

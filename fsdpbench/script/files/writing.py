@@ -184,7 +184,7 @@ class Checkpoints:
         return load
 
     def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Asked of each storage that is saved."""
+        """Wrap a function called for each storage that is saved."""
 
         def location_tag(storage: Any) -> Any:
             self._saw_storage = True

@@ -119,7 +119,7 @@ class Exchange:
 
     def _around_operator(self, original: Callable[..., None]) -> Callable[..., None]:
         def follow(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-            if self._accelerator.known_values > self.active:  # one of them is ours
+            if self._accelerator.known_values > self.active:  # one of them is counted here
                 original(operator, args, kwargs, result)
             if self.active and not self.stepping:
                 self._hand_on(operator, args, kwargs, result)

@@ -1,8 +1,8 @@
 """A record of every collective of this process, made as torch asks the simulated process group for it.
 
-What must be equal on all ranks differs by collective: an all-reduce has the same elements everywhere, an
-all-gather into a list the same list of sizes, of which each rank sends its own. Where ranks may differ
-(splits of an all-to-all) nothing is compared but the kind and the dtype.
+The properties that all ranks must agree on differ by collective: an all-reduce has the same elements
+everywhere, an all-gather into a list the same list of sizes, and each rank sends its own. Where ranks may
+differ (splits of an all-to-all) only kind and dtype are compared.
 """
 
 from __future__ import annotations
@@ -418,6 +418,7 @@ def _broadcast(recorder: Recorder, original: Callable[..., Any]) -> Callable[...
         device: Any = None,
         group_src: int | None = None,
     ) -> Any:
+        """Broadcast from `src`, and record the call."""
         found = _group_of(group)
         made = original(object_list, src, group)
         if found is not None:
@@ -437,6 +438,7 @@ def _scatter(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., 
         group: Any = None,
         group_src: int | None = None,
     ) -> Any:
+        """Scatter from `src`, and record the call."""
         found = _group_of(group)
         made = original(scatter_object_output_list, scatter_object_input_list, src, group)
         if found is not None:
@@ -458,6 +460,7 @@ def _gather(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., A
         group: Any = None,
         group_dst: int | None = None,
     ) -> Any:
+        """Gather to `dst`, and record the call."""
         found = _group_of(group)
         made = original(obj, object_gather_list, dst, group=group)
         if found is not None:

@@ -234,6 +234,7 @@ class WatchedStep(Observer):
             self.difference = f"{what()}, at {_place()}"
 
     def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
+        """Note a launch on `stream`, which must have followed the step's own."""
         self.note(("launch", stream, work, duration_ns), lambda: f"other work is launched on stream {stream}")
         if stream not in self._orders:
             self.violate(f"stream {stream} works without having followed the step's own stream")
@@ -277,8 +278,8 @@ class WatchedStep(Observer):
 
 
 def _place() -> str:
-    told = frames(Stacks().here(2))
-    return told[0] if told else "a place without Python"
+    found = frames(Stacks().here(2))
+    return found[0] if found else "a place without Python"
 
 
 def _asked() -> str:

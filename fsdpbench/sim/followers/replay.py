@@ -85,8 +85,7 @@ class ReplaySession:
 
     def _plan(self, index: int) -> None:
         """Replay from `index` on as long as all is known and the program can continue at the end; then
-        execute up to the unknown step.
-        """
+        execute up to the unknown step."""
         moment, alike = self._now, index
         for ahead in range(index, len(self._kinds)):
             if moment == self._program:

@@ -89,6 +89,7 @@ class StepLog(Observer):
         self.refuse("it makes a stream")
 
     def launches(self, stream: int, work: Work, duration_ns: int, traffic: int) -> None:
+        """Append a launch of `duration_ns`."""
         self.add(LAUNCH, stream, work, (duration_ns, traffic))
 
     def recorded(self, stream: int, marker: Marker) -> None:

@@ -83,8 +83,7 @@ class KernelCosts:
         kv_heads: int | None = None,
     ) -> int:
         """Return the duration of flash attention forward; `kv_heads` (default: `heads`) share keys and
-        values.
-        """
+        values."""
         return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def attention_backward_ns(
@@ -99,8 +98,7 @@ class KernelCosts:
         kv_heads: int | None = None,
     ) -> int:
         """Return the duration of flash attention backward: 2.5 times the forward's FLOPs, `kv_heads` as
-        there.
-        """
+        there."""
         return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def _attention_ns(

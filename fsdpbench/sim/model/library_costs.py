@@ -38,8 +38,7 @@ def grid_coordinates(
     batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Return the coordinates in `AttentionTable.factors`: `batch` x `heads`, `length`, shared heads, head
-    size.
-    """
+    size."""
     return batch * heads, length, heads / kv_heads, head_dim
 
 

@@ -84,6 +84,7 @@ class ObservedTimeline(Timeline):
     def launch(
         self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
     ) -> None:
+        """Queue work of `duration_ns`, or of the duration that an observer draws."""
         drawn_ns = duration_ns
         for each in self.observers:
             each.launches(stream, work, duration_ns, traffic)

@@ -224,8 +224,7 @@ class ContentionProfile:
 @dataclass(frozen=True)
 class HostLinkProfile:
     """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and the
-    bandwidth of that memory for one rank of a full node (optimizer steps on the host).
-    """
+    bandwidth of that memory for one rank of a full node (optimizer steps on the host)."""
 
     gb_s: float
     latency_us: float
@@ -235,7 +234,6 @@ class HostLinkProfile:
 # `[libraries.NAME]` tables are fitted to measured operators by `ci/fit_profiles.py`. The libraries in
 # `runs_use` price training runs; without it `[gemm]`, `[attention]` and `[nvlink]` do, and the tables price
 # only what those lack (fp8, nvfp4). Models: `library_costs` and `network` of `fsdpbench.sim.model`.
-
 PRODUCT_TYPES = ("bf16", "fp8", "nvfp4")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 

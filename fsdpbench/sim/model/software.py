@@ -20,7 +20,6 @@ from fsdpbench.sim.model.profile_files import ProfileFolder
 
 # Every default is the behaviour of the installed torch and of the bench's own training loop, so that a file
 # holds only differences. Fields have the TOML file's names.
-
 CURRENT = "current"
 """The profile that changes nothing."""
 
@@ -49,8 +48,7 @@ class AttentionSoftware:
 @dataclass(frozen=True)
 class CheckpointingSoftware:
     """Activation checkpointing. `reentrant`: recompute a block to its end, torch's default before 2.1.
-    `by_operator`: a block can keep outputs of operators (torch 2.4).
-    """
+    `by_operator`: a block can keep outputs of operators (torch 2.4)."""
 
     reentrant: bool = False
     by_operator: bool = True
@@ -59,8 +57,7 @@ class CheckpointingSoftware:
 @dataclass(frozen=True)
 class OperatorsSoftware:
     """Operators. `composed_rms_norm`: RMSNorm is composed of operators, as before torch 2.9. `fused_rotary`:
-    Llamas rotate queries and keys in one pass each, by their own kernel.
-    """
+    Llamas rotate queries and keys in one pass each, by their own kernel."""
 
     composed_rms_norm: bool = False
     fused_rotary: bool = False
@@ -69,8 +66,7 @@ class OperatorsSoftware:
 @dataclass(frozen=True)
 class LlamaSoftware:
     """Fields of the bench's Llamas as in published code of a time, where a shape does not set them
-    (`workloads/families/llama.py`).
-    """
+    (`workloads/families/llama.py`)."""
 
     norms: str = "fused"
     rotary: str = "halves"
@@ -171,8 +167,7 @@ class SoftwareProfile:
     @property
     def of_the_bench(self) -> list[str]:
         """Return the keys of `changes` that affect the bench's own models and training loop, which scripts
-        lack.
-        """
+        lack."""
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     @property

@@ -148,6 +148,7 @@ def _metadata(
     start = _us(min((event[0] for event in host), default=0))
 
     def line(kind: str, pid: int, tid: int, args: Mapping[str, Any]) -> str:
+        """Return a metadata event of the kind, with `args` as JSON."""
         return f'{{"ph":"M","name":"{kind}","ts":{start},"pid":{pid},"tid":{tid},"args":{_json(args)}}}'
 
     lines = []

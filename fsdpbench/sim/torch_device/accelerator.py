@@ -121,8 +121,7 @@ class Accelerator:
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
         """Report the allocator's events to `listener` too; with `completions`, also when freed blocks become
-        free.
-        """
+        free."""
         self._listeners[listener] = completions
         self._inform_listeners()
 
@@ -188,8 +187,7 @@ class SharedPlans:
 
     def begin(self, surroundings: str | None) -> None:
         """Start a simulation. `surroundings`: everything plans depend on besides their calls; None shares no
-        plans.
-        """
+        plans."""
         self._known, self._made = {}, {}
         self._surroundings = surroundings
         if surroundings is None:

@@ -311,7 +311,6 @@ def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
 
 # Pinned memory is marked on the storage of the host's tensor, which torch's CPU allocator made: copies of it
 # are asynchronous to the CPU, all others block it.
-
 _MARK = "_sim_pinned"
 
 

@@ -81,6 +81,7 @@ def attention_by_ring(group: dist.ProcessGroup) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        """Return causal attention of `query` to all ranks' keys and values, [batch, heads, seq, width]."""
         assert is_causal, "refused before"
         assert attn_mask is None, "refused before"
         assert not dropout_p, "refused before"
@@ -100,6 +101,7 @@ class _Ring(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Any, scale: float | None
     ) -> Tensor:
+        """Return attention of `query` to the keys and values of all ranks of `group`."""
         out, logsumexp, *_ = ring_attention(
             group,
             _SEQ_OF_HEADS,

@@ -59,7 +59,7 @@ def placement_of_experts(model: nn.Module, meshes: Meshes, result: Any, info: An
 class RankExchange:
     """The exchange among the ranks of a mesh: `Exchange` of `workloads.decoder.experts`.
 
-    On simulated GPUs rank 0 stands for all. It gets the busiest experts of each layer: the rank with most
+    On simulated GPUs rank 0 represents all. It gets the busiest experts of each layer: the rank with most
     rows is the one that the others wait for.
     """
 
@@ -117,6 +117,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        """Send `sent` rows to each rank; return [sum of `received`, width]."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchanged(rows, sent, received, group)
 
@@ -131,20 +132,19 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.P
     return result
 
 
-# The device meshes of a configuration.
-#     tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
-#     tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
-#     cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
-#               (groups, cp, tp)                attention: over cp, of the heads of a rank of tp
-#     ep        (replicate, shard)              all but experts
-#               (replicate, expert_shard, ep)   experts: FSDP over expert_shard x replicate
-# A dimension of replicas is there only where a copy takes fewer ranks than there are.
-
-
 @dataclass(frozen=True)
 class Meshes:
-    """`data`: what FSDP shards over, of one dimension or two (replicate, shard); the others where they are:
-    `tensor`, `context` and `experts` 1-D, `expert_data` what FSDP shards experts over."""
+    """The device meshes of a configuration.
+
+        tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
+        tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
+        cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
+                  (groups, cp, tp)                attention: over cp, of the heads of a rank of tp
+        ep        (replicate, shard)              all but experts
+                  (replicate, expert_shard, ep)   experts: FSDP over expert_shard x replicate
+    `data`: FSDP's, with a dimension of replicas only where a copy takes fewer ranks than there are. `tensor`,
+    `context` and `experts` are 1-D, `expert_data` is FSDP's for experts; None where unused.
+    """
 
     data: DeviceMesh
     tensor: DeviceMesh | None = None

@@ -1,6 +1,5 @@
 """Tensor parallelism: a workload's plan as torch's, with the sequence shared out between blocks and the loss
-taken on shares of the vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; the plan of TorchTitan).
-"""
+taken on shares of the vocabulary (Korthikanti et al. 2022, arXiv 2205.05198; the plan of TorchTitan)."""
 
 from __future__ import annotations
 
@@ -122,13 +121,6 @@ def _side_by_side(layer: nn.Module, widths: tuple[int, ...], ranks: int) -> None
             parameter.copy_(torch.cat([share for shares in zip(*parts, strict=True) for share in shares]))
 
 
-# Styles of tensor parallelism for modules that compute with what their rank has (`held` of the workloads):
-# layers with adapters, and those of mixtures.
-#     columns   W, B by outputs, A whole     y of a rank's outputs                    no communication
-#     rows      W, A by inputs, B whole      y of a rank's inputs, summed over ranks  one reduce-scatter
-# An adapter adds nothing to what is sent: its share of the sum travels in the frozen layer's.
-
-
 def distribute(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
     """Make the parameter `name` of `module` a DTensor on `mesh`; one that is shared already stays."""
     parameter = getattr(module, name)
@@ -148,7 +140,12 @@ class Replicated(ParallelStyle):
 
 
 class AdaptedColumns(ParallelStyle):
-    """A layer with an adapter, cut by outputs: of the whole input, its rank's outputs."""
+    """A layer with an adapter, cut by outputs: its rank's outputs of the whole input.
+
+        columns   W, B by outputs, A whole     y of a rank's outputs                    no communication
+        rows      W, A by inputs, B whole      y of a rank's inputs, summed over ranks  one reduce-scatter
+    An adapter sends nothing more: its share of the sum travels in the frozen layer's.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name in [name for name, _ in module.named_parameters(recurse=False)]:

@@ -162,7 +162,7 @@ def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_
 
 
 def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLine, tmp_path: Path) -> None:
-    from fsdpbench.cli.commands.explain import _read
+    from fsdpbench.cli.commands.explain import Explanation, _read
 
     told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
     config = changes_config(BIG_BATCH).to_dict() | {"device": "cuda", "hardware": None}
@@ -174,9 +174,9 @@ def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLi
         if wanted is None:
             assert "--hardware" in fsdpbench("explain", str(path)).stderr
             continue
-        texts: list[str] = []
-        assert _read(str(path), options, {}, texts) is not None
-        assert (options["hardware"], "2.00 GiB asked for" in texts[0]) == (wanted, True)
+        explanation = Explanation()
+        assert _read(str(path), options, explanation) is not None
+        assert (options["hardware"], "2.00 GiB asked for" in explanation.texts[0]) == (wanted, True)
 
 
 def changes_config(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.explain.advice import grows, steps_until_full
+from fsdpbench.answers.explain.advice import account_of, grows, steps_until_full
 from fsdpbench.answers.explain.changes import Change
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine import worker
@@ -166,8 +166,8 @@ def test_a_snapshot_with_the_script_that_made_it(fsdpbench: CommandLine, tmp_pat
 def test_growth_that_fills_memory_soon_is_no_fit() -> None:
     growth = {"per_step_bytes": 10, "at_step_ends_bytes": [0, 10, 20]}
     account = {"growth": growth, "free_bytes": 500, "unused_bytes": 500}
-    assert steps_until_full(account) == 103
     trial = Trial(Any, Result.of({"status": "ok", "memory_account": account}))  # type: ignore[arg-type]
+    assert steps_until_full(account_of(trial)) == 103
     assert grows(trial)
     roomy = Result.of({"status": "ok", "memory_account": account | {"free_bytes": 10**9}})
     assert not grows(Trial(Any, roomy))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import subprocess
 import sys
@@ -163,6 +164,19 @@ def test_it_says_what_ran_and_nothing_else(winner: Config) -> None:
     if "sharding_strategy" in said:
         assert said["sharding_strategy"] == f"ShardingStrategy.{settings.strategy}"
     assert f"batch={settings.batch}" in source.split('"""')[1]
+
+
+@pytest.mark.parametrize("winner", winners(), ids=lambda winner: winner.name)
+def test_every_name_is_imported(winner: Config) -> None:
+    (source,) = snippets([winner]).values()
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = [each for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for each in node.names]
+    known = {*dir(builtins), *(each.asname or each.name.partition(".")[0] for each in imports)}
+    known |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    known |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    assert {node.id for node in names} <= known
 
 
 def _arguments(source: str) -> dict[str, str]:

@@ -99,7 +99,7 @@ def test_a_crash_is_of_one_side(
     finally:
         pool.stop()
     assert (result.explained, len(result.differences), result.errors) == (explained, differences, errors)
-    assert all("last: ['impl 3 Backward']" in str(each) for each in result.differences)
+    assert all("'impl 3 Backward']\n" in str(each) for each in result.differences), result.differences
 
 
 def test_shrinking() -> None:

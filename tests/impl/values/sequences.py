@@ -60,12 +60,12 @@ class Run:
         self.losses: list[torch.Tensor] = []
         self.batches = 0
         self.held = list(model.parameters())
-        arguments: dict[str, Any] = {"foreach": {"foreach": True}, "fused": {"fused": True}}.get(
-            optimizer, {}
-        )
-        kind = torch.optim.AdamW if optimizer == "fused" else torch.optim.SGD
-        if optimizer == "fused":
-            arguments["eps"] = 0.1
+        arguments: dict[str, Any] = {"foreach": True} if optimizer == "foreach" else {}
+        kind = torch.optim.SGD
+        if optimizer.startswith("fused"):
+            kind, arguments = torch.optim.AdamW, {"fused": True, "eps": 0.1}
+        if optimizer == "fused, no decay":
+            arguments["weight_decay"] = 0.0
         self.optimizer = kind(self.held, lr=0.1, **arguments)
         self.saved: Any = None
 

@@ -66,6 +66,8 @@ WRAPS: dict[str, Wrap] = {
     "originals none": flat(backward_prefetch=None),
     "unsharded": flat("NO_SHARD"),
 }
+FLAT_WRAPS = ("flat", "flat kept", "flat ahead", "flat post")
+"""Those whose optimizers see flat parameters."""
 QUICK_WRAPS = ("sharded", "flat")
 
 

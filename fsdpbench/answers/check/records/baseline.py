@@ -69,7 +69,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Raises `UsageError` naming the file and what is wrong with it."""
+        """Raise `UsageError` naming the file and what is wrong with it."""
         return cls.of(read_json(path), path)
 
     @classmethod
@@ -94,7 +94,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         replace_file(path, json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
     def of_this_torch(self, path: Path) -> FigureSet:
-        """The set for the torch at hand. Raises `CannotJudgeError` if there is none."""
+        """Return the set for the torch at hand. Raises `CannotJudgeError` if there is none."""
         mine = torch_minor()
         if mine not in self.sets:
             have = ", ".join(sorted(self.sets)) or "none"
@@ -105,7 +105,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.sets[mine]
 
     def entries(self, path: Path) -> dict[str, Entry]:
-        """The figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
+        """Return the figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
         return self.of_this_torch(path).entries()
 
     def surroundings(self, path: Path) -> Surroundings:
@@ -142,12 +142,12 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_baseline(content: object) -> bool:
-    """Whether JSON content is a baseline of this schema."""
+    """Return whether JSON content is a baseline of this schema."""
     return isinstance(content, Mapping) and content.get("schema") == SCHEMA and "sets" in content
 
 
 def torch_minor() -> str:
-    """The torch at hand as `2.13`: a baseline holds one set of figures for each."""
+    """Return the torch at hand as `2.13`: a baseline holds one set of figures for each."""
     return ".".join(versions()["torch"].split(".")[:2])
 
 

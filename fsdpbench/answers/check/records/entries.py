@@ -62,7 +62,7 @@ class Entry:
         return self.device == "sim"
 
     def values(self, metric: str) -> list[float]:
-        """The figure in every run that knows it."""
+        """Return the figure in every run that knows it."""
         return [value for run in self.runs if isinstance(value := run[metric], int | float)]
 
     def problem(self, metric: str) -> str | None:
@@ -129,8 +129,8 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
 
 
 def _own_step(repeats: object, alone: bool) -> Figure:
-    """The first run's step time, from what the store merged into its result. `alone`: the other runs are not
-    at hand."""
+    """Return the first run's step time, from what the store merged into its result. `alone`: the other runs
+    are not at hand."""
     if not isinstance(repeats, Mapping):
         return Unusable.of(repeats, "repeats is not an object")
     steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")

@@ -54,7 +54,7 @@ class Side:
 
 
 def read_side(path: Path) -> Side:
-    """Raises `UsageError` for a path that holds no results, `CannotJudgeError` for one that holds none of
+    """Raise `UsageError` for a path that holds no results, `CannotJudgeError` for one that holds none of
     this torch, or none that is usable."""
     if os.path.isdir(path):
         if (path / SWEEP_FILE).is_file():
@@ -73,14 +73,14 @@ def read_side(path: Path) -> Side:
 
 
 def baseline_side(baseline: Baseline, path: Path) -> Side:
-    """The set of the torch at hand. Raises `CannotJudgeError` if there is none."""
+    """Return the set of the torch at hand. Raises `CannotJudgeError` if there is none."""
     figures = baseline.of_this_torch(path)
     surroundings = Surroundings(figures.surroundings)
     return Side(str(path), figures.entries(), surroundings, left_out=tuple(figures.left_out))
 
 
 def stored_side(folder: Path) -> Side:
-    """The configurations that a sweep's folder names, all runs of each."""
+    """Return the configurations that a sweep's folder names, all runs of each."""
     named = Store.open(folder).read_space().get("points", [])
     if not isinstance(named, list) or not all(_is_folder_name(name) for name in named):
         raise UsageError(f"{folder / SWEEP_FILE}: points must be a list of folders beside it")
@@ -127,7 +127,7 @@ def _how(results: Sequence[Result]) -> str:
 
 
 def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """Raises `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
+    """Raise `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
     figures are neither measured nor those of `--device sim`."""
     for name, runs in results.items():
         for run in runs:
@@ -140,7 +140,7 @@ def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> N
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """The entries of both by name; where each side holds one configuration, those two, whatever their
+    """Return the entries of both by name; where each side holds one configuration, those two, whatever their
     names."""
     first, second = before.entries, after.entries
     alone = not before.absent and not after.absent
@@ -181,7 +181,7 @@ def _drift(before: Side, after: Side) -> list[str]:
 
 
 def require_common(before: Iterable[str], after: Iterable[str]) -> None:
-    """Raises `CannotJudgeError` if no configuration is on both sides."""
+    """Raise `CannotJudgeError` if no configuration is on both sides."""
     first, second = set(before), set(after)
     if not first & second:
         raise CannotJudgeError(
@@ -191,7 +191,7 @@ def require_common(before: Iterable[str], after: Iterable[str]) -> None:
 
 
 def _judgeable(side: Side) -> Side:
-    """Raises `CannotJudgeError` for a side of which nothing is usable."""
+    """Raise `CannotJudgeError` for a side of which nothing is usable."""
     if not side.entries:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(side.absent.items())[:3])
         raise CannotJudgeError(f"{side.label}: holds no usable result ({reasons or 'it is empty'})")
@@ -199,7 +199,8 @@ def _judgeable(side: Side) -> Side:
 
 
 def _runs_beside(folder: Path) -> list[Result] | str:
-    """The result in a configuration's folder, and those of its further runs; or why one cannot be read."""
+    """Return the result in a configuration's folder, and those of its further runs; or why one cannot be
+    read."""
     further = {}
     for name in os.listdir(folder.parent):
         found = _FURTHER_RUN.search(name) if name.startswith(folder.name) else None

@@ -36,7 +36,7 @@ def strictly(content: object, kind: type[T], origin: str) -> T:
 
 
 def check_names(names: Iterable[str], known: Iterable[str], origin: str, where: str, what: str) -> None:
-    """Raises `UsageError` for the first of `names` that is not `known`, with the nearest that are."""
+    """Raise `UsageError` for the first of `names` that is not `known`, with the nearest that are."""
     known = list(known)
     for name in names:
         if name not in known:
@@ -55,7 +55,7 @@ def _refuse_unknown(part: Part, origin: str) -> None:
 
 
 def _culprit(part: Part) -> Part:
-    """The innermost part that has not its type; a missing key is its object's fault."""
+    """Return the innermost part that has not its type; a missing key is its object's fault."""
     for inner in _parts(part):
         try:
             msgspec.convert(inner[1], inner[2], strict=True)
@@ -88,7 +88,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    """A type as people say it."""
+    """Return a type as people say it."""
     if typing.get_origin(kind) is typing.Annotated:
         _, meta = typing.get_args(kind)
         low, high = (next((limit for limit in pair if limit is not None), None) for pair in _limits(meta))

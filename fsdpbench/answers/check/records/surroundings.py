@@ -24,7 +24,8 @@ class Surroundings:
         return self.facts.get("device") == "sim"
 
     def differences(self, other: Surroundings) -> list[str]:
-        """One line for each fact that differs; of two devices, that they do, since the rest follows."""
+        """Return one line for each fact that differs; of two devices, that they do, since the rest
+        follows."""
         names = dict.fromkeys([*self.facts, *other.facts])
         if self.facts.get("device") != other.facts.get("device"):
             names = dict.fromkeys(["device"])
@@ -36,7 +37,7 @@ class Surroundings:
 
 
 def require_alike(before: Surroundings, after: Surroundings) -> None:
-    """Raises `CannotJudgeError` naming everything that differs."""
+    """Raise `CannotJudgeError` naming everything that differs."""
     differences = before.differences(after)
     if differences:
         raise CannotJudgeError(

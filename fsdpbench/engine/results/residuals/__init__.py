@@ -1,1 +1,1 @@
-"""How far published runs were from their predictions, and the intervals that follow from it."""
+"""Residuals of predictions of published runs, and the intervals that follow from them."""

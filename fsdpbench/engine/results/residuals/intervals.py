@@ -1,4 +1,4 @@
-"""The interval of a simulated result: where the real figures are in 9 of 10 cases.
+"""The 90 % interval of a simulated result.
 
 Derived from what was simulated and from the residuals of published runs (`widths.py`); it costs no simulation
 and changes no figure.
@@ -38,7 +38,7 @@ _UNLIKE = ("expert", "window", "sinks", "score_cap")
 
 _PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
 _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
-"""What the bytes of a run do not depend on, or what no published run says."""
+"""Settings without effect on a run's bytes, or that no published run reports."""
 
 
 def interval_of(config: Config, result: Result) -> JsonObject | None:
@@ -115,7 +115,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
 
 @functools.cache
 def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Chips, systems with their software, and families that published runs are known of.
+    """Return the chips, systems with their software, and families with published runs.
 
     What a run's software says of models alone a user says by a shape: today's software is known with it.
     """
@@ -135,7 +135,7 @@ def _is_todays(software: str) -> bool:
 
 
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
-    """Whether the model is of a family with published runs, or a dense language model like those.
+    """Return whether the model is of a family with published runs, or a similar dense language model.
 
     Known by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
     """
@@ -150,7 +150,7 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 def _memory(
     config: Config, peaks: PeakMemory | None, unknown: Sequence[Unknown]
 ) -> tuple[dict[str, list[int]], bool]:
-    """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
+    """Return intervals of the peaks in bytes; whether that of reserved memory exceeds the device's."""
     # Published runs of other kinds left the model itself open, which a user states: the error that is left is
     # that of software without runs.
     stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
@@ -170,7 +170,7 @@ def _memory(
 
 @functools.lru_cache(maxsize=64)
 def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], int | None]:
-    """Layers of a profile and the bytes that its allocator can have, read again when its file changes."""
+    """Return layers of a profile and the bytes of its allocator, read again when its file changes."""
     try:
         return profile_layers(hardware), load_profile(hardware).usable_memory_bytes
     except ProfileError:
@@ -184,20 +184,19 @@ def _stamp(hardware: str | None) -> int:
         return 0  # a packaged profile's name
 
 
-# By how much two predictions of one sweep must differ to be distinguished.
-# Configurations of one model on one machine share most of what is wrong with their predictions. What is left
-# is how far residuals of runs of one model, from one source and on one chip, differ from one another.
-
-
 @functools.cache
 def apart() -> float:
-    """|ln(ratio)| of two step times below which they cannot be distinguished."""
+    """Return |ln(ratio)| of two step times below which they cannot be distinguished.
+
+    Configurations of one model on one machine share most errors of their predictions. The rest is the spread
+    of residuals of one model's runs, from one source and on one chip.
+    """
     return difference_quantile(read_table())
 
 
 def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
-    """The `level` quantile of differences between residuals of one model's runs, every model of a source and
-    chip counting alike; 0 where no model has two runs."""
+    """Return the `level` quantile of differences between residuals of one model's runs, every model of a
+    source and chip weighted equally; 0 if no model has two runs."""
     groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:

@@ -1,4 +1,4 @@
-"""How wide a 90 % interval must be, from the residuals of runs that were held out.
+"""The width of a 90 % interval, from the residuals of runs that were held out.
 
     known          runs of sources to which no constant was fitted, as they were
     + chip         ... predicted with the keys fitted to another chip
@@ -9,13 +9,13 @@
     + memory       ... that retried allocations, or nearly filled the memory
 
 A width is the 90 % quantile of |ln(measured / predicted)|, in which every group of runs (source, chip,
-family) counts alike, however many runs it has: they share errors, and a user's case is a new group. What
-is unknown adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
+family) counts alike, however many runs it has: they share errors, and a user's case is a new group. What is
+unknown adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
 
 Conformal prediction for grouped data after Dunn, Wasserman and Ramdas (arXiv 1809.07441). How much groups
-differ is known from a handful of them; as in prediction intervals of random-effects models (Higgins,
-Thompson and Spiegelhalter 2009) the quantile is widened by Student's t over the normal quantile. With fewer
-groups than `_FEW_GROUPS` (memory, networks) the largest residual takes its place.
+differ is known from a handful of them; as in prediction intervals of random-effects models (Higgins, Thompson
+and Spiegelhalter 2009) the quantile is widened by Student's t over the normal quantile. With fewer groups
+than `_FEW_GROUPS` (memory, networks) the largest residual takes its place.
 """
 
 from __future__ import annotations
@@ -33,11 +33,6 @@ from pathlib import Path
 from statistics import NormalDist
 
 from fsdpbench.base.files.whole_files import write_whole
-
-# The residuals of published runs: `residuals.csv`, which `ci/measure_residuals.py` writes.
-# A residual is ln(measured / predicted): of the step time (above 0: slower than predicted), or of a
-# peak of memory. Rows of one `source` were made by the same people with the same software, and share errors;
-# what is held out is a whole source.
 
 TABLE = Path(__file__).with_name("residuals.csv")
 
@@ -64,7 +59,13 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Residual:
-    """One figure of one published run beside its prediction, in the publication's unit."""
+    """One figure of one published run and its prediction, in the publication's unit: a row of
+    `residuals.csv`.
+
+    ci/measure_residuals.py writes the file. A residual is ln(measured / predicted): of the step time (above
+    0: slower than predicted), or of a peak of memory. Rows of one `source` come from the same people and
+    software, and share errors; a whole source is held out.
+    """
 
     condition: Condition
     source: str
@@ -93,12 +94,12 @@ class Residual:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """Runs of one group share what is wrong with their prediction."""
+        """Return (source, chip, family): runs of one group share errors of their prediction."""
         return (self.source, self.chip, self.family)
 
 
 def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
-    """One line a residual."""
+    """Write one line for each residual."""
     names = [spec.name for spec in fields(Residual)]
     text = io.StringIO(newline="")
     rows = ([_shown(getattr(residual, name)) for name in names] for residual in residuals)
@@ -108,7 +109,7 @@ def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
 
 @functools.cache
 def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
-    """Every residual of the file."""
+    """Return every residual of the file."""
     with path.open(newline="") as file:
         return tuple(_residual(row) for row in csv.DictReader(file))
 
@@ -153,7 +154,7 @@ _MISSED_A_DOUBLING = 0.21
 
 
 class Unknown(StrEnum):
-    """A reason that makes an interval wider, in words for people."""
+    """A reason for a wider interval, in words for people."""
 
     CHIP = "no published run on this chip"
     NETWORK = "network between nodes not stated"
@@ -177,7 +178,7 @@ class Width:
     runs: int
 
     def around(self, value: float) -> tuple[float, float]:
-        """The interval of a figure that was predicted as `value`."""
+        """Return the interval of a figure predicted as `value`."""
         return value * math.exp(-self.log), value * math.exp(self.log)
 
     def with_gpus(self, gpus: int) -> Width:
@@ -192,7 +193,7 @@ def _most_gpus() -> int:
 
 
 def is_beyond(gpus: int) -> bool:
-    """Whether no published run had so many GPUs."""
+    """Return whether no published run had so many GPUs."""
     return gpus > _most_gpus()
 
 
@@ -204,7 +205,7 @@ def width_of(
     without_run: str | None = None,
     rows: Sequence[Residual] | None = None,
 ) -> Width:
-    """The width for a prediction of which `unknown` is not known.
+    """Return the width for a prediction with `unknown` parts.
 
     `without` holds a source out, `without_run` a single run.
 
@@ -243,19 +244,19 @@ def _width(
 
 @functools.cache
 def _edge(table: tuple[Residual, ...] | None) -> float:
-    """The share of the memory above which a predicted peak may be all of it, at its interval's end."""
+    """Return the share of the memory above which a predicted peak's interval may end at all of it."""
     rows = read_table() if table is None else table
     reserved = [row for row in rows if row.quantity is Quantity.RESERVED and is_held_out(row)]
     return math.exp(-_safe_quantile(reserved))
 
 
 def is_held_out(row: Residual) -> bool:
-    """Whether the row says how far predictions of known software on known chips are off."""
+    """Return whether the row is a residual of known software on known chips."""
     return row.condition is Condition.KNOWN and not row.fitted and not row.retries
 
 
 def _tells(row: Residual, aspect: Unknown, edge: float) -> bool:
-    """Whether `row` is one from which the width of `aspect` is known."""
+    """Return whether `row` is evidence for the width of `aspect`."""
     if aspect is Unknown.MEMORY:
         return bool(row.retries) and row.condition is Condition.KNOWN
     ordinary = not row.retries and not row.compiled
@@ -275,14 +276,14 @@ _UNDER = {
 
 
 def _safe_quantile(rows: Sequence[Residual]) -> float:
-    """`weighted_quantile`, widened for how few groups there are."""
+    """Return `weighted_quantile`, widened for how few groups there are."""
     groups = len({row.group for row in rows})
     factor = 1.0 if groups < _FEW_GROUPS else widening(groups)
     return weighted_quantile(rows) * factor
 
 
 def widening(groups: int) -> float:
-    """Student's t with `groups` - 1 degrees of freedom over the normal quantile, two-sided at `LEVEL`
+    """Return Student's t with `groups` - 1 degrees of freedom over the normal quantile, two-sided at `LEVEL`
     (Cornish-Fisher's expansion, within 1 % from 3 degrees on)."""
     z, freedom = NormalDist().inv_cdf((1 + LEVEL) / 2), groups - 1
     return (
@@ -294,7 +295,7 @@ def widening(groups: int) -> float:
 
 
 def weighted_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
-    """The least width that covers `level` of the rows, every group counting alike; 0 without rows.
+    """Return the least width that covers `level` of the rows, groups weighted equally; 0 without rows.
 
     With fewer than `_FEW_GROUPS` groups it covers all rows.
     """

@@ -184,5 +184,5 @@ def _undeclared(name: str, args: Sequence[Any], arguments: Sequence[Any]) -> tup
 
 
 def _only_read(name: str, kwargs: dict[str, Any]) -> str:
-    """Return the gradients that a fused optimizer only reads: its schema declares writes, for unscaling."""
+    """Return the argument that a fused optimizer only reads: its schema declares writes, for unscaling."""
     return "grads" if name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None else ""

@@ -36,7 +36,7 @@ class _Order(Observer):
 
     Only guarantees to the program order work: recorded events, waits, synchronisation, a query that returned
     True. The order of one communicator's kernels, a full launch queue and blocks that the driver takes back
-    follow from this timing alone, and order nothing (`tests/sim/sanitizer`).
+    follow from this timing alone, and order nothing (`tests/sim/sanitizer/test_order.py`).
     """
 
     def __init__(self, sanitizer: Sanitizer) -> None:
@@ -179,8 +179,7 @@ class Sanitizer:
 
     def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Marker) -> None:
         """Record that the process group found a collective done and released its tensors, which orders their
-        bytes, as the events that the allocator sees.
-        """
+        bytes, as the events that the allocator sees."""
         for tensor in tensors:
             record: Any = record_of(tensor.untyped_storage())
             block = None if record is None else record.block

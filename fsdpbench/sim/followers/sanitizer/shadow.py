@@ -71,8 +71,7 @@ class Stacks:
 
 Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
 """Called with an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the
-bytes had another owner then.
-"""
+bytes had another owner then."""
 
 _MOST_STRIDED = 1024
 """Of more accesses to regions with holes (a loop over columns) the oldest are forgotten."""

@@ -79,9 +79,9 @@ class CachingAllocator:
         self._limit = UNLIMITED if fraction is None else int(self.total_bytes * fraction)
         self._expandable = ExpandableSegments(self.device, self.stats, self._limit)
         self._clock = clock
-        # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block).
+        # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block)
         self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
-        # `note_peaks` must run before any counter falls while this is set (tests/sim/allocator).
+        # Set: `note_peaks` must run before any counter falls (test_every_step_equals_the_brute_force).
         self._risen = False
 
     def malloc(self, nbytes: int, stream: int) -> Block:
@@ -90,7 +90,7 @@ class CachingAllocator:
         Raises `SimOutOfMemoryError` with torch's message when the device has no room, `ValueError` if
         negative.
         """
-        if self._pending:
+        if self._pending:  # test_events_of_one_stream_pass_in_order_but_streams_do_not_block_each_other
             self._process_events()
         conf = self.conf
         if conf.roundup_power2_divisions:
@@ -163,7 +163,7 @@ class CachingAllocator:
             self.stats.oversize_allocations.increase(-1)
         if self.listener is not None:
             self._tell(AllocatorAction.FREE, block.address, size, block.stream)
-        if block.stream_uses:
+        if block.stream_uses:  # test_a_recorded_block_stays_active_until_its_stream_has_passed
             self._record_events(block)
         else:
             self._free_block(block)
@@ -235,7 +235,7 @@ class CachingAllocator:
             if self.listener is not None:
                 self._tell(AllocatorAction.RETRY, 0, size, stream, freed)
             block = self._new_segment(pool, size, stream)
-        if block is None:
+        if block is None:  # test_after_out_of_memory_the_allocator_still_works
             self.stats.num_ooms += 1
             if self.listener is not None:
                 self._tell(AllocatorAction.OOM, 0, size, stream)
@@ -302,7 +302,7 @@ class CachingAllocator:
                     if released and self.listener is not None:
                         self._tell(AllocatorAction.SEGMENT_UNMAP, block.address, released, block.stream)
                     freed += released
-                elif not block.is_split:
+                elif not block.is_split:  # test_split_segments_cannot_be_given_back
                     freed += self._release_segment(block, pool)
         return freed
 

@@ -106,7 +106,7 @@ class AllocatorConf:
             except ValueError as error:
                 if isinstance(error, AllocatorConfError):
                     raise
-                raise AllocatorConfError(f"{key}:{value}: {error}") from None
+                raise AllocatorConfError(f"{key:.80}:{value:.80}: {error}") from None
             values[name] = parsed
         return cls(**values)  # type: ignore[arg-type]
 
@@ -123,7 +123,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             parts.append(text[start:index])
             start = index + 1
     if depth != 0:
-        raise AllocatorConfError(f"{text!r}: brackets do not match")
+        raise AllocatorConfError(f"{text!r:.80}: brackets do not match")
     parts.append(text[start:])
     pairs = []
     for part in parts:
@@ -131,7 +131,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             continue
         key, colon, value = part.partition(":")
         if not colon:
-            raise AllocatorConfError(f"{part.strip()!r}: expected key:value")
+            raise AllocatorConfError(f"{part.strip()!r:.80}: expected key:value")
         pairs.append((key.strip(), value.strip()))
     return pairs
 
@@ -145,13 +145,13 @@ def _parse_value(key: str, value: str) -> tuple[str, object]:
         return key, finite_number(value)
     if key == "expandable_segments":
         if value not in ("True", "False"):
-            raise AllocatorConfError(f"expandable_segments:{value}: must be True or False")
+            raise AllocatorConfError(f"expandable_segments:{value:.80}: must be True or False")
         return key, value == "True"
     if key == "roundup_power2_divisions":
         return key, _parse_divisions(value)
     near = difflib.get_close_matches(key, _KEYS, n=1)
     hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_KEYS)}"
-    raise AllocatorConfError(f"unknown allocator setting {key!r}{hint}")
+    raise AllocatorConfError(f"unknown allocator setting {key!r:.80}{hint}")
 
 
 def _parse_divisions(value: str) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class DeviceMemory:
         began = self._clock.cpu_ns()
         self._clock.advance_cpu(self._costs.malloc_ns + nbytes * self._costs.malloc_ns_per_gib // GIB)
         self._tell("cudaMalloc", began)
-        if nbytes > self.free_bytes:
+        if nbytes > self.free_bytes:  # test_refused_driver_calls_do_not_wait_for_the_device
             return None
         self.used_bytes += nbytes
         return self.reserve_addresses(nbytes)

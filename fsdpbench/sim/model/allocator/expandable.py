@@ -86,8 +86,7 @@ class ExpandableSegments:
 
     def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
         """Return the first block from which `size` bytes can be mapped: unmapped, or free before an unmapped
-        one.
-        """
+        one."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
             before = unmapped.prev

@@ -68,8 +68,7 @@ class Plan:
 
     def capture(self, static: Sequence[int], why_not: str) -> None:
         """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: the reason against it, if
-        any.
-        """
+        any."""
         self.not_captured = why_not
         self.captured = None if why_not else CapturedGraph(static)
 
@@ -198,8 +197,7 @@ def raw_stream(index: int) -> int:
 
 def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], name: str = "") -> None:
     """Check the shape of an operator's result. `stride` is ignored for convolutions: theirs are the
-    library's, which the compiler of a build without CUDA does not know.
-    """
+    library's, which the compiler of a build without CUDA does not know."""
     if "convolution" not in name:
         assert_size_stride(tensor, size, stride, name)
     elif tuple(tensor.shape) != tuple(size):

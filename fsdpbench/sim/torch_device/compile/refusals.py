@@ -103,8 +103,7 @@ def refuse_options(options: dict[str, Any]) -> None:
 
 def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
     """Raise `CompileRefusedError` for arguments of `torch.compile` without a counterpart, and under a
-    sanitizer.
-    """
+    sanitizer."""
     if sanitized:
         # Dynamo silently compiles nothing while a dispatch mode sees every operator.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
@@ -174,8 +173,7 @@ class CompileReport:
 
     def _cuda_graphs(self) -> dict[str, Any]:
         """Return captures, replays, calls of graphs captured too often, and reasons against others; empty
-        without CUDA graphs.
-        """
+        without CUDA graphs."""
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
         if not captured and not skipped:

@@ -168,8 +168,7 @@ class Coalescing(Membership):
         members: int = 1,
     ) -> Work:
         """Run one collective of `nbytes`, or collect it while several are being coalesced (`members` of a
-        group).
-        """
+        group)."""
         self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
         if self._coalesced is not None:
             self._coalesced.append((kind, nbytes, inputs, outputs))
@@ -312,7 +311,6 @@ class CollectiveCalls(Coalescing):
 
 # NCCL's refusals, with its texts and exception types. `torch.distributed` itself checks dtypes of lists and
 # members of groups.
-
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -346,8 +344,7 @@ def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int)
 
 def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int) -> None:
     """Raise unless an all-to-all has a part for each rank and all parts are the tensor; NCCL accepts no
-    sizes.
-    """
+    sizes."""
     if not sizes:
         return
     if len(sizes) != ranks:

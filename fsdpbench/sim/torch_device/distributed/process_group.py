@@ -279,7 +279,6 @@ def _create(options: Any, backend_options: Any) -> SimProcessGroup:
 # members of `ncclGroupStart/End` on one communicator as work of one kernel, with their own checks, plan and
 # record on the host. Estimated, unmeasured: half of a kernel launch on the host, a small copy kernel on the
 # device; dependent figures are compared with both doubled (`ci/measured/zero_copy.txt`).
-
 MEMBER_CPU_NS = 2_000
 """Host time of a further member, ns."""
 

@@ -36,8 +36,7 @@ _FLOAT32_UNLESS_GIVEN = (
     "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
 )  # fmt: skip
 """Operators with a `dtype`, which becomes float32 if the caller leaves it open. `cross_entropy` is not one:
-its log-probabilities stay in the logits' dtype, and `nll_loss` casts those.
-"""
+its log-probabilities stay in the logits' dtype, and `nll_loss` casts those."""
 
 
 class _CastCache:

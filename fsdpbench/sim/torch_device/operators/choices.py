@@ -76,8 +76,7 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the positions of a mask that is true everywhere, or a part of them, on the host; None for
-    others.
-    """
+    others."""
     numbered = choice_of(tensor)
     if not isinstance(numbered, Numbered):
         return None

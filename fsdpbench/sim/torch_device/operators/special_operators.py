@@ -216,6 +216,7 @@ def _set(operator: Any, by_shape: Kernel) -> Kernel:
         def from_storage(
             tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: tuple[int, ...] = ()
         ) -> torch.Tensor:
+            """Point `tensor` at a part of `storage`; all counts in elements."""
             return set_geometry(tensor, _untyped(storage), offset, size, stride or contiguous_strides(size))
 
         return from_storage
@@ -264,8 +265,7 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
 
 def _like(operator: Any, by_shape: Kernel) -> Kernel:
     """Run `zeros_like` and similar operators: a tensor of the host or of the meta device, if `device` says
-    so.
-    """
+    so."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")

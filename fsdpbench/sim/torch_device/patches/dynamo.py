@@ -34,8 +34,7 @@ def stand_in_for_dynamo() -> None:
 
 def import_config() -> ModuleType:
     """Import the compiler's settings without the compiler; the real one finds them imported, with their
-    values.
-    """
+    values."""
     name = f"{_NAME}.config"
     if name not in sys.modules:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
@@ -103,8 +102,7 @@ class _StandIn(ModuleType):
 
 def use_real_dynamo() -> None:
     """Replace the stand-in by the real one before something compiles; `disable` acts on functions made from
-    now on.
-    """
+    now on."""
     _real()
 
 

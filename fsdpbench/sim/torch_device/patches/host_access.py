@@ -133,8 +133,7 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
 @functools.cache
 def _keep_gradients() -> None:
     """Make parameters show a gradient of the other side; only once one changes sides, since it slows all
-    accesses.
-    """
+    accesses."""
     grad: Any = torch.Tensor.grad
 
     def read(self: torch.Tensor) -> torch.Tensor | None:

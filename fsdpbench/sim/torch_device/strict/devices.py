@@ -55,8 +55,7 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
 @cache
 def _generated_checks() -> dict[str, str]:
     """Return the wrappers that check, by operator, of this version of torch. Read at the first mix of
-    devices.
-    """
+    devices."""
     spec = importlib.util.find_spec("torchgen")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")
@@ -113,7 +112,7 @@ def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None
 
 
 def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
-    """Return a foreach operator's tensors at one position of its lists, with those of no list."""
+    """Yield a foreach operator's tensors at each position of its lists, with those of no list."""
     lists = {n: v for n, v in arguments.items() if isinstance(v, (list, tuple)) and _holds_tensors(v)}
     alone = [(name in written, v) for name, v in arguments.items() if isinstance(v, torch.Tensor)]
     for column in zip_longest(*lists.values()):
