@@ -13,7 +13,7 @@ import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import MOST_GPUS
-from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
 from fsdpbench.engine.devices.detection import number_of_launcher
 from fsdpbench.reports.result import Result
@@ -41,7 +41,17 @@ if TYPE_CHECKING:
     help="Scale a packaged profile by a measured run instead: a result.json, a run's folder, or a CSV of "
     "runs as `validate --runs` takes it. May be given several times.",
 )
-@click.option("--fit", help="With --from-result: what is scaled, of compute, memory, network (as 'a,b').")
+@click.option(
+    "--fit", help="With --from-result: what is scaled, of compute, memory, network, latency, host (as 'a,b')."
+)
+@click.option(
+    "--nccl-tests",
+    "measured",
+    multiple=True,
+    type=PossiblePath(dir_okay=False),
+    help="Fit the network to what nccl-tests printed (all_gather_perf and others, text or JSON). May be "
+    "given several times: one file for each collective and number of nodes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     output: Path,
@@ -53,6 +63,7 @@ def command(
     quick: bool,
     results: tuple[Path, ...],
     fit: str | None,
+    measured: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Measure this machine's GPUs and write a hardware profile for `--hardware FILE`.
@@ -67,10 +78,20 @@ def command(
     fsdpbench calibrate --from-result runs/mine --fit network -o mine.toml
 
     needs no GPU: a run that was measured says how fast the network, or computation, really is.
+
+    \b
+    fsdpbench calibrate --nccl-tests gather-2.txt --nccl-tests gather-16.txt --base h100-80gb -o mine.toml
+
+    needs no GPU either: it fits bandwidth and latency of the network to the output of NVIDIA's nccl-tests.
     """
     _check_output(output)
     if fit is not None and not results:
         raise UsageError("--fit is of --from-result")
+    if measured:
+        if results or name is not None or quick or device != "cuda":
+            raise UsageError("--nccl-tests takes -o, --base and --json alone")
+        calibrate_from_nccl_tests(measured, output, base, as_json)
+        return
     if results:
         if name is not None or quick:
             raise UsageError("--name and --quick are of a measurement; with --from-result the file names it")
@@ -166,6 +187,25 @@ def _base_of(machine: Machine) -> str:
 
 def _silent(line: str) -> None:
     """Report nothing: only the first rank does."""
+
+
+def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
+    """Fit the network of the packaged profile `base` to tables of nccl-tests and write the profile."""
+    from fsdpbench.lab.calibrate.nccl_tests import points_of_files
+    from fsdpbench.lab.calibrate.network_fit import fit_network
+    from fsdpbench.sim.model.profile import load_profile, profile_names
+
+    if base not in profile_names():
+        known = ", ".join(profile_names())
+        raise UsageError(f"--nccl-tests needs --base: the profile whose network is replaced, of {known}")
+    before = load_profile(base)
+    found = fit_network(points_of_files(paths), before)
+    found.write(output, base)
+    if as_json:
+        show_json(found.record(output, before))
+    else:
+        for line in (f"{output}: {base} with the measured network", *found.lines(before)):
+            show(line)
 
 
 def calibrate_from_results(

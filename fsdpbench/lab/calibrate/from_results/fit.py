@@ -14,6 +14,7 @@ and one beyond what the chip can do are refused: each would be a number without 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,9 +141,9 @@ def _check(runs: Sequence[MeasuredRun], factors: Sequence[Factor]) -> None:
             f"{len(distinct)}; each more would be chosen, not found"
         )
     one_node = all(run.config.gpus <= run.config.ranks_per_node for run in runs)
-    if Factor.NETWORK in factors and one_node:
+    if one_node and (wanted := [factor for factor in factors if factor in BETWEEN_NODES]):
         raise UsageError(
-            "--fit network: no run is on several nodes; links inside a node are measured by "
+            f"--fit {wanted[0]}: no run is on several nodes; links inside a node are measured by "
             "`torchrun --nproc-per-node 8 -m fsdpbench calibrate`"
         )
 
@@ -224,6 +225,8 @@ def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray)
 # compute   rates of matrix products and attention in training   gemm.under_load, attention.under_load
 # memory    bandwidth that memory-bound kernels reach            bandwidth.efficiency.*
 # network   what leaves a node                                   nic.gb_s_per_node
+# latency   what a hop and a call between nodes take             nic.base_us, nic.protocols.*.nic_hop_us
+# host      what the CPU takes for a call                        cpu.*, without cudaMalloc and cudaFree
 
 
 class Factor(StrEnum):
@@ -232,6 +235,11 @@ class Factor(StrEnum):
     COMPUTE = "compute"
     MEMORY = "memory"
     NETWORK = "network"
+    LATENCY = "latency"
+    HOST = "host"
+
+
+BETWEEN_NODES = (Factor.NETWORK, Factor.LATENCY)
 
 
 @dataclass(frozen=True)
@@ -258,9 +266,21 @@ class ScaledProfile:
             tables["bandwidth"] = {
                 "efficiency": {kind: _share(share * factor) for kind, share in efficiency.items()}
             }
-        network = self.factors.get(Factor.NETWORK)
+        network, latency = (self.factors.get(factor) for factor in BETWEEN_NODES)
         if network is not None or self.base != self._packaged:
             tables["nic"] = {"gb_s_per_node": round(profile.nic.gb_s_per_node * (network or 1.0), 4)}
+        if latency is not None:
+            hops = [
+                dataclasses.replace(protocol, nic_hop_us=round(protocol.nic_hop_us / latency, 4))
+                for protocol in profile.nic.protocols
+            ]
+            tables.setdefault("nic", {})["base_us"] = round(profile.nic.base_us / latency, 4)
+            tables["nic"]["protocols"] = [dataclasses.asdict(protocol) for protocol in hops]
+        if (factor := self.factors.get(Factor.HOST)) is not None:
+            costs = dataclasses.asdict(profile.cpu)
+            tables["cpu"] = {
+                name: round(us / factor, 4) for name, us in costs.items() if not name.startswith("cuda_")
+            }
         return tables
 
     def at_its_peak(self) -> list[str]:

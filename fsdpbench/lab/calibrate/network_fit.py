@@ -1,0 +1,283 @@
+"""Fit a profile's network to measured collectives (`nccl_tests.py`).
+
+Between nodes these figures of the base profile are replaced, by which one cluster differs from the next in
+`sim.model.network`:
+
+    bandwidth   nic.gb_s_per_node (achieved, so `nic.efficiency` becomes 1)
+    latency     the hops' nic_hop_us of every protocol, by one factor
+    call        nic.base_us; with one number of nodes, where it cannot be separated, by the factor of latency
+    tree        nic.tree_share, where an all-reduce among three or more nodes was measured
+
+They minimise the squared logarithms of measured over simulated times, so that each size counts alike; a
+robust loss keeps one bad size from moving the rest. A figure that the sizes hardly depend on stays the base's
+and is reported as such. Inside a node the measured times themselves become curves, one for each collective and
+number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.lab.calibrate.nccl_tests import Point
+from fsdpbench.sim.model.network import Network
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.sections import NicProfile, RankCurve
+
+LIBRARY = "nccl-tests"
+_BANDWIDTH, _LATENCY, _CALL, _TREE = "bandwidth", "latency", "call", "tree"
+# A figure is fitted where 10 % less of it moves some measured time by at least 2 %.
+_STEP, _LEAST_EFFECT = math.log(0.9), 0.02
+_FARTHEST = math.log(1000.0)
+_MOST_CURVE_POINTS = 40
+
+
+@dataclass(frozen=True)
+class NetworkFit:
+    """A profile with a fitted network, and how well it repeats the measured times.
+
+    `fitted` are the figures that the sizes determine, `kept` those that stay the base's; `errors` is
+    simulated over measured less 1, in the order of `between`.
+    """
+
+    profile: HardwareProfile
+    fitted: tuple[str, ...]
+    kept: tuple[str, ...]
+    between: tuple[Point, ...]
+    inside: tuple[Point, ...]
+    errors: tuple[float, ...]
+
+    @property
+    def mean_error(self) -> float:
+        return statistics.fmean(map(abs, self.errors)) if self.errors else 0.0
+
+    @property
+    def worst(self) -> tuple[float, Point] | None:
+        """Return the largest error and its point."""
+        pairs = zip(self.errors, self.between, strict=True)
+        return max(pairs, key=lambda pair: abs(pair[0]), default=None)
+
+    def lines(self, before: HardwareProfile) -> list[str]:
+        """Return what was found, beside the figures of the profile `before`, a fact a line."""
+        nic, old = self.profile.nic, before.nic
+        found = []
+        if self.between:
+            nodes = " and ".join(map(str, sorted({point.nodes for point in self.between})))
+            old_gb_s, old_hop = old.gb_s_per_node * old.efficiency, slowest_hop_us(before)
+            found = [
+                f"between nodes: {len(self.between)} sizes on {nodes} nodes "
+                f"of {self.profile.gpus_per_node} GPUs",
+                f"  bandwidth  {nic.gb_s_per_node:.4g} GB/s a node ({before.name}: {old_gb_s:.4g})",
+                f"  latency    {slowest_hop_us(self.profile):.3g} us a hop, {nic.base_us:.3g} us a call "
+                f"({before.name}: {old_hop:.3g}, {old.base_us:.3g})",
+                f"  error      {self.mean_error:.1%} on average",
+            ]
+            if worst := self.worst:
+                found[-1] += f", {worst[0]:+.1%} at worst ({worst[1]})"
+            found += [f"  not determined: {name}, stays that of {before.name}" for name in self.kept]
+        if self.inside:
+            kinds = ", ".join(sorted({f"{point.kind} of {point.ranks}" for point in self.inside}))
+            found.append(f"inside a node: {len(self.inside)} sizes taken as they are ({kinds} GPUs)")
+        return found
+
+    def record(self, path: Path, before: HardwareProfile) -> dict[str, object]:
+        """Return the same as JSON's content."""
+        worst = self.worst
+        return {
+            "schema": 1,
+            "file": str(path),
+            "base": before.name,
+            "sizes": {"between_nodes": len(self.between), "inside_a_node": len(self.inside)},
+            "fitted": list(self.fitted),
+            "kept": list(self.kept),
+            "gb_s_per_node": self.profile.nic.gb_s_per_node if self.between else None,
+            "hop_us": slowest_hop_us(self.profile) if self.between else None,
+            "base_us": self.profile.nic.base_us if self.between else None,
+            "mean_error": self.mean_error,
+            "worst": {"error": worst[0], "point": dataclasses.asdict(worst[1])} if worst else None,
+        }
+
+    def write(self, path: Path, base: str) -> None:
+        """Write the profile's file on the packaged profile `base`."""
+        before, nic = load_profile(base), self.profile.nic
+        measured = {f"nic.{name}" for name in ("gb_s_per_node", "efficiency")} if self.between else set()
+        measured |= {"nic.base_us", "nic.protocols"} if _LATENCY in self.fitted else set()
+        measured |= {"nic.tree_share"} if _TREE in self.fitted else set()
+        source = f"fitted to {len(self.between) + len(self.inside)} measured collectives (nccl-tests)"
+        tables: dict[str, object] = {
+            "base": base,
+            "name": path.stem,
+            "title": before.title,
+            "source": f"{base}; its network {source}",
+            "gpus_per_node": self.profile.gpus_per_node,
+            "estimated": [key for key in before.estimated if key not in measured],
+        }
+        if self.inside:
+            tables["runs_use"] = list(self.profile.runs_use)
+        if self.between:
+            tables["nic"] = {
+                "gb_s_per_node": round(nic.gb_s_per_node, 3),
+                "efficiency": nic.efficiency,
+                "base_us": round(nic.base_us, 3),
+                "tree_share": round(nic.tree_share, 4),
+                "protocols": [dataclasses.asdict(protocol) for protocol in nic.protocols],
+            }
+            tables["sources"] = {"nic": source}
+        if self.inside:
+            curves = self.profile.libraries[LIBRARY].collectives
+            tables["libraries"] = {
+                LIBRARY: {
+                    "version": LIBRARY,
+                    "source": source,
+                    "collectives": {
+                        kind: [{"ranks": c.ranks, "points": c.points} for c in found]
+                        for kind, found in curves.items()
+                    },
+                }
+            }
+        write_whole(path, to_toml(tables))
+        load_profile(path)
+
+
+def slowest_hop_us(profile: HardwareProfile) -> float:
+    """Return the latency in us of a hop between nodes, of the protocol for large buffers."""
+    return max(protocol.nic_hop_us for protocol in profile.nic.protocols)
+
+
+def fit_network(points: Sequence[Point], base: HardwareProfile) -> NetworkFit:
+    """Fit the network of `base` to `points`.
+
+    Raises:
+        UsageError: nothing measured can be compared, or the times are so far from any network of this kind
+            that the fit would be without meaning.
+    """
+    between = tuple(point for point in points if point.nodes > 1)
+    inside = tuple(point for point in points if point.nodes == 1 and point.ranks > 1)
+    if not between and not inside:
+        raise UsageError("--nccl-tests: no all-gather, reduce-scatter or all-reduce of two or more ranks")
+    profile = base
+    if between:
+        per_node = between[0].ranks // between[0].nodes
+        profile = dataclasses.replace(
+            base,
+            gpus_per_node=per_node,
+            nic=dataclasses.replace(
+                base.nic, gb_s_per_node=base.nic.gb_s_per_node * base.nic.efficiency, efficiency=1.0
+            ),
+        )
+    if inside:
+        profile = _with_curves(profile, inside)
+    names = _names(between)
+    fitted = tuple(name for name in names if _effect(profile, name, between) >= _LEAST_EFFECT)
+    if between and _BANDWIDTH not in fitted:
+        raise UsageError(
+            "--nccl-tests: no size is large enough to show the bandwidth between nodes; measure up to 1 GiB "
+            "at least (`-b 1M -e 4G -f 2`)"
+        )
+    if fitted:
+        profile = _fitted(profile, fitted, between)
+    errors = tuple(float(math.expm1(-residual)) for residual in _residuals(profile, between))
+    kept = tuple(name for name in (_BANDWIDTH, _LATENCY, _TREE) if between and name not in fitted)
+    return NetworkFit(profile, fitted, kept, between, inside, errors)
+
+
+def _names(between: Sequence[Point]) -> tuple[str, ...]:
+    if not between:
+        return ()
+    trees = any(point.kind == "all_reduce" and point.nodes > 2 for point in between)
+    several = len({point.nodes for point in between}) > 1
+    return (_BANDWIDTH, _LATENCY, *([_CALL] if several else []), *([_TREE] if trees else []))
+
+
+def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Point]) -> HardwareProfile:
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        return _residuals(_scaled(profile, dict(zip(names, map(float, logs), strict=True))), between)
+
+    # Times change with protocol and tree by kinks, so the search begins at the best of a coarse grid.
+    rest = [0.0] * (len(names) - 2)
+    latencies = (0.4, 1.0, 2.5) if _LATENCY in names else (1.0,)
+    grid = [
+        np.array([math.log(share), math.log(latency), *rest][: len(names)])
+        for share in np.geomspace(0.005, 2.0, 12)
+        for latency in latencies
+    ]
+    start = min(grid, key=lambda logs: float(np.abs(residuals(logs)).sum()))
+
+    def slopes(logs: np.ndarray) -> np.ndarray:
+        # Simulated times are whole nanoseconds: a step of scipy's own size would not move them.
+        steps = np.eye(len(names)) * -_STEP
+        return np.column_stack([(residuals(logs + step) - residuals(logs)) / -_STEP for step in steps])
+
+    found = least_squares(
+        residuals, start, slopes, loss="soft_l1", f_scale=0.1, bounds=(-_FARTHEST, _FARTHEST), max_nfev=40
+    )
+    return _scaled(profile, dict(zip(names, map(float, found.x), strict=True)))
+
+
+def _scaled(profile: HardwareProfile, logs: dict[str, float]) -> HardwareProfile:
+    """Return the profile with figures of its network multiplied by exp(logs)."""
+    nic, latency = profile.nic, math.exp(logs.get(_LATENCY, 0.0))
+    scaled = NicProfile(
+        gb_s_per_node=nic.gb_s_per_node * math.exp(logs.get(_BANDWIDTH, 0.0)),
+        efficiency=nic.efficiency,
+        base_us=nic.base_us * math.exp(logs.get(_CALL, logs.get(_LATENCY, 0.0))),
+        tree_share=min(1.0, nic.tree_share * math.exp(logs.get(_TREE, 0.0))),
+        protocols=tuple(
+            dataclasses.replace(protocol, nic_hop_us=protocol.nic_hop_us * latency)
+            for protocol in nic.protocols
+        ),
+    )
+    return dataclasses.replace(profile, nic=scaled)
+
+
+def _residuals(profile: HardwareProfile, points: Sequence[Point]) -> np.ndarray:
+    """Return ln(measured / simulated) of each point."""
+    networks: dict[int, Network] = {}
+    found = []
+    for point in points:
+        network = networks.setdefault(point.ranks, Network(profile, point.ranks, point.ranks // point.nodes))
+        simulated = network.collective_ns(point.kind, point.nbytes, range(point.ranks))
+        found.append(math.log(point.us * 1e3 / simulated))
+    return np.array(found)
+
+
+def _effect(profile: HardwareProfile, name: str, points: Sequence[Point]) -> float:
+    """Return the largest change of a point's time with 10 % less of a figure, as a logarithm."""
+    moved = _residuals(_scaled(profile, {name: _STEP}), points)
+    return float(np.abs(moved - _residuals(profile, points)).max())
+
+
+def _with_curves(profile: HardwareProfile, inside: Sequence[Point]) -> HardwareProfile:
+    """Return the profile with measured curves inside a node, which price training runs before any other."""
+    from fsdpbench.sim.model.sections import LibraryTables
+
+    times: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for point in inside:
+        times[point.kind, point.ranks][point.nbytes].append(point.us)
+    curves: dict[str, list[RankCurve]] = defaultdict(list)
+    for (kind, ranks), by_size in sorted(times.items()):
+        curves[kind].append(RankCurve(ranks, _rising(by_size)))
+    tables = LibraryTables(
+        version=LIBRARY, source=LIBRARY, collectives={kind: tuple(found) for kind, found in curves.items()}
+    )
+    uses = (LIBRARY, *(name for name in profile.runs_use if name != LIBRARY))
+    return dataclasses.replace(profile, libraries={**profile.libraries, LIBRARY: tables}, runs_use=uses)
+
+
+def _rising(by_size: dict[int, list[float]]) -> tuple[tuple[float, float], ...]:
+    """Return points of bytes and median us that never fall with the bytes."""
+    sizes = sorted(by_size)
+    kept = sizes[:: math.ceil(len(sizes) / _MOST_CURVE_POINTS)]
+    times = np.maximum.accumulate([statistics.median(by_size[size]) for size in kept])
+    return tuple((float(size), float(us)) for size, us in zip(kept, times, strict=True))
