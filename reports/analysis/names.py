@@ -108,11 +108,11 @@ def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> 
     found, where = np.unique(names, return_inverse=True)
     times = np.zeros(len(found), np.int64)
     np.add.at(times, where, (work.end - work.start)[inside])
-    order = np.lexsort((found, -times))
-    return tuple(
+    totals = [
         NameTotal(trace.names[number], int(counts[number]), int(time))
-        for number, time in zip(found[order].tolist(), times[order].tolist(), strict=True)
-    )
+        for number, time in zip(found.tolist(), times.tolist(), strict=True)
+    ]
+    return tuple(sorted(totals, key=lambda total: (-total.time, total.name)))
 
 
 # Counts name a regression exactly: an extra copy or a lost wait moves a step by less than noise does on real

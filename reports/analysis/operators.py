@@ -411,13 +411,21 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         duration = (work.end - work.start)[mine]
         time = np.zeros(len(rows), np.int64)
         np.add.at(time, place[mine], duration)
-        order = np.argsort(duration, kind="stable")  # of one place the longest is written last
+        # Of one place the longest is written last; among equals the last by name, since the order of events
+        # in a file, which numbers the names, has no meaning.
+        spelled = np.unique(np.array(trace.names, dtype=str), return_inverse=True)[1]
+        order = np.lexsort((spelled[events.name[work.row[mine]]], duration))
         kernel[place[mine][order]] = events.name[work.row[mine[order]]]
         kernel_time[place[mine][order]] = duration[order]
     else:
         time = np.where(np.isin(rows, work.row), events.duration[rows], 0)
     groups: dict[tuple[int, int, int], list[int]] = {}
-    numbers = zip(events.name[rows].tolist(), map(id, trace.calls.values()), kernel.tolist(), strict=True)
+    # Equal calls are mostly one object; each object is compared once.
+    distinct: dict[OperatorCall, int] = {}
+    objects = {id(call): call for call in trace.calls.values()}
+    same = {key: distinct.setdefault(call, len(distinct)) for key, call in objects.items()}
+    inputs = (same[id(call)] for call in trace.calls.values())
+    numbers = zip(events.name[rows].tolist(), inputs, kernel.tolist(), strict=True)
     for number, key in enumerate(numbers):
         if time[number] > 0:
             groups.setdefault(key, []).append(number)
@@ -432,7 +440,8 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
             least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
         times = int(time[each].sum()), None if ran == NOTHING else ran, int(kernel_time[each].sum())
         found.append(CallGroup(name, call, cost, len(each), *times, least, bound))
-    return found
+    # Sums of floating-point numbers depend on their order: it follows from the calls, not from the file.
+    return sorted(found, key=lambda group: (group.name, group.time, group.count, group.least or 0.0))
 
 
 def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:

@@ -80,11 +80,13 @@ def _kernels(
     flags = zip(where.tolist(), work.is_communication.tolist(), work.is_copy.tolist(), strict=True)
     for place, is_communication, is_copy in flags:
         kinds.setdefault(place, (is_communication, is_copy))
-    order = np.lexsort((found, -times)).tolist()
+    called = [trace.names[number] for number in found.tolist()]
+    # By name where times are equal: numbers of names follow the order of events in the file.
+    order = sorted(range(len(called)), key=lambda place: (-int(times[place]), called[place]))
     return tuple(
         KernelTotal(
-            trace.names[int(found[place])],
-            family_of(trace.names[int(found[place])], *kinds[place]),
+            called[place],
+            family_of(called[place], *kinds[place]),
             int(counts[place]),
             int(times[place]),
             int(times[place]) / total if total else 0.0,
@@ -111,12 +113,15 @@ def _rates(
         for row, wire, roof in zip(collectives.work.row, collectives.wire, collectives.roof, strict=True)
         if wire > 0
     }
-    for number in np.flatnonzero(work.is_communication).tolist():
-        wire, roof = sent.get(int(work.row[number]), (0, 0.0))
-        if wire:
-            least = wire / roof * 1e9 if roof else None
-            place = int(where[number])
-            rates[place] = rates.get(place, Rate()) + Rate(int(duration[number]), None, wire, least)
+    sums = [
+        (int(where[number]), *sent[int(work.row[number])], int(duration[number]))
+        for number in np.flatnonzero(work.is_communication).tolist()
+        if int(work.row[number]) in sent
+    ]
+    # By size: floating-point sums depend on their order, and the order of events in a file has no meaning.
+    for place, wire, roof, time in sorted(sums):
+        least = wire / roof * 1e9 if roof else None
+        rates[place] = rates.get(place, Rate()) + Rate(time, None, wire, least)
     return rates
 
 

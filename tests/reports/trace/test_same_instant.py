@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import time
 from itertools import permutations
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.peaks import Chip
 from fsdpbench.reports.readers.trace import MemoryEvents
 from fsdpbench.reports.readers.trace_columns import in_order
 
@@ -65,3 +68,36 @@ def test_what_is_alive_at_the_peak_does_not_hang_on_the_order_in_the_file(
     assert found[0] == found[1]
     assert [each["bytes"] for each in found[0]["at_peak"]] == [2048]
     assert found[0]["before_trace_bytes"] == 0
+
+
+def test_figures_do_not_hang_on_the_order_of_events_or_on_numbers_as_text(
+    tmp_path: Path, trace_builder: Any
+) -> None:
+    """Kernels of equal times, sums of shares of a peak, and calls that the reader meets in two ways."""
+    chips = {"Test GPU": Chip("a chip", {"bf16": 3.3e14, "fp32": 1e13}, 1.7e12)}
+    built = trace_builder(deviceProperties=[{"id": 0, "name": "Test GPU"}])
+    built.step(0, 1_000_000, 3_000_000)
+    for number in range(36):
+        start = 1_100_000 + number * 20_000
+        rows = 64 << (number * 7 % 11)
+        shapes = {"Input Dims": [[rows, 512], [512, 384]], "Input type": ["c10::BFloat16"] * 2}
+        built.op("aten::mm", start, start + 9_000, **shapes)
+        name = f"gemm_{number % 3}"
+        built.kernel(name, start + 10_000, start + 13_000, launch=start + 1_000)
+        built.kernel("split_k", start + 13_001, start + 16_001, launch=start + 3_000)
+    document = built.document()
+    shuffle = random.Random(3)
+    found = []
+    for number in range(12):
+        changed = json.loads(json.dumps(document))
+        if number:
+            shuffle.shuffle(changed["traceEvents"])
+            for event in changed["traceEvents"][::3]:
+                event["ts"] = str(event["ts"])
+        path = tmp_path / str(number) / "rank0_trace.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(changed))
+        found.append(analyze([path], chips=chips).ranks[0].to_dict() | {"trace": None, "warnings": None})
+    assert {each["time_s"] for each in found[0]["kernels"]} == {36e-6, 108e-6}
+    assert any(each["roof_share"] for each in found[0]["kernels"])
+    assert all(each == found[0] for each in found)
