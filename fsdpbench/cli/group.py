@@ -29,6 +29,7 @@ _COMMANDS = {
     "tune": "Search for the best configurations.",
     "analyze": "Show overlap, exposed communication and memory of any Kineto trace.",
     "explain": "Explain why memory ran out, and find the smallest changes that fit.",
+    "expect": "Say whether a measured speed is normal, and what would explain it.",
     "watch": "Watch a sweep, its page rewritten as results arrive.",
     "report": "Write the report of a run folder.",
     "compare": "Compare two runs and name what got worse; exit 1 on a regression.",

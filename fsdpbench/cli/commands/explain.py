@@ -11,8 +11,8 @@ import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.output import show, show_json, tell
-from fsdpbench.cli.requests.options import given_settings, setting_options, single_settings, target_options
-from fsdpbench.cli.requests.script_request import script_config, script_options
+from fsdpbench.cli.requests.options import setting_options, target_options
+from fsdpbench.cli.requests.script_request import config_asked_for, script_options
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
 from fsdpbench.launch import fork_server
 
@@ -55,7 +55,10 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     explanation = Explanation()
     source = _source(options)
     config = None if source is None else _read(source, options, explanation)
-    config = _asked_for(options, assignments) or config
+    asked = config_asked_for(options, assignments)
+    if asked is not None and asked.device == "sim":
+        options["hardware"] = asked.hardware  # with the network that was stated
+    config = asked or config
     advice = None
     if config is not None:
         fork_server.start("sim")
@@ -132,7 +135,7 @@ def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Con
     if source != _STDIN and not path.exists():
         raise UsageError(f"{source}: no such file or folder (- reads stdin)")
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
-        record, result = _recorded(path)
+        record, result = recorded(path)
         return _measured_config(path, record, result, options, explanation)
     if path.suffix in SUFFIXES:
         explanation.add_snapshot(path)
@@ -163,7 +166,7 @@ def _read_message(source: str) -> OomReport:
     return report
 
 
-def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return configuration and result of a folder that ran out of memory. Raises `UsageError`."""
     from fsdpbench.base.files.documents import read_json_object
     from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -220,31 +223,6 @@ def _field(result: dict[str, Any], name: str, key: str) -> Any:
     """Return a value of an object in the result; None where there is no such object."""
     found = result.get(name)
     return found.get(key) if isinstance(found, dict) else None
-
-
-def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
-    """Return the configuration that --model, --hf-config or --script names. Raises `UsageError`."""
-    from fsdpbench.base.settings import Settings
-    from fsdpbench.cli.requests.request import assumed_words, target_of
-    from fsdpbench.sweep.hf_model import usual_settings
-    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
-
-    config = script_config(options, assignments)
-    given = {} if config is not None else single_settings(given_settings(options, assignments))
-    if config is not None or not (options.get("model") or options.get("hf_config")):
-        if given:
-            raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
-        return config
-    target, _ = target_of(options)
-    usual = usual_settings(target.model, given)
-    if usual:
-        tell(f"{target.model}{assumed_words(usual)}")
-    settings = Settings.of(**usual | given)
-    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
-    reasons = not_applicable(config, given)
-    if reasons:
-        raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-    return without_absent(config)
 
 
 def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice:

@@ -152,3 +152,31 @@ def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
         if options.get(name):
             flag = "what comes after `--`" if name == "script_arguments" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} {why}")
+
+
+def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
+    """Return the configuration that --model, --hf-config or --script names, None without them.
+
+    Raises `UsageError`, also for settings without a model.
+    """
+    from fsdpbench.cli.requests.options import given_settings, single_settings
+    from fsdpbench.cli.requests.request import assumed_words, target_of
+    from fsdpbench.sweep.hf_model import usual_settings
+    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+
+    config = script_config(options, assignments)
+    given = {} if config is not None else single_settings(given_settings(options, assignments))
+    if config is not None or not (options.get("model") or options.get("hf_config")):
+        if given:
+            raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
+        return config
+    target, _ = target_of(options)
+    usual = usual_settings(target.model, given)
+    if usual:
+        tell(f"{target.model}{assumed_words(usual)}")
+    settings = Settings.of(**usual | given)
+    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
+    reasons = not_applicable(config, given)
+    if reasons:
+        raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    return without_absent(config)

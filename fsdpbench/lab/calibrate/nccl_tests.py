@@ -146,7 +146,8 @@ def _kind(path: Path, table: _Table, ranks: int) -> str | None:
         if kind and not math.isnan(ratio) and abs(ratio - expected) > _RATIO_IS_ROUNDED_BY:
             raise UsageError(
                 f"--nccl-tests {path}: {table.program} on {ranks} ranks has a bus bandwidth of "
-                f"{expected:.3f} times the algorithm bandwidth, here {ratio:.3f}: the lines on ranks are of another run"
+                f"{expected:.3f} times the algorithm bandwidth, here {ratio:.3f}: "
+                "the lines on ranks are of another run"
             )
         return kind
     reduction = table.rows[-1].reduction
@@ -234,7 +235,7 @@ class _Device(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """The file that nccl-tests write with `-J FILE`; keys that are not read may be there."""
+    """Hold the file that nccl-tests write with `-J FILE`; keys that are not read may be there."""
 
     results: list[_JsonRow]
     devices: list[_Device] = []

@@ -10,8 +10,8 @@ Between nodes these figures of the base profile are replaced, by which one clust
 
 They minimise the squared logarithms of measured over simulated times, so that each size counts alike; a
 robust loss keeps one bad size from moving the rest. A figure that the sizes hardly depend on stays the base's
-and is reported as such. Inside a node the measured times themselves become curves, one for each collective and
-number of ranks.
+and is reported as such. Inside a node the measured times themselves become curves, one for each collective
+and number of ranks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""`fsdpbench expect`: is a measured speed normal for its configuration, and what would explain it if not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.requests.options import setting_options, target_options
+from fsdpbench.cli.requests.script_request import config_asked_for, script_options
+from fsdpbench.cli.values import MOST_JOBS, whole
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.base.configuration.config import Config
+    from fsdpbench.lab.expect import Measured
+
+_TRACE = (".json.gz", ".json", ".gz")
+
+
+@click.command("expect")
+@click.option(
+    "--measured",
+    metavar="SPEED",
+    help="The measured speed, of one GPU: 21.3s (a step), 850ms, 3212tokens/s/gpu, 350TFLOPS, 41%MFU.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="RUN",
+    help="Take speed and configuration from a run on real GPUs (its folder or result.json), or the speed "
+    "alone from a Kineto trace.",
+)
+@target_options
+@script_options
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@setting_options(many=False)
+def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Say whether a measured speed is normal for its configuration, and what would explain it if not.
+
+    \b
+    fsdpbench expect --model llama3-8b --gpus 16 --hardware h100-80gb --measured 21.3s
+    fsdpbench expect --from runs/mine
+    fsdpbench expect --from trace.json.gz --model gpt-2.8b --gpus 8 --hardware a100-80gb
+
+    The configuration is simulated. If the speed is outside of the 90 % interval, parts of the machine and
+    settings are changed until the simulated step takes as long as the measured one. It needs no GPU.
+    """
+    from fsdpbench.lab.expect import expect, lines, parse_measured, record
+    from fsdpbench.sweep.trials import jobs_for
+
+    measured = None if options["measured"] is None else parse_measured(options["measured"])
+    fork_server.start("sim")
+    config: Config | None = None
+    if options["source"] is not None:
+        if measured is not None:
+            raise UsageError("--measured and --from both name a speed; give one")
+        measured, config = _from_run(Path(options["source"]), options)
+    if measured is None:
+        raise UsageError("which speed was measured? --measured 21.3s, or --from a run's folder or a trace")
+    if options.get("device") not in (None, "sim", "auto"):
+        raise UsageError("--device: the configuration is simulated; --hardware says on which GPUs")
+    asked = config_asked_for({**options, "device": "sim"}, assignments)
+    if asked is not None:
+        options["hardware"] = asked.hardware  # with the network that was stated
+    config = asked or config
+    if config is None:
+        raise UsageError("of which configuration? Name it with --model, --hf-config or --script")
+    found = expect(_probe(config, options), measured, options.get("jobs") or jobs_for("sim"), tell)
+    if as_json:
+        show_json(record(found))
+    else:
+        show("\n".join(lines(found)))
+
+
+def _from_run(path: Path, options: dict[str, Any]) -> tuple[Measured, Config | None]:
+    """Return the speed of a run, with its configuration where the run holds it. Raises `UsageError`."""
+    from fsdpbench.lab.calibrate.from_results import runs_of_results
+    from fsdpbench.lab.expect import Measured, Unit
+
+    if not path.exists():
+        raise UsageError(f"--from {path}: no such file or folder")
+    if path.is_file() and path.name != "result.json" and path.name.endswith(_TRACE):
+        return Measured(_traced_step_s(path), Unit.SECONDS), None
+    runs = runs_of_results([path], "cuda")
+    if len(runs) > 1:
+        raise UsageError(f"--from {path}: {len(runs)} runs; name the folder of one")
+    hardware = options.get("hardware") or runs[0].chip
+    if not hardware:
+        raise UsageError(f"--from {path}: no profile is like its GPU; name one with --hardware")
+    options["hardware"] = hardware
+    return Measured(runs[0].value, Unit.SECONDS), runs[0].config
+
+
+def _traced_step_s(path: Path) -> float:
+    """Return the median step of a trace in s. Raises `UsageError` if it has none."""
+    import statistics
+
+    from fsdpbench.reports.analysis import analyze
+    from fsdpbench.reports.readers import TraceError
+
+    try:
+        (rank,) = analyze([path]).ranks
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+    steps = [step.time for step in rank.steps]
+    if not steps:
+        raise UsageError(f"--from {path}: the trace marks no steps (ProfilerStep#N); give --measured")
+    return statistics.median(steps) / 1e9
+
+
+def _probe(config: Config, options: dict[str, Any]) -> Config:
+    """Return the configuration to simulate: untraced, on simulated GPUs. Raises `UsageError`."""
+    from fsdpbench.sweep.prediction import PROBE, as_simulated
+
+    if config.script is not None:
+        return replace(config, measurement=replace(config.measurement, traced_steps=0))
+    simulated = as_simulated(config, options.get("hardware"))
+    if simulated is None:
+        raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be expected of it")
+    timeout = options.get("timeout") or PROBE.timeout_s
+    return replace(simulated, measurement=replace(PROBE, timeout_s=timeout))

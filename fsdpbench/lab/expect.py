@@ -1,0 +1,345 @@
+"""Judge a measured speed: is it what this configuration should reach, and if not, what would explain it?
+
+    configuration ──simulate──> step time with its 90 % interval <── measured
+    outside of it:
+        a part of the machine    scaled (network, latency, compute, memory, host) until the step is as long
+        a setting                changed (recomputation, compile, dtypes, ...): as long as measured within
+                                 what distinguishes two configurations of one machine?
+
+Every explanation was simulated. They are ranked by how far they are from what was assumed, in units of how
+far real machines are (`_SPREAD`), so that a network at a third of its data sheet precedes a GPU at a third of
+its clock. Explanations are alternatives: two half causes at once are not tried.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.numbers import finite_number
+from fsdpbench.base.settings import Value, show_value
+from fsdpbench.engine.results.residuals.intervals import apart
+from fsdpbench.lab.calibrate.from_results.fit import BETWEEN_NODES, Factor, ScaledProfile
+from fsdpbench.sweep.planning import not_applicable
+from fsdpbench.sweep.trials import Trial, run_in, thrown_away
+
+
+class Unit(StrEnum):
+    """The unit of a measured speed."""
+
+    SECONDS = "s"
+    TOKENS = "tokens/s/GPU"
+    SAMPLES = "samples/s/GPU"
+    TFLOPS = "TFLOPS/GPU"
+    MFU = "% MFU"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured speed as it was given; above 0 and finite."""
+
+    value: float
+    unit: Unit
+
+    def step_s(self, trial: Trial) -> float:
+        """Return the step time in s that it means for the simulated configuration of `trial`.
+
+        Raises:
+            UsageError: the simulation has no figure of this unit.
+        """
+        if self.unit is Unit.SECONDS:
+            return self.value
+        result, step = trial.result, trial.step_time_s or 0.0
+        rate = {
+            Unit.TOKENS: result.tokens_per_s_per_gpu,
+            Unit.SAMPLES: result.samples_per_s_per_gpu,
+            Unit.TFLOPS: result.tflops_per_gpu,
+            Unit.MFU: None if result.mfu is None else 100 * result.mfu,
+        }[self.unit]
+        if not rate:
+            raise UsageError(
+                f"--measured in {self.unit}: the simulation has no such figure; give the step time"
+            )
+        return step * rate / self.value
+
+
+_UNITS = {
+    **dict.fromkeys(("s", "sec", "seconds"), (Unit.SECONDS, 1.0)),
+    "ms": (Unit.SECONDS, 1e-3),
+    "min": (Unit.SECONDS, 60.0),
+    **dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/s", "tps", "tgs"), (Unit.TOKENS, 1.0)),
+    **dict.fromkeys(("samples/s/gpu", "samples/s"), (Unit.SAMPLES, 1.0)),
+    **dict.fromkeys(("tflops", "tflops/gpu", "tflop/s"), (Unit.TFLOPS, 1.0)),
+    **dict.fromkeys(("%mfu", "mfu%", "%"), (Unit.MFU, 1.0)),
+    "mfu": (Unit.MFU, 100.0),
+}
+
+
+def parse_measured(text: str) -> Measured:
+    """Read `21.3s`, `850ms`, `3212 tokens/s/gpu`, `350TFLOPS`, `41%MFU` or `0.41MFU`.
+
+    Raises:
+        UsageError: it is none of these, or not above 0.
+    """
+    words = text.replace(" ", "").replace("_", "").lower()
+    number = words.rstrip("abcdefghijklmnopqrstuvwxyz/%")
+    unit = _UNITS.get(words[len(number) :])
+    try:
+        value = finite_number(number.replace(",", ""))
+    except ValueError:
+        unit, value = None, 0.0
+    if unit is None or value <= 0:
+        raise UsageError(
+            f"--measured {text!r}: write a number above 0 with its unit, of one GPU: 21.3s, 850ms, "
+            "3212tokens/s/gpu, 350TFLOPS, 41%MFU"
+        )
+    return Measured(value * unit[1], unit[0])
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A simulated explanation. `scale`: of a machine's part, 1 as assumed; None of a setting.
+
+    `step_s` is the step with it, `distance` how far-fetched it is (0: not at all).
+    """
+
+    name: str
+    words: str
+    look_at: str
+    scale: float | None
+    step_s: float
+    distance: float
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A measured step beside the simulated one. `low` and `high` bound the 90 % interval, in s."""
+
+    config: Config
+    trial: Trial
+    measured_s: float
+    expected_s: float
+    low: float
+    high: float
+    because: tuple[str, ...]
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def normal(self) -> bool:
+        return self.low <= self.measured_s <= self.high
+
+    @property
+    def slower(self) -> float:
+        """Return how much slower it is than expected; below 0: faster."""
+        return self.measured_s / self.expected_s - 1.0
+
+    @property
+    def slower_between(self) -> tuple[float, float]:
+        """Return the same with the ends of the interval."""
+        return self.measured_s / self.high - 1.0, self.measured_s / self.low - 1.0
+
+
+# By how much (logarithm) a real machine's part differs from its profile, about one case in three: judged from
+# the published runs, whose networks reach a quarter to all of their data sheets while chips differ by 10 %.
+_SPREAD = {
+    Factor.NETWORK: 0.7,
+    Factor.LATENCY: 0.9,
+    Factor.COMPUTE: 0.12,
+    Factor.MEMORY: 0.15,
+    Factor.HOST: 0.5,
+}
+_SLOWER, _FASTER = (0.6, 0.3, 0.1), (1.2, 1.6)
+_MOST_CAUSES = 3
+_FARTHEST = 4.0
+_SETTING_DISTANCE = 1.0
+
+_LOOK_AT = {
+    Factor.NETWORK: "all_gather_perf of nccl-tests on these nodes (then `calibrate --nccl-tests`); "
+    "NCCL_DEBUG=INFO: are all NICs and GPUDirect in use?",
+    Factor.LATENCY: "all_gather_perf -b 8K -e 64M on 2 and on all nodes; late ranks in the traces of several "
+    "ranks (`analyze FOLDER`)",
+    Factor.COMPUTE: "nvidia-smi -q -d CLOCK,PERFORMANCE under load: power cap, temperature, clocks",
+    Factor.MEMORY: "`analyze trace.json.gz`: kernels that are not fused, and their share of the peak",
+    Factor.HOST: "`analyze trace.json.gz`: idle time between kernels; .item(), logging, loader, a slow CPU",
+}
+_PARTS = {
+    Factor.NETWORK: "the network between nodes",
+    Factor.LATENCY: "hops between nodes",
+    Factor.COMPUTE: "matrix products and attention",
+    Factor.MEMORY: "memory-bound kernels",
+    Factor.HOST: "the CPU's Python and launches",
+}
+
+_VARIED: tuple[tuple[str, Value], ...] = (
+    ("activation_checkpointing", "full"),
+    ("activation_checkpointing", "op"),
+    ("activation_checkpointing", "none"),
+    ("compile", True),
+    ("compile", False),
+    ("param_dtype", "fp32"),
+    ("reduce_dtype", "fp32"),
+    ("reduce_dtype", "bf16"),
+    ("strategy", "FULL_SHARD"),
+    ("strategy", "HYBRID_SHARD"),
+    ("strategy", "SHARD_GRAD_OP"),
+    ("backward_prefetch", None),
+    ("cpu_offload", True),
+    ("optimizer", "adamw-loop"),
+    ("norm", "composed"),
+)
+
+
+def expect(
+    config: Config, measured: Measured, jobs: int, report: Callable[[str], None] = lambda line: None
+) -> Expectation:
+    """Simulate `config` (on simulated GPUs, untraced), compare, and explain what is outside of its interval.
+
+    Raises:
+        UsageError: the configuration has no step time on simulated GPUs, for example because memory is out.
+    """
+    with thrown_away("expect") as folder:
+        (trial,) = run_in(folder, [config], 1)
+        if not trial.step_time_s or trial.interval is None:
+            cause = f": {trial.cause}" if trial.cause else ""
+            raise UsageError(f"{config.name} has no simulated step time ({trial.status}{cause})")
+        low, high = trial.interval["step_time_s"]
+        because = tuple(trial.interval["because"])
+        found = Expectation(config, trial, measured.step_s(trial), trial.step_time_s, low, high, because)
+        if found.normal:
+            return found
+        report(f"outside of the interval by itself; simulating what could explain {found.measured_s:.4g} s")
+        causes = [*_of_machine(found, folder, jobs), *_of_settings(found, folder, jobs)]
+    kept = sorted((cause for cause in causes if cause.distance <= _FARTHEST), key=lambda each: each.distance)
+    return replace(found, causes=tuple(kept[:_MOST_CAUSES]))
+
+
+def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
+    """Return each part of the machine that alone, slower or faster than assumed, gives the measured step."""
+    config = found.config
+    one_node = config.gpus <= config.ranks_per_node
+    parts = [factor for factor in Factor if not (one_node and factor in BETWEEN_NODES)]
+    scales = _SLOWER if found.slower > 0 else _FASTER
+    tried = [(factor, scale) for factor in parts for scale in scales]
+    trials = run_in(folder, [_scaled(config, *each, folder) for each in tried], jobs)
+    guesses: list[tuple[Factor, float]] = []
+    for factor in parts:
+        steps = [(1.0, found.expected_s)]
+        for (of, scale), trial in zip(tried, trials, strict=True):
+            if of is factor and trial.step_time_s:
+                steps.append((scale, trial.step_time_s))
+        if (scale := _crossing(steps, found.measured_s)) is not None:
+            guesses.append((factor, scale))
+    checked = run_in(folder, [_scaled(config, *each, folder) for each in guesses], jobs)
+    causes = []
+    for (factor, scale), trial in zip(guesses, checked, strict=True):
+        if trial.step_time_s and _alike(trial.step_time_s, found.measured_s):
+            words = f"{_PARTS[factor]} at {scale:.0%} of the assumed speed"
+            distance = abs(math.log(scale)) / _SPREAD[factor]
+            causes.append(Cause(factor.value, words, _LOOK_AT[factor], scale, trial.step_time_s, distance))
+    return causes
+
+
+def _crossing(steps: Sequence[tuple[float, float]], wanted: float) -> float | None:
+    """Return the scale at which the step is `wanted`, log-linear between simulated ones; None beyond them."""
+    for (near, before), (far, after) in zip(steps, steps[1:], strict=False):
+        if min(before, after) <= wanted <= max(before, after) and before != after:
+            share = math.log(wanted / before) / math.log(after / before)
+            return math.exp(math.log(near) + share * math.log(far / near))
+    return None
+
+
+def _scaled(config: Config, factor: Factor, scale: float, folder: Path) -> Config:
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".toml", delete=False) as file:
+        path = Path(file.name)
+    ScaledProfile(config.hardware or "", {factor: scale}).write(path, {}, "tried by expect")
+    return replace(config, hardware=str(path))
+
+
+def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
+    """Return the settings that alone give the measured step, where it differs from the expected one."""
+    config = found.config
+    tried = []
+    for name, value in _VARIED:
+        changed = replace(config, settings=replace(config.settings, **{name: value}))
+        if getattr(config.settings, name) != value and not not_applicable(changed, {name: value}):
+            tried.append((name, value, changed))
+    trials = run_in(folder, [changed for *_, changed in tried], jobs)
+    causes = []
+    for (name, value, _), trial in zip(tried, trials, strict=True):
+        step = trial.step_time_s
+        if step and _alike(step, found.measured_s) and not _alike(step, found.expected_s):
+            shown, assumed = show_value(value), show_value(getattr(config.settings, name))
+            words = f"{name}={shown} where {assumed} was assumed"
+            look_at = f"the program's own settings: does it run with {name}={shown}?"
+            distance = _SETTING_DISTANCE + abs(math.log(step / found.measured_s)) / apart()
+            causes.append(Cause(name, words, look_at, None, step, distance))
+    return causes
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(math.log(one / other)) <= apart()
+
+
+def lines(found: Expectation) -> list[str]:
+    """Return the answer as text: the verdict, what was expected, and the causes with what to look at."""
+    low, high = found.slower_between
+    direction = "slower" if found.slower > 0 else "faster"
+    measured = f"{_seconds(found.measured_s)} a step"
+    if found.normal:
+        first = f"normal: {measured}, {abs(found.slower):.0%} {direction} than expected"
+    else:
+        ends = sorted((abs(low), abs(high)))
+        first = (
+            f"{abs(found.slower):.0%} [{ends[0]:.0%}, {ends[1]:.0%}] {direction} than expected: {measured}"
+        )
+    shown = [
+        first,
+        f"expected {_seconds(found.expected_s)}, in 9 of 10 cases "
+        f"{_seconds(found.low)} to {_seconds(found.high)}",
+    ]
+    if found.because:
+        shown.append(f"  the interval is wide because: {'; '.join(found.because)}")
+    if found.normal:
+        return shown
+    if not found.causes:
+        shown.append("no part of the machine and no setting explains it alone: compare traces (`analyze`)")
+    else:
+        shown.append("each of these alone would explain it, the likeliest first:")
+    for number, cause in enumerate(found.causes, 1):
+        shown += [f" {number}. {cause.words} ({_seconds(cause.step_s)})", f"    look at {cause.look_at}"]
+    return shown
+
+
+def record(found: Expectation) -> dict[str, object]:
+    """Return the answer as JSON's content; times in s."""
+    return {
+        "schema": 1,
+        "name": found.config.name,
+        "config": found.config.to_dict(),
+        "normal": found.normal,
+        "measured_s": found.measured_s,
+        "expected_s": found.expected_s,
+        "interval": {"step_time_s": [found.low, found.high], "because": list(found.because)},
+        "slower": found.slower,
+        "slower_interval": list(found.slower_between),
+        "causes": [
+            {
+                "name": cause.name,
+                "words": cause.words,
+                "look_at": cause.look_at,
+                "scale": cause.scale,
+                "step_time_s": cause.step_s,
+            }
+            for cause in found.causes
+        ],
+    }
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
