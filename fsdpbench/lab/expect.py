@@ -233,8 +233,9 @@ def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
         for (of, scale), trial in zip(tried, trials, strict=True):
             if of is factor and trial.step_time_s:
                 steps.append((scale, trial.step_time_s))
-        if (scale := _crossing(steps, found.measured_s)) is not None:
-            guesses.append((factor, scale))
+        crossing = _crossing(steps, found.measured_s)
+        if crossing is not None:
+            guesses.append((factor, crossing))
     checked = run_in(folder, [_scaled(config, *each, folder) for each in guesses], jobs)
     causes = []
     for (factor, scale), trial in zip(guesses, checked, strict=True):
@@ -266,7 +267,8 @@ def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
     config = found.config
     tried = []
     for name, value in _VARIED:
-        changed = replace(config, settings=replace(config.settings, **{name: value}))
+        settings = replace(config.settings, **{name: value})  # type: ignore[arg-type]
+        changed = replace(config, settings=settings)
         if getattr(config.settings, name) != value and not not_applicable(changed, {name: value}):
             tried.append((name, value, changed))
     trials = run_in(folder, [changed for *_, changed in tried], jobs)

@@ -107,7 +107,7 @@ def _traced_step_s(path: Path) -> float:
         (rank,) = analyze([path]).ranks
     except TraceError as error:
         raise UsageError(str(error)) from None
-    steps = [step.time for step in rank.steps]
+    steps = [step.duration for step in rank.steps]
     if not steps:
         raise UsageError(f"--from {path}: the trace marks no steps (ProfilerStep#N); give --measured")
     return statistics.median(steps) / 1e9

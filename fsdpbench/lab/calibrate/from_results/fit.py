@@ -262,9 +262,9 @@ class ScaledProfile:
             for name, section in (("gemm", profile.gemm), ("attention", profile.attention)):
                 tables[name] = {"under_load": _share(section.under_load * factor)}
         if (factor := self.factors.get(Factor.MEMORY)) is not None:
-            efficiency = profile.bandwidth.efficiency
+            efficiency, most = profile.bandwidth.efficiency, self._most_of_memory(profile)
             tables["bandwidth"] = {
-                "efficiency": {kind: _share(share * factor) for kind, share in efficiency.items()}
+                "efficiency": {kind: _share(share * factor, most) for kind, share in efficiency.items()}
             }
         network, latency = (self.factors.get(factor) for factor in BETWEEN_NODES)
         if network is not None or self.base != self._packaged:
@@ -283,6 +283,12 @@ class ScaledProfile:
             }
         return tables
 
+    @staticmethod
+    def _most_of_memory(profile: HardwareProfile) -> float:
+        """Return the share of the memory's bandwidth that eager kernels reach at most: fused ones, which are
+        faster, do not exceed it either."""
+        return math.floor(1e4 / max(1.0, profile.bandwidth.fused_gain)) / 1e4
+
     def at_its_peak(self) -> list[str]:
         """Factors whose keys all are at what the chip can do at most."""
         tables = self.keys()
@@ -290,7 +296,8 @@ class ScaledProfile:
             Factor.COMPUTE: [tables.get(name, {}).get("under_load", 0.0) for name in ("gemm", "attention")],
             Factor.MEMORY: list(tables.get("bandwidth", {}).get("efficiency", {"": 0.0}).values()),
         }
-        return [factor.value for factor, values in shares.items() if max(values) >= 1.0]
+        most = {Factor.COMPUTE: 1.0, Factor.MEMORY: self._most_of_memory(load_profile(self.base))}
+        return [factor.value for factor, values in shares.items() if max(values) >= most[factor]]
 
     def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
         """Write the profile's file; returns what it says."""
@@ -302,5 +309,5 @@ class ScaledProfile:
         return load_profile(path)
 
 
-def _share(value: float) -> float:
-    return round(min(1.0, value), 4)
+def _share(value: float, most: float = 1.0) -> float:
+    return round(min(most, value), 4)

@@ -1,0 +1,161 @@
+"""`expect`: a normal speed is called normal; what was planted in a machine or a setting is found again."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings import Settings
+from fsdpbench.cli.commands.expect import command
+from fsdpbench.lab.calibrate.from_results.fit import Factor, ScaledProfile
+from fsdpbench.lab.expect import Measured, Unit, expect, lines, parse_measured, record
+from fsdpbench.sweep.prediction import PROBE
+from fsdpbench.sweep.trials import simulate
+
+
+def config(gpus: int = 16, **settings: object) -> Config:
+    """Return two blocks of a small GPT on A100s, in bf16."""
+    return Config(
+        model="gpt-125m",
+        shape={"layers": 2},
+        system="torch-fsdp2",
+        device="sim",
+        hardware="a100-80gb",
+        gpus=gpus,
+        gpus_per_node=8,
+        settings=Settings.of(batch=8, seq=1024, **settings),
+        measurement=PROBE,
+    )
+
+
+def step_s(asked: Config) -> float:
+    (trial,) = simulate([asked], 1)
+    assert trial.step_time_s
+    return trial.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("21.3s", 21.3, Unit.SECONDS),
+        ("850 ms", 0.85, Unit.SECONDS),
+        ("3212tokens/s/gpu", 3212, Unit.TOKENS),
+        ("3,212 tok/s/GPU", 3212, Unit.TOKENS),
+        ("350TFLOPS", 350, Unit.TFLOPS),
+        ("41%MFU", 41, Unit.MFU),
+        ("0.41 MFU", 41, Unit.MFU),
+        ("12.5samples/s", 12.5, Unit.SAMPLES),
+    ],
+)
+def test_speeds_are_read_as_people_write_them(text: str, value: float, unit: Unit) -> None:
+    found = parse_measured(text)
+    assert found.unit is unit
+    assert found.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "21.3", "-1s", "0s", "nans", "infs", "1e400s", "3 parsecs", "s"]
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--measured"):
+        parse_measured(text)
+
+
+def test_the_expected_speed_is_normal_in_every_unit() -> None:
+    asked = config(8)
+    (trial,) = simulate([asked], 1)
+    result = trial.result
+    for measured in (
+        Measured(trial.step_time_s or 0.0, Unit.SECONDS),
+        Measured(result.tokens_per_s_per_gpu or 0.0, Unit.TOKENS),
+        Measured(result.tflops_per_gpu or 0.0, Unit.TFLOPS),
+        Measured(100 * (result.mfu or 0.0), Unit.MFU),
+    ):
+        found = expect(asked, measured, 1)
+        assert found.normal
+        assert abs(found.slower) < 1e-6
+        assert lines(found)[0].startswith("normal: ")
+
+
+@pytest.mark.parametrize(
+    ("factor", "scale"),
+    [
+        (Factor.COMPUTE, 0.68),
+        pytest.param(Factor.NETWORK, 0.15, marks=pytest.mark.campaign),
+        pytest.param(Factor.HOST, 0.4, marks=pytest.mark.campaign),
+        pytest.param(Factor.MEMORY, 0.6, marks=pytest.mark.campaign),
+    ],
+)
+def test_a_slow_part_of_the_machine_is_found_with_its_speed(
+    factor: Factor, scale: float, tmp_path: Path
+) -> None:
+    batch = {Factor.NETWORK: 2, Factor.HOST: 1}.get(factor, 8)
+    gpus = 16 if factor is Factor.NETWORK else 8
+    asked = replace(config(gpus), settings=Settings.of(batch=batch, seq=1024))
+    path = tmp_path / "slow.toml"
+    ScaledProfile(asked.hardware or "", {factor: scale}).write(path, {}, "test")
+    measured = step_s(replace(asked, hardware=str(path)))
+    found = expect(asked, Measured(measured, Unit.SECONDS), 2)
+    assert not found.normal
+    by_name = {cause.name: cause for cause in found.causes}
+    assert factor.value in by_name
+    assert by_name[factor.value].scale == pytest.approx(scale, rel=0.2)
+    assert by_name[factor.value].step_s == pytest.approx(measured, rel=0.06)
+
+
+def test_a_setting_that_is_not_what_was_assumed_is_found() -> None:
+    found = expect(config(8), Measured(step_s(config(8, param_dtype="fp32")), Unit.SECONDS), 2)
+    assert "param_dtype" in [cause.name for cause in found.causes]
+    shown = record(found)
+    assert json.loads(json.dumps(shown))["causes"][0]["look_at"]
+
+
+@pytest.mark.campaign
+def test_no_cause_is_invented_where_none_explains_it() -> None:
+    found = expect(config(8), Measured(1e4, Unit.SECONDS), 2)
+    assert found.causes == ()
+    assert "compare traces" in lines(found)[-1]
+
+
+def test_a_configuration_that_does_not_fit_has_no_expected_speed() -> None:
+    huge = replace(config(8), settings=Settings.of(batch=20000, seq=1024))
+    with pytest.raises(UsageError, match="has no simulated step time"):
+        expect(huge, Measured(1.0, Unit.SECONDS), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "which speed was measured"),
+        (["--measured", "1s"], "of which configuration"),
+        (["--measured", "1s", "--from", "x"], "both name a speed"),
+        (["--from", "/nowhere"], "no such file"),
+        (["--measured", "1s", "--model", "gpt-125m", "--device", "cpu"], "--hardware says"),
+    ],
+)
+def test_bad_requests_say_what_is_missing(words: list[str], why: str) -> None:
+    done = CliRunner().invoke(command, words)
+    assert isinstance(done.exception, UsageError | SystemExit)
+    assert why in str(done.exception) + done.output
+
+
+def test_the_speed_of_a_trace_is_its_median_step(tmp_path: Path) -> None:
+    from tests.reports.trace_writing import TraceBuilder
+
+    built = TraceBuilder()
+    for number, end in enumerate((1_010_000, 2_030_000, 3_020_000)):
+        built.step(number, number * 1_000_000 + 100_000, end)
+        built.kernel("gemm", number * 1_000_000 + 200_000, number * 1_000_000 + 900_000)
+    path = built.write(tmp_path / "rank0_trace.json")
+    words = ["--from", str(path), "--model", "gpt-125m", "--gpus", "8", "--hardware", "a100-80gb", "--json"]
+    done = CliRunner().invoke(command, [*words, "--batch", "1", "--seq", "64", "--shape", "layers=1"])
+    assert done.exit_code == 0, done.output
+    measured = json.loads(done.stdout)["measured_s"]
+    assert math.isclose(measured, 920e-6, rel_tol=1e-6)
