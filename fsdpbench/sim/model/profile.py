@@ -170,8 +170,14 @@ class HardwareProfile:
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
 
 
-def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
-    """Scale the network with the GPUs of a node where a file changes only these: NICs follow GPUs."""
+def _rebased(below: dict[str, Any], above: dict[str, Any]) -> None:
+    """Adjust a base's table to the file that builds on it.
+
+    NICs follow GPUs: where a file changes only the GPUs of a node, the network is scaled with them. Tables of
+    operators are of one chip: another peak leaves them behind, unless they price training runs.
+    """
+    if "peak_tflops" in above.get("compute", {}) and not below.get("runs_use"):
+        below["libraries"] = {}
     gpus, nic = above.get("gpus_per_node"), above.get("nic", {})
     if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
         rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
@@ -210,7 +216,7 @@ def _judge(profile: HardwareProfile) -> None:
 
 
 _PROFILES = ProfileFolder(
-    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _share_out_rails, _judge
+    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _rebased, _judge
 )
 
 

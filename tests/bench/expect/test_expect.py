@@ -146,7 +146,7 @@ def test_bad_requests_say_what_is_missing(words: list[str], why: str) -> None:
     assert why in str(done.exception) + done.output
 
 
-def test_the_speed_of_a_trace_is_its_median_step(tmp_path: Path) -> None:
+def test_the_speed_of_a_trace_is_that_of_its_median_step(tmp_path: Path) -> None:
     from tests.reports.trace_writing import TraceBuilder
 
     built = TraceBuilder()
@@ -158,4 +158,4 @@ def test_the_speed_of_a_trace_is_its_median_step(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [*words, "--batch", "1", "--seq", "64", "--shape", "layers=1"])
     assert done.exit_code == 0, done.output
     measured = json.loads(done.stdout)["measured_s"]
-    assert math.isclose(measured, 920e-6, rel_tol=1e-6)
+    assert math.isclose(measured, 1e-3, rel_tol=1e-6)

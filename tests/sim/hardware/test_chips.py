@@ -12,6 +12,15 @@ from fsdpbench.sim.model.profile import load_profile, profile_names
 GIB = 1 << 30
 # The driver's name of the GPU that a packaged profile describes, and its bf16 peak.
 DEVICES = {
+    "a100-64gb": ("NVIDIA A100-SXM-64GB", 358),
+    "a800-80gb": ("NVIDIA A800-SXM4-80GB", 312),
+    "gh200-96gb": ("NVIDIA GH200 480GB", 989),
+    "h100-64gb": ("NVIDIA H100 64GB HBM2", 989),
+    "h20-96gb": ("NVIDIA H20", 148),
+    "h800-80gb": ("NVIDIA H800", 989),
+    "mi300x": ("AMD Instinct MI300X", 1307.4),
+    "rtx-3090": ("NVIDIA GeForce RTX 3090", 71),
+    "rtx-4090": ("NVIDIA GeForce RTX 4090", 165.2),
     "a100-40gb": ("NVIDIA A100-SXM4-40GB", 312),
     "a100-80gb": ("NVIDIA A100-SXM4-80GB", 312),
     "a100-80gb-roce2000": ("NVIDIA A100-SXM4-80GB", 312),
@@ -99,11 +108,11 @@ def test_variants_have_rates_of_their_own(device: str, dtype: str, tflops: float
     "device",
     [
         "", "NVIDIA", "NVIDIA H1000", "NVIDIA H100L", "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA A100-SXM-64GB", "NVIDIA A100X", "NVIDIA A10G", "GRID A100D-40C", "NVIDIA H100 64GB HBM2",
+        "NVIDIA A100-SXM-48GB", "NVIDIA A100X", "NVIDIA A10G", "GRID A100D-40C", "NVIDIA H100 64GB HBM3",
         "NVIDIA H200 PCIe", "NVIDIA GB10", "NVIDIA B100", "NVIDIA RTX PRO 6000",
         "NVIDIA RTX PRO 6000 Blackwell", "NVIDIA RTX PRO 5000 Blackwell", "NVIDIA L40G", "NVIDIA L4 L40S",
         "Tesla V100-SXM3-32GB", "NVIDIA GH200", "AMD Instinct MI300A", "h-100", "NVIDIA Graphics Device",
-        "NVIDIA GeForce RTX 4090", "NVIDIA Thor", "NVIDIA H100 80GB HBM2e",
+        "NVIDIA GeForce RTX 4090 D", "NVIDIA Thor", "NVIDIA H100 80GB HBM2e",
     ],
 )  # fmt: skip
 def test_a_near_miss_is_none_with_a_reason(device: str) -> None:

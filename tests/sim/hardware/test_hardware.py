@@ -13,6 +13,9 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile, parse_profil
 A100 = Path(hardware.__file__).parents[1] / "profiles" / "a100-80gb.toml"
 
 
+FOUR_A_NODE = {"a100-64gb", "gb200", "gb300", "gh200-96gb", "h100-64gb"}
+
+
 def test_profiles_that_come_along():
     assert {"a100-40gb", "a100-80gb", "h100-80gb", "h200"} <= set(profile_names())
 
@@ -21,7 +24,7 @@ def test_profiles_that_come_along():
 def test_every_profile_is_whole_and_says_where_its_figures_come_from(name):
     profile = load_profile(name)
     assert profile.name == name
-    assert profile.gpus_per_node == (4 if name in ("gb200", "gb300") else 8)
+    assert profile.gpus_per_node == (4 if name in FOUR_A_NODE else 8)
     assert 0 < profile.context_bytes < profile.usable_memory_bytes < profile.memory_bytes
     assert set(profile.peak_flops) == {"bf16", "fp16", "tf32", "fp32"}
     sections = ("memory", "compute", "gemm", "attention", "bandwidth", "cpu", "nvlink", "nic", "contention")
