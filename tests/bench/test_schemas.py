@@ -28,6 +28,7 @@ COMMANDS = {
     "comparison": (("compare", "one", "one"), ("compare", "one", "other")),
     "baseline": (("baseline", "create", "swept", "baseline.json"),),
     "explain": (("explain", str(ROOT / "docs/examples/oom.txt")), ("explain", *TINY, "--batch", "100000")),
+    "expect": (("expect", *TINY, "--measured", "1s"), ("expect", *TINY, "--measured", "5%MFU")),
     "plan": (("plan", *TINY, "--batch", "2", "--tokens", "1B", "--price", "2"), ("plan", *TINY)),
     "watch": (("watch", "swept"),),
     "tune": (("tune", *TINY, "--batch", "2,4"),),

@@ -21,9 +21,9 @@ FILES = (
 )  # fmt: skip
 COMMANDS = {
     "run": 8, "sweep": 6, "plan": 6, "tune": 3, "analyze": 4, "report": 4, "compare": 4, "check": 3,
-    "baseline": 2, "list": 2, "validate": 1, "calibrate": 1, "doctor": 1, "no-such-command": 1,
+    "baseline": 2, "list": 2, "validate": 1, "calibrate": 1, "doctor": 1, "expect": 2, "no-such-command": 1,
 }  # fmt: skip
-_ON_MODELS = ("run", "sweep", "plan", "tune")
+_ON_MODELS = ("run", "sweep", "plan", "tune", "expect")
 _SMALL = {
     "run": ["--timeout", "10"],
     "sweep": ["--timeout", "10", "--max-points", "1"],
@@ -31,6 +31,7 @@ _SMALL = {
     "tune": ["--timeout", "10", "--trials", "2", "--finalists", "1"],
     "validate": ["--only", "no such case"],
     "doctor": ["--quick"],
+    "expect": ["--timeout", "10", "--measured", "1s"],
     "calibrate": ["--quick"],
 }
 _GOOD: dict[str, tuple[str, ...]] = {

@@ -22,6 +22,7 @@ from fsdpbench.cli import startup
 SHAPE = "--model gpt --shape layers=1,d_model=32,heads=1,vocab=64,max_seq=16 --gpus 2 --device sim"
 COMMANDS = (
     "list models", "--version", "doctor --quick", f"run {SHAPE} -o run", f"plan {SHAPE}", f"explain {SHAPE}",
+    f"expect {SHAPE} --measured 1s",
     f"sweep {SHAPE} --batch 1,2 -o swept", "report swept", "analyze swept",
     "compare swept swept",
     "check swept --baseline none.json", "baseline create swept b.json", f"tune {SHAPE} --trials 2 -o tuned",
