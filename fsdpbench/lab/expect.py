@@ -8,13 +8,13 @@
 
 Every explanation was simulated. They are ranked by how far they are from what was assumed, in units of how
 far real machines are (`_SPREAD`), so that a network at a third of its data sheet precedes a GPU at a third of
-its clock. Explanations are alternatives: two half causes at once are not tried.
+its clock. Explanations are alternatives: two causes together are not tried.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -30,7 +30,7 @@ from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 
 
-class Unit(StrEnum):
+class SpeedUnit(StrEnum):
     """The unit of a measured speed."""
 
     SECONDS = "s"
@@ -45,7 +45,7 @@ class Measured:
     """A measured speed as it was given; above 0 and finite."""
 
     value: float
-    unit: Unit
+    unit: SpeedUnit
 
     def step_s(self, trial: Trial) -> float:
         """Return the step time in s that it means for the simulated configuration of `trial`.
@@ -53,14 +53,14 @@ class Measured:
         Raises:
             UsageError: the simulation has no figure of this unit.
         """
-        if self.unit is Unit.SECONDS:
+        if self.unit is SpeedUnit.SECONDS:
             return self.value
         result, step = trial.result, trial.step_time_s or 0.0
         rate = {
-            Unit.TOKENS: result.tokens_per_s_per_gpu,
-            Unit.SAMPLES: result.samples_per_s_per_gpu,
-            Unit.TFLOPS: result.tflops_per_gpu,
-            Unit.MFU: None if result.mfu is None else 100 * result.mfu,
+            SpeedUnit.TOKENS: result.tokens_per_s_per_gpu,
+            SpeedUnit.SAMPLES: result.samples_per_s_per_gpu,
+            SpeedUnit.TFLOPS: result.tflops_per_gpu,
+            SpeedUnit.MFU: None if result.mfu is None else 100 * result.mfu,
         }[self.unit]
         if not rate:
             raise UsageError(
@@ -70,14 +70,14 @@ class Measured:
 
 
 _UNITS = {
-    **dict.fromkeys(("s", "sec", "seconds"), (Unit.SECONDS, 1.0)),
-    "ms": (Unit.SECONDS, 1e-3),
-    "min": (Unit.SECONDS, 60.0),
-    **dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/s", "tps", "tgs"), (Unit.TOKENS, 1.0)),
-    **dict.fromkeys(("samples/s/gpu", "samples/s"), (Unit.SAMPLES, 1.0)),
-    **dict.fromkeys(("tflops", "tflops/gpu", "tflop/s"), (Unit.TFLOPS, 1.0)),
-    **dict.fromkeys(("%mfu", "mfu%", "%"), (Unit.MFU, 1.0)),
-    "mfu": (Unit.MFU, 100.0),
+    **dict.fromkeys(("s", "sec", "seconds"), (SpeedUnit.SECONDS, 1.0)),
+    "ms": (SpeedUnit.SECONDS, 1e-3),
+    "min": (SpeedUnit.SECONDS, 60.0),
+    **dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/s", "tps", "tgs"), (SpeedUnit.TOKENS, 1.0)),
+    **dict.fromkeys(("samples/s/gpu", "samples/s"), (SpeedUnit.SAMPLES, 1.0)),
+    **dict.fromkeys(("tflops", "tflops/gpu", "tflop/s"), (SpeedUnit.TFLOPS, 1.0)),
+    **dict.fromkeys(("%mfu", "mfu%", "%"), (SpeedUnit.MFU, 1.0)),
+    "mfu": (SpeedUnit.MFU, 100.0),
 }
 
 
@@ -248,7 +248,7 @@ def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
 
 def _crossing(steps: Sequence[tuple[float, float]], wanted: float) -> float | None:
     """Return the scale at which the step is `wanted`, log-linear between simulated ones; None beyond them."""
-    for (near, before), (far, after) in zip(steps, steps[1:], strict=False):
+    for (near, before), (far, after) in itertools.pairwise(steps):
         if min(before, after) <= wanted <= max(before, after) and before != after:
             share = math.log(wanted / before) / math.log(after / before)
             return math.exp(math.log(near) + share * math.log(far / near))
@@ -256,8 +256,7 @@ def _crossing(steps: Sequence[tuple[float, float]], wanted: float) -> float | No
 
 
 def _scaled(config: Config, factor: Factor, scale: float, folder: Path) -> Config:
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".toml", delete=False) as file:
-        path = Path(file.name)
+    path = folder / f"{factor}-{scale:.6g}.toml"
     ScaledProfile(config.hardware or "", {factor: scale}).write(path, {}, "tried by expect")
     return replace(config, hardware=str(path))
 

@@ -80,12 +80,12 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 def _from_run(path: Path, options: dict[str, Any]) -> tuple[Measured, Config | None]:
     """Return the speed of a run, with its configuration where the run holds it. Raises `UsageError`."""
     from fsdpbench.lab.calibrate.from_results import runs_of_results
-    from fsdpbench.lab.expect import Measured, Unit
+    from fsdpbench.lab.expect import Measured, SpeedUnit
 
     if not path.exists():
         raise UsageError(f"--from {path}: no such file or folder")
     if path.is_file() and path.name != "result.json" and path.name.endswith(_TRACE):
-        return Measured(_traced_step_s(path), Unit.SECONDS), None
+        return Measured(_traced_step_s(path), SpeedUnit.SECONDS), None
     runs = runs_of_results([path], "cuda")
     if len(runs) > 1:
         raise UsageError(f"--from {path}: {len(runs)} runs; name the folder of one")
@@ -93,7 +93,7 @@ def _from_run(path: Path, options: dict[str, Any]) -> tuple[Measured, Config | N
     if not hardware:
         raise UsageError(f"--from {path}: no profile is like its GPU; name one with --hardware")
     options["hardware"] = hardware
-    return Measured(runs[0].value, Unit.SECONDS), runs[0].config
+    return Measured(runs[0].value, SpeedUnit.SECONDS), runs[0].config
 
 
 def _traced_step_s(path: Path) -> float:

@@ -122,7 +122,7 @@ def _points(path: Path, table: _Table) -> Iterator[Point]:
         )
     if len(table.groups) > 1:
         raise UsageError(
-            f"--nccl-tests {path}: {len(table.groups)} groups of ranks ran at once (NCCL_TESTS_SPLIT); "
+            f"--nccl-tests {path}: {len(table.groups)} groups of ranks ran side by side (NCCL_TESTS_SPLIT); "
             "give a run of one group"
         )
     a_node = Counter(table.hosts.values())
@@ -185,7 +185,7 @@ def _without_launcher(line: str) -> str:
 
 
 def _row(line: str, columns: Sequence[str]) -> _Row | None:
-    """Return the line's row, None where it is none."""
+    """Return the row that the line is, None where it is another line."""
     words = line.split()
     if not columns or len(words) < len(columns) or not words[0].isdecimal():
         return None

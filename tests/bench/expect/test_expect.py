@@ -15,7 +15,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.expect import command
 from fsdpbench.lab.calibrate.from_results.fit import Factor, ScaledProfile
-from fsdpbench.lab.expect import Measured, Unit, expect, lines, parse_measured, record
+from fsdpbench.lab.expect import Measured, SpeedUnit, expect, lines, parse_measured, record
 from fsdpbench.sweep.prediction import PROBE
 from fsdpbench.sweep.trials import simulate
 
@@ -44,17 +44,17 @@ def step_s(asked: Config) -> float:
 @pytest.mark.parametrize(
     ("text", "value", "unit"),
     [
-        ("21.3s", 21.3, Unit.SECONDS),
-        ("850 ms", 0.85, Unit.SECONDS),
-        ("3212tokens/s/gpu", 3212, Unit.TOKENS),
-        ("3,212 tok/s/GPU", 3212, Unit.TOKENS),
-        ("350TFLOPS", 350, Unit.TFLOPS),
-        ("41%MFU", 41, Unit.MFU),
-        ("0.41 MFU", 41, Unit.MFU),
-        ("12.5samples/s", 12.5, Unit.SAMPLES),
+        ("21.3s", 21.3, SpeedUnit.SECONDS),
+        ("850 ms", 0.85, SpeedUnit.SECONDS),
+        ("3212tokens/s/gpu", 3212, SpeedUnit.TOKENS),
+        ("3,212 tok/s/GPU", 3212, SpeedUnit.TOKENS),
+        ("350TFLOPS", 350, SpeedUnit.TFLOPS),
+        ("41%MFU", 41, SpeedUnit.MFU),
+        ("0.41 MFU", 41, SpeedUnit.MFU),
+        ("12.5samples/s", 12.5, SpeedUnit.SAMPLES),
     ],
 )
-def test_speeds_are_read_as_people_write_them(text: str, value: float, unit: Unit) -> None:
+def test_speeds_are_read_as_people_write_them(text: str, value: float, unit: SpeedUnit) -> None:
     found = parse_measured(text)
     assert found.unit is unit
     assert found.value == pytest.approx(value)
@@ -73,10 +73,10 @@ def test_the_expected_speed_is_normal_in_every_unit() -> None:
     (trial,) = simulate([asked], 1)
     result = trial.result
     for measured in (
-        Measured(trial.step_time_s or 0.0, Unit.SECONDS),
-        Measured(result.tokens_per_s_per_gpu or 0.0, Unit.TOKENS),
-        Measured(result.tflops_per_gpu or 0.0, Unit.TFLOPS),
-        Measured(100 * (result.mfu or 0.0), Unit.MFU),
+        Measured(trial.step_time_s or 0.0, SpeedUnit.SECONDS),
+        Measured(result.tokens_per_s_per_gpu or 0.0, SpeedUnit.TOKENS),
+        Measured(result.tflops_per_gpu or 0.0, SpeedUnit.TFLOPS),
+        Measured(100 * (result.mfu or 0.0), SpeedUnit.MFU),
     ):
         found = expect(asked, measured, 1)
         assert found.normal
@@ -102,7 +102,7 @@ def test_a_slow_part_of_the_machine_is_found_with_its_speed(
     path = tmp_path / "slow.toml"
     ScaledProfile(asked.hardware or "", {factor: scale}).write(path, {}, "test")
     measured = step_s(replace(asked, hardware=str(path)))
-    found = expect(asked, Measured(measured, Unit.SECONDS), 2)
+    found = expect(asked, Measured(measured, SpeedUnit.SECONDS), 2)
     assert not found.normal
     by_name = {cause.name: cause for cause in found.causes}
     assert factor.value in by_name
@@ -111,7 +111,7 @@ def test_a_slow_part_of_the_machine_is_found_with_its_speed(
 
 
 def test_a_setting_that_is_not_what_was_assumed_is_found() -> None:
-    found = expect(config(8), Measured(step_s(config(8, param_dtype="fp32")), Unit.SECONDS), 2)
+    found = expect(config(8), Measured(step_s(config(8, param_dtype="fp32")), SpeedUnit.SECONDS), 2)
     assert "param_dtype" in [cause.name for cause in found.causes]
     shown = record(found)
     assert json.loads(json.dumps(shown))["causes"][0]["look_at"]
@@ -119,7 +119,7 @@ def test_a_setting_that_is_not_what_was_assumed_is_found() -> None:
 
 @pytest.mark.campaign
 def test_no_cause_is_invented_where_none_explains_it() -> None:
-    found = expect(config(8), Measured(1e4, Unit.SECONDS), 2)
+    found = expect(config(8), Measured(1e4, SpeedUnit.SECONDS), 2)
     assert found.causes == ()
     assert "compare traces" in lines(found)[-1]
 
@@ -127,7 +127,7 @@ def test_no_cause_is_invented_where_none_explains_it() -> None:
 def test_a_configuration_that_does_not_fit_has_no_expected_speed() -> None:
     huge = replace(config(8), settings=Settings.of(batch=20000, seq=1024))
     with pytest.raises(UsageError, match="has no simulated step time"):
-        expect(huge, Measured(1.0, Unit.SECONDS), 1)
+        expect(huge, Measured(1.0, SpeedUnit.SECONDS), 1)
 
 
 @pytest.mark.parametrize(

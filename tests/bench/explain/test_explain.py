@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.answers.explain import advice, changes
-from fsdpbench.cli.commands import explain as explain_command
+from fsdpbench.cli.requests.script_request import config_asked_for
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import Trial
@@ -181,14 +181,13 @@ def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLi
 
 def changes_config(text: str) -> Any:
     """The configuration that a command line names."""
-    from fsdpbench.cli.commands.explain import _asked_for
 
     options: dict[str, Any] = dict.fromkeys(
         ("script", "module", "check_ranks", "steps_by", "script_arguments")
     )
     words = shlex.split(text)
     options |= {k.removeprefix("--"): v for k, v in zip(words[::2], words[1::2], strict=True)}
-    return _asked_for(options, ())
+    return config_asked_for(options, ())
 
 
 def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine, tmp_path: Path) -> None:
@@ -228,7 +227,7 @@ def test_a_model_of_hugging_face_is_explained_as_run_would_run_it(tmp_path: Path
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(shape))
     options = {"hf_config": str(tmp_path), "gpus": "8", "device": "sim", "script_arguments": ()}
-    config = explain_command._asked_for(options, ())
+    config = config_asked_for(options, ())
     assert config is not None
     assert (config.gpus, config.shape["layers"], config.settings.seq) == (8, 2, 16)
 
