@@ -18,10 +18,11 @@ from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.memory_charts import SOAK_WORDS, soak_chart
+from fsdpbench.reports.pages.memory_charts import soak_chart
 from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
+from fsdpbench.reports.pages.trace_parts import held_by_phase, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
+from fsdpbench.reports.pages.whole_run import island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 from fsdpbench.reports.result import Result
 
@@ -157,7 +158,11 @@ def _soak(row: Configuration) -> dict[str, Any]:
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
     if chart is None:
         return {}
-    return {"memory": chart.figure, "memory_table": island_table(chart.table), "memory_words": SOAK_WORDS}
+    return {
+        "memory": chart.figure(),
+        "memory_table": island_table(chart.table),
+        "memory_words": chart.summary,
+    }
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

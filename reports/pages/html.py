@@ -21,10 +21,8 @@ from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
-
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
 DEFINITIONS = (
     (
@@ -105,30 +103,13 @@ def write_report(
     run_dir = Path(run_dir)
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
-    return write_page(
-        target,
-        render(view, target, title=title, reload_s=reload_s, known=known, workers=workers, kept=kept),
-    )
-
-
-def render(
-    view: RunView,
-    target: Path,
-    *,
-    title: str | None = None,
-    reload_s: int | None = None,
-    known: Known | None = None,
-    workers: Workers | None = None,
-    kept: Kept | None = None,
-) -> str:
-    """Return the page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
-    return render_page(
-        "pages/assets/report.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "report",
         title=title or view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),

@@ -13,11 +13,10 @@ from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.html import simulated_words
 from fsdpbench.reports.pages.overview import plus_minus
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import RunView, Status, load_run
 from fsdpbench.reports.pages.whole_run import Chart, Table, breakdown
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 MOST_SHARED = 60
 
 
@@ -35,11 +34,10 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
     metric = metrics.pop() if len(metrics) == 1 else None
     shared = shared_configurations(runs) if metric else []
     varying = varying_settings([entry.row for ranked in runs for entry in ranked])
-    page = render_page(
-        "pages/assets/runs.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "runs",
         title=" and ".join(names) if len(names) < 4 else f"{len(names)} runs",
-        reload_s=None,
         simulated=simulated_words([entry.row for ranked in runs for entry in ranked]),
         sentences=_sentences(names, runs, metric, shared),
         table=_runs_table(names, views, runs, varying),
@@ -47,7 +45,6 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
         shared=_shared_table(names, shared, varying, metric),
         left_out=max(0, len(shared) - MOST_SHARED),
     )
-    return write_page(target, page)
 
 
 def _names(views: Sequence[RunView]) -> list[str]:

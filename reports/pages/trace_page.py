@@ -10,12 +10,11 @@ from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
 from fsdpbench.reports.analysis.findings import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.trace_parts import trace_parts
-from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text
+from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, named_places
 from fsdpbench.reports.readers import Trace
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 _MOST_NAMES = 3
 _MOST_HOLDERS = 20
 
@@ -36,11 +35,10 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     """Write the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
     ranks = list(analysis.ranks)
     names = [_name(rank, analysis) for rank in ranks]
-    page = render_page(
-        "pages/assets/trace.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "trace",
         title=title,
-        reload_s=None,
         simulated=_simulated(ranks),
         facts=_facts(ranks),
         sentence=_sentence(ranks),
@@ -58,7 +56,6 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
         problems=[f"{problem.path}: {problem.reason}" for problem in analysis.problems],
         definitions=DEFINITIONS,
     )
-    return write_page(target, page)
 
 
 def _name(rank: RankAnalysis, analysis: Analysis) -> str:
@@ -188,7 +185,7 @@ def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, Any]:
         "name": f"{snapshot.path.name}, device {snapshot.device}",
         "lead": f"Peak {allocated} allocated, {active} active, {reserved} reserved.",
         "ooms": [f"Out of memory: {display.size(size)} were asked for." for size in snapshot.ooms],
-        "table": Table(("held at the peak", "allocated by"), rows) if rows else None,
+        "table": Table.of(("held at the peak", "allocated by"), rows),
     }
 
 
@@ -223,15 +220,7 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
         "bargap": 0.3,
         "height": 110 + 30 * len(shown),
         "xaxis": {"title": {"text": "mean step, ms"}, "rangemode": "tozero"},
-        "yaxis": {
-            "tickmode": "array",
-            "tickvals": positions,
-            "ticktext": [chart_text(name, 40) for name, _ in shown],
-            "range": [len(shown) - 0.4, -0.6],
-            "automargin": True,
-            "showgrid": False,
-            "zeroline": False,
-        },
+        "yaxis": named_places([chart_text(name, 40) for name, _ in shown]) | {"showgrid": False},
     }
     narrow = {"yaxis": {"ticktext": [chart_text(name, 14) for name, _ in shown]}}
     summary = "Stacked bars: compute only, overlapped, exposed communication and idle time of a mean step."

@@ -14,7 +14,7 @@ from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.units_chart import units_chart
-from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.pages.whole_run import Table, island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 
 
@@ -29,22 +29,22 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, capacity, min(600, 60 + most // 6))
-    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
-    idle = idle_table(analysis)
+    units = units_chart(analysis)
     return {
         "warnings": _warnings(analysis),
         "timeline": packed,
         "retries": _retry_offsets(trace, analysis),
-        "memory": memory.figure if memory else None,
-        "memory_table": island_table(memory.table) if memory else None,
+        "memory": memory.figure() if memory else None,
+        "memory_table": island_table(memory.table if memory else None),
         "memory_note": None if memory else "The trace has no memory events.",
-        "units": _units(analysis),
+        "units": units
+        and {"lead": units.summary, "figure": units.figure(), "table": island_table(units.table)},
         "verdict": _verdict(analysis),
-        "held": island_table(held) if held else None,
-        "held_by_unit": island_table(by_unit) if by_unit else None,
-        "idle": island_table(idle) if idle else None,
-        "phases": _phases(analysis),
-        "communication": _communication(analysis),
+        "held": island_table(held_table(analysis.memory)),
+        "held_by_unit": island_table(held_by_unit(analysis.memory)),
+        "idle": island_table(idle_table(analysis)),
+        "phases": island_table(_phases(analysis)),
+        "communication": island_table(_communication(analysis)),
         **work_tables(analysis.tables, len(analysis.steps)),
     }
 
@@ -60,18 +60,14 @@ def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
     return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
 
 
-def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
+def _phases(analysis: RankAnalysis) -> Table | None:
     """Return parts of forward, backward and optimizer of the mean step, ms."""
     steps = len(analysis.steps)
     if not steps or not analysis.phases:
         return None
     spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
-    return island_table(
-        Table(
-            ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap"),
-            tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
-        )
-    )
+    columns = ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap")
+    return Table(columns, tuple(_phase_row(name, parts.per(steps)) for name, parts in spans))
 
 
 def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
@@ -79,7 +75,7 @@ def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
     return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
 
 
-def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
+def _communication(analysis: RankAnalysis) -> Table | None:
     """Return the mean step's collectives by type."""
     steps = len(analysis.steps)
     if not steps or not analysis.communication:
@@ -98,14 +94,7 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
     )
     roof = f"of {analysis.links.name}'s peak" if analysis.links else "of the best one seen"
     columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
-    return island_table(Table(columns, rows))
-
-
-def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
-    chart = units_chart(analysis)
-    if chart is None:
-        return None
-    return {"lead": chart.lead, "figure": chart.figure, "table": island_table(chart.table)}
+    return Table(columns, rows)
 
 
 def _verdict(analysis: RankAnalysis) -> list[str]:
@@ -221,7 +210,7 @@ def idle_table(analysis: RankAnalysis) -> Table | None:
         for name, ns in sorted(parts.items(), key=lambda item: -item[1])
         if ns
     ]
-    return Table(("idle because of", "ms a step", "of the step"), tuple(rows)) if rows else None
+    return Table.of(("idle because of", "ms a step", "of the step"), rows)
 
 
 MOST_KERNELS = 40
@@ -239,13 +228,8 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
         "modules": _modules(tables, steps),
         "devices": _devices(tables, steps) if len(tables.devices) > 1 else None,
     }
-    content: dict[str, Any] = {name: island_table(table) if table else None for name, table in found.items()}
+    content: dict[str, Any] = {name: island_table(table) for name, table in found.items()}
     return content | {"roof_note": _roof_note(tables)}
-
-
-def island_table(table: Table) -> dict[str, Any]:
-    """Return a table as the page's scripts read it."""
-    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
 
 
 def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what: str) -> Table | None:
@@ -263,8 +247,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
     ]
     kind = ("kind of work",) if what == "kernel" else ()
     mean = ("mean, us",) if what == "kernel" else ()
-    columns = (what, *kind, "a step", "ms a step", *mean, "share", *_RATES)
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of((what, *kind, "a step", "ms a step", *mean, "share", *_RATES), rows)
 
 
 _RATES = ("TFLOPS", "GB/s", "of the peak")
@@ -295,7 +278,7 @@ def _operators(tables: WorkTables, steps: int) -> Table | None:
         for each in tables.operators[:MOST_OPERATORS]
     ]
     columns = ("operator", "shapes", "a step", "ms a step", "share", "FLOPs a byte", *_RATES, "bound by")
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of(columns, rows)
 
 
 def _modules(tables: WorkTables, steps: int) -> Table | None:
@@ -311,7 +294,7 @@ def _modules(tables: WorkTables, steps: int) -> Table | None:
         for each in tables.modules[:MOST_MODULES]
     ]
     columns = ("module", "instances", "calls a step", "own, ms a step", "with those inside, ms", "share")
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of(columns, rows)
 
 
 def _devices(tables: WorkTables, steps: int) -> Table:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.result import Result
@@ -34,7 +35,7 @@ _REPEAT_FOLDER = re.compile(r"\.run\d+$")
 _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
 
-class RunFolderError(ValueError):
+class RunFolderError(UsageError, ValueError):
     """The path is not a run folder; the message is one line and says what to give instead."""
 
 

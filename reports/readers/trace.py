@@ -18,6 +18,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fsdpbench.base.errors import UsageError
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -30,7 +32,7 @@ MISSING = -1
 """Stands for "the event does not say" in the columns correlation, stream and device."""
 
 
-class TraceError(Exception):
+class TraceError(UsageError):
     """A file that cannot be read as a trace: `path`, and the `reason` in one line."""
 
     def __init__(self, path: Path | str, reason: str) -> None:

@@ -14,7 +14,7 @@ import click
 
 from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, SomeFailedError, UsageError
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, SomeFailedError, UsageError, written
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import show, show_json, tell
@@ -231,13 +231,10 @@ def show_history(history: History, form: str, output: Path | None) -> None:
         show("\n".join(_lines(groups)) if groups else "no figure changed its level")
     for note in history.notes:
         tell(f"note: {note}")
-    if output is None:
-        return
-    try:
-        write_history_page(content, output)
-    except OSError as error:
-        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
-    tell(f"wrote {output}")
+    if output is not None:
+        with written(output):
+            write_history_page(content, output)
+        tell(f"wrote {output}")
 
 
 def _lines(groups: list[StepGroup]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, written
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.terminal.units import each as each_device
@@ -90,13 +90,8 @@ def command(
 
 
 def _write(page: LivePage | None, state: SweepState, is_over: bool) -> bool:
-    try:
+    with written(page and page.target, "; --no-page does without"):
         return page is not None and page.update(len(state.ended), is_over=is_over)
-    except OSError as error:
-        assert page is not None
-        raise BenchError(
-            f"{page.target}: cannot be written ({error.strerror}); --no-page does without"
-        ) from None
 
 
 def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) -> Iterator[SweepState]:
@@ -330,17 +325,12 @@ def report_command(folders: tuple[Path, ...], output: Path | None, form: str) ->
 
 
 def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
-    from fsdpbench.reports.pages import RunFolderError
     from fsdpbench.reports.pages.runs_page import write_runs_page
 
     if form != "html" or output is None:
         raise UsageError("several folders make one page: -o FILE.html (--format is for one folder)")
-    try:
+    with written(output):
         write_runs_page(folders, output)
-    except RunFolderError as error:
-        raise UsageError(str(error)) from None
-    except OSError as error:
-        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")
 
 
@@ -348,9 +338,9 @@ def _one(folder: Path, output: Path | None, form: str) -> None:
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.engine.results.index import refresh_index
     from fsdpbench.engine.results.store import REPORT_FILE, Store
-    from fsdpbench.reports.pages import RunFolderError, write_csv, write_json, write_markdown, write_report
+    from fsdpbench.reports.pages import write_csv, write_json, write_markdown, write_report
 
-    try:
+    with written(output or folder):
         if form != "html":
             text = {"md": write_markdown, "json": write_json, "csv": write_csv}[form](folder)
             if output is None:
@@ -362,8 +352,4 @@ def _one(folder: Path, output: Path | None, form: str) -> None:
             write_report(folder, output)
             if (folder / "sweep.toml").is_file():
                 refresh_index(Store.open(folder))
-    except RunFolderError as error:
-        raise UsageError(str(error)) from None
-    except OSError as error:
-        raise BenchError(f"{output or folder}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")

@@ -19,7 +19,7 @@ from fsdpbench.answers.check.metrics import ALL
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.answers.check.records.surroundings import Surroundings
-from fsdpbench.base.errors import BenchError, CannotJudgeError, UsageError
+from fsdpbench.base.errors import CannotJudgeError, UsageError, written
 from fsdpbench.base.files.documents import read_json
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.engine.results.provenance import git_revision, versions
@@ -153,7 +153,5 @@ def torch_minor() -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Put `text` instead of what is at `path`. Raises `BenchError`."""
-    try:
+    with written(path):
         write_whole(path, text)
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be written ({error.strerror})") from None
