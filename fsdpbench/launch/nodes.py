@@ -25,10 +25,10 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import PARENT, die_with_parent
-from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.base.reading import MIB, UnreadableError, read_tail
 from fsdpbench.base.writing import append_to
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
@@ -96,7 +96,7 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
             try:
                 run_id = read_json_object(path)["run_id"]
                 config = Config.from_dict(read_json_object(path.parent / "config.json"))
-            except (UnreadableFileError, KeyError):
+            except (UnreadableError, KeyError):
                 continue  # it ended just now
             if run_id not in served:
                 served.add(run_id)

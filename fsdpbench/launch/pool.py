@@ -22,9 +22,9 @@ import msgspec
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.shared_log import SharedLog
-from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.base.reading import MIB, UnreadableError, read_tail
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.launch import fork_server
@@ -144,7 +144,7 @@ def _result_of(point: _Running) -> Result:
     path = point.folder / "result.json"
     try:
         return Result.of(read_json_object(path))
-    except (UnreadableFileError, msgspec.ValidationError):
+    except (UnreadableError, msgspec.ValidationError):
         pass  # it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.reading import UnreadableError
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import usable_cores
@@ -167,7 +168,7 @@ def _log(folder: Path, end: _End) -> RankLog:
     """Return what a rank wrote down; of one that could not, how it ended."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
-    except UnreadableFileError:
+    except UnreadableError:
         log = RankLog(end.rank, ended=Ended.CRASH, error=_died(end))
     if end.timed_out and log.ended is not Ended.TIMEOUT:
         log.ended, log.error = Ended.TIMEOUT, f"stopped after {end.took_s:.0f} s"
@@ -216,6 +217,6 @@ def _leave(folder: Path, record: dict[str, Any]) -> None:
     path = record_path(folder, 0)
     try:
         content = read_json_object(path)
-    except UnreadableFileError:
+    except UnreadableError:
         return  # rank 0 died without one
     write_whole(path, json.dumps({**content, "rank_check": record}, indent=1))

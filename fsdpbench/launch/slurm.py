@@ -24,9 +24,9 @@ import msgspec
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import MIB, printable, read_tail
+from fsdpbench.base.reading import MIB, UnreadableError, printable, read_tail
 from fsdpbench.base.writing import append_to, remove
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.result import Outcome
@@ -188,7 +188,7 @@ class SlurmPool:
     def _result_of(self, entry: _Job, state: str | None) -> Result | None:
         try:
             return Result.of(read_json_object(entry.folder / "result.json"))
-        except (UnreadableFileError, msgspec.ValidationError):
+        except (UnreadableError, msgspec.ValidationError):
             pass
         if state in _UNDER_WAY:
             return None

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.reading import UnreadableError, read_toml
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
 from fsdpbench.reports.result import Result
@@ -118,7 +119,7 @@ class SweepFolder:
             if known is None or known.changed_ns != changed:
                 result = Result.of(read_json_object(path))
                 known = self._read[folder] = Ended(point_name(folder), result, changed)
-        except (OSError, UnreadableFileError, KeyError, ValueError):
+        except (OSError, UnreadableError, KeyError, ValueError):
             return None
         return known
 

@@ -23,8 +23,7 @@ from fsdpbench.answers.check.records.baseline import Baseline, FigureSet, torch_
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.sides import Side
 from fsdpbench.base.errors import CannotJudgeError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, parse_json
-from fsdpbench.base.reading import one_line
+from fsdpbench.base.reading import one_line, parse_json
 from fsdpbench.reports.figures import Worse
 
 MOST_COMMITS = 1000
@@ -158,7 +157,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     for revision, date, subject in reversed(lines):
         try:
             baseline = _at(folder, revision, path)
-        except (UsageError, UnreadableFileError) as error:
+        except UsageError as error:
             notes.append(f"{revision[:9]} is left out: {one_line(error)}")
             continue
         figures = _set_of(baseline)

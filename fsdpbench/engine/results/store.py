@@ -25,10 +25,11 @@ import msgspec
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml, to_toml
+from fsdpbench.base.files.documents import read_json_object, to_toml
 from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.base.plugins import foreign_identity, foreign_model
+from fsdpbench.base.reading import read_toml
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.results.provenance import another_key, content_key, run_command
 from fsdpbench.reports.consistency import contradiction, misfiled
@@ -207,7 +208,7 @@ class Store:
             config = read_json_object(folder / "config.json")
             result = Result.of(read_json_object(folder / RESULT_FILE))
             named = msgspec.convert(config, ConfigFile)
-        except (UnreadableFileError, ValueError):
+        except ValueError:
             return None
         if not (named.name and named.key) or flaw_of(folder, config, result.to_dict()):
             return None

@@ -20,8 +20,8 @@ from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.answers.check.records.surroundings import Surroundings
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
-from fsdpbench.base.files.documents import read_json
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import read_json
 from fsdpbench.engine.results.provenance import git_revision, versions
 from fsdpbench.engine.results.records import Status
 
