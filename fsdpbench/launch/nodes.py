@@ -70,8 +70,7 @@ def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) 
         time.sleep(_POLL_S)
         records = read_records(folder)
     if timed_out:
-        log = f"{LOG_FOLDER}/node{nodes.rank}_stderr.log"
-        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s", log)
+        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s", _log(nodes))
     outcome = outcome_of_records(records, config.gpus)
     if outcome.status is Status.CRASH and code:
         last = _last_error(folder)
@@ -118,7 +117,7 @@ def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     with (
         os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log"), "ab") as stdout,
-        os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log"), "ab") as stderr,
+        os.fdopen(append_to(folder / _log(nodes)), "ab") as stderr,
     ):
         process = subprocess.Popen(
             _command(config, folder, nodes, run_id),

@@ -49,11 +49,11 @@ def _for_people(rows: list[Row]) -> list[Row]:
 
 def models() -> list[Row]:
     """Return a row for every model, including those of other packages and those that fail to load."""
-    from fsdpbench.workloads import get_workload, offered_families, workload_names
+    from fsdpbench.workloads import PLUGINS, get_workload, workload_names
 
     rows: list[Row] = []
-    offers = offered_families()
-    origins = {size: each.origin for each in offers if each.family for size in each.family.sizes}
+    offers = PLUGINS.offers()
+    origins = {size: each.origin for each in offers if each.thing for size in each.thing.sizes}
     for name in (*workload_names(), *origins):
         workload = get_workload(name)
         row = {
@@ -79,7 +79,7 @@ def systems() -> list[Row]:
 
     rows: list[Row] = []
     for offer in offers():
-        system = offer.system
+        system = offer.thing
         state = offer.problem or "ready"
         if system is not None and not system.is_installed:
             state = f"{system.package} is not installed: {system.installation}"

@@ -224,6 +224,14 @@ class Store:
             remove(path)
 
 
+def result_in(folder: Path) -> Result | None:
+    """Return the result in a configuration's folder; None without one that can be read."""
+    try:
+        return Result.of(read_json_object(folder / RESULT_FILE))
+    except ValueError:
+        return None
+
+
 def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
     """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
     return misfiled(folder.name, config, result) or another_key(config, result) or contradiction(result)
