@@ -56,6 +56,17 @@ class IdleCauses:
         }
 
 
+IDLE_WORDS = {
+    "allocator": "the CPU is in the driver's allocation calls",
+    "rate_limiter": "the CPU waits for FSDP's rate limiter",
+    "synchronization": "the CPU waits for the device",
+    "cpu": "the CPU has not launched the next kernel yet",
+    "launch_latency": "launches are on their way",
+    "event": "launched work has not started yet",
+}
+"""The causes in words, by their names."""
+
+
 def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: int, end: int) -> IdleCauses:
     """Return the causes within [start, end), in ns.
 

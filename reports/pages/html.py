@@ -79,30 +79,23 @@ def write_report(
     run_dir: Path,
     out: Path | None = None,
     *,
-    title: str | None = None,
     reload_s: int | None = None,
     known: Known | None = None,
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> Path:
-    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
-    otherwise).
+    """Write the page of a run folder to `out`, or `run_dir/report.html`; return where it is.
 
-    The file appears whole or not at all. Links to traces are relative to it.
+    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
+    `run_dir` is not a run folder, `OSError` if `out` cannot be written.
 
     Args:
         reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
-        known: what was drawn of traces for an earlier page of the same run; added to.
+        known, kept: traces that an earlier page of the run drew (added to), or that were analysed already.
         workers: processes for the drawing of many traces; without them this one draws.
-        kept: traces that were analysed already, by this program's own processes.
-
-    Raises:
-        RunFolderError: `run_dir` is not a run folder.
-        OSError: `out` cannot be written.
     """
-    run_dir = Path(run_dir)
     view = load_run(run_dir)
-    target = Path(out) if out is not None else run_dir / "report.html"
+    target = out or run_dir / "report.html"
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
@@ -110,7 +103,7 @@ def write_report(
     return write_page(
         target,
         "report",
-        title=title or view.title,
+        title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
@@ -127,7 +120,7 @@ def write_report(
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
         rank_differences=rank_differences(rows),
         charts=sections(ranked, varying, metric_of(view)),
-        details=[_choice(detail) for detail in details],
+        details=details,
         environment=_environment(rows),
         definitions=DEFINITIONS,
         sweep_toml=view.sweep_toml,
@@ -206,10 +199,6 @@ def _ranking(
 ) -> RankingTable:
     shown = frozenset(detail.folder for detail in details)
     return ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target))
-
-
-def _choice(detail: Detail) -> dict[str, Any]:
-    return {"folder": detail.folder, "words": detail.words, "content": detail.content}
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
 from fsdpbench.reports.analysis.findings import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
+from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.trace_parts import trace_parts
@@ -132,21 +133,10 @@ def _findings(ranks: Sequence[RankAnalysis]) -> list[str]:
 
 def _across(analysis: Analysis) -> list[str]:
     """Return sentences on the ranks together."""
-    sentences = []
+    sentences: list[str] = []
     for name, summary in analysis.configurations.items():
         place = f"{name}: " if name else ""
-        if len(summary.ranks) > 1:
-            step = summary.figures["step_time_s"]
-            sentences.append(
-                f"{place}{len(summary.ranks)} ranks, mean step {display.milliseconds(step.least)} to "
-                f"{display.milliseconds(step.greatest)} ms, slowest rank {summary.slowest_rank}."
-            )
-        if summary.waiting is not None and summary.waiting.straggler is not None:
-            straggler = summary.waiting.straggler
-            share = display.percent(summary.waiting.caused[straggler], 0)
-            sentences.append(
-                f"{place}rank {straggler} is the last to join and causes {share} of the waiting."
-            )
+        sentences += across(name, summary)
         sentences += [f"{place}{warning}." for warning in summary.warnings]
     return sentences
 

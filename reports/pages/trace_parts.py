@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
 from fsdpbench.reports.analysis.analyze import summarize
+from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.memory_charts import memory_chart
@@ -121,12 +123,11 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
     not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return None
-    groups: dict[tuple[str, str], dict[str, int]] = {}
+    groups: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for holding in memory.at_peak:
-        units = groups.setdefault((holding.phase or "outside phases", holding.event), {})
-        units[holding.unit or ""] = units.get(holding.unit or "", 0) + holding.bytes
+        groups[holding.phase or "outside phases", holding.event][holding.unit or ""] += holding.bytes
     lines = [
-        (phase, event.replace("_", "-"), _unit_words(units), sum(units.values()))
+        (phase, event.replace("_", "-"), _unit_words(units), units.total())
         for (phase, event), units in groups.items()
     ]
     lines.sort(key=lambda line: -line[3])
@@ -146,57 +147,44 @@ def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
     """Return bytes alive at the peak, by the phase that took them; empty where the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return {}
-    held = {"before the trace": memory.before_trace or 0}
+    held = Counter({"before the trace": memory.before_trace or 0})
     for holding in memory.at_peak:
-        phase = holding.phase or "outside phases"
-        held[phase] = held.get(phase, 0) + holding.bytes
+        held[holding.phase or "outside phases"] += holding.bytes
     return held
 
 
 def held_by_unit(memory: MemoryAnalysis) -> Table | None:
     """Return bytes that each unit holds at the peak, by phase; None where no unit is named."""
-    by_unit: dict[str, dict[str, int]] = {}
+    by_unit: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for holding in memory.at_peak:
-        held = by_unit.setdefault(holding.unit or "", {})
-        phase = holding.phase or "outside phases"
-        held[phase] = held.get(phase, 0) + holding.bytes
+        by_unit[holding.unit or ""][holding.phase or "outside phases"] += holding.bytes
     if not memory.peak_allocated or not by_unit.keys() - {""}:
         return None
     seen = dict.fromkeys(phase for held in by_unit.values() for phase in held)
     phases = sorted(seen, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
-    ordered = sorted(by_unit, key=lambda unit: -sum(by_unit[unit].values()))
+    ordered = sorted(by_unit.items(), key=lambda item: -item[1].total())
     rows = [
         (
             unit[:80] or "no unit",
-            *(display.gib(by_unit[unit].get(phase, 0)) for phase in phases),
-            display.gib(sum(by_unit[unit].values())),
-            display.percent(sum(by_unit[unit].values()) / memory.peak_allocated),
+            *(display.gib(held[phase]) for phase in phases),
+            display.gib(held.total()),
+            display.percent(held.total() / memory.peak_allocated),
         )
-        for unit in ordered[:_MOST_UNITS]
+        for unit, held in ordered[:_MOST_UNITS]
     ]
-    if rest := sum(sum(by_unit[unit].values()) for unit in ordered[_MOST_UNITS:]):
+    if rest := sum(held.total() for _, held in ordered[_MOST_UNITS:]):
         words = f"{len(ordered) - _MOST_UNITS} units more"
         share = display.percent(rest / memory.peak_allocated)
         rows.append((words, *("" for _ in phases), display.gib(rest), share))
     return Table(("FSDP unit", *(f"{phase}, GiB" for phase in phases), "GiB", "of the peak"), tuple(rows))
 
 
-def _unit_words(units: dict[str, int]) -> str:
-    named = {unit: size for unit, size in units.items() if unit}
+def _unit_words(units: Counter[str]) -> str:
+    named = [unit for unit, _ in units.most_common() if unit]
     if not named:
         return ""
-    largest = max(named, key=lambda unit: named[unit])
+    largest = named[0]
     return largest[:80] if len(named) == 1 else f"{len(named)} units, most {largest[:80]}"
-
-
-WORDS = {
-    "allocator": "the CPU in the driver's allocation calls",
-    "rate_limiter": "the CPU waiting for the rate limiter",
-    "synchronization": "the CPU waiting for the device otherwise",
-    "cpu": "the CPU not that far: next work not launched yet",
-    "launch_latency": "launched work on its way",
-    "event": "launched work waiting for an event",
-}
 
 
 def idle_table(analysis: RankAnalysis) -> Table | None:
@@ -206,7 +194,7 @@ def idle_table(analysis: RankAnalysis) -> Table | None:
         return None
     steps = max(len(analysis.steps), 1)
     rows = [
-        (WORDS[name], display.ms(ns / steps / 1e6), display.percent(ns / analysis.time.total))
+        (IDLE_WORDS[name], display.ms(ns / steps / 1e6), display.percent(ns / analysis.time.total))
         for name, ns in sorted(parts.items(), key=lambda item: -item[1])
         if ns
     ]

@@ -158,16 +158,15 @@ class RetryEvents:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """One rank's trace.
+class EventColumns:
+    """All of a trace that comes from its list of events.
 
     `collectives` maps a row of `events` to its metadata, `calls` one of an operator whose cost follows from
-    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them;
-    `simulated` is the file's "fsdpbench" object or None.  Findings of the decoder, each a line: `problems`
-    say what figures may lack or what contradicts itself, `remarks` do no harm.
+    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them.  Findings
+    of the decoder, each a line: `problems` say what figures may lack or what contradicts itself, `remarks` do
+    no harm.
     """
 
-    path: Path
     events: Events
     names: tuple[str, ...]
     lanes: tuple[tuple[int | str, int | str], ...]
@@ -175,13 +174,20 @@ class Trace:
     calls: dict[int, OperatorCall]
     memory: MemoryEvents
     retries: RetryEvents
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(EventColumns):
+    """One rank's trace; `simulated` is the file's "fsdpbench" object or None."""
+
+    path: Path
     rank: int | None
     world_size: int | None
     backend: str | None
     devices: tuple[dict[str, Any], ...]
     simulated: dict[str, Any] | None
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...]
 
     def rows(self, *categories: Category) -> Int64:
         """Return row numbers of the events of these categories, in the file's order."""

@@ -220,10 +220,8 @@ def _field(result: dict[str, Any], name: str, key: str) -> Any:
 
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """Return the configuration that --model, --hf-config or --script names. Raises `UsageError`."""
-    from fsdpbench.base.settings import Settings
-    from fsdpbench.cli.requests.request import assumed_words, target_of
-    from fsdpbench.sweep.hf_model import usual_settings
-    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+    from fsdpbench.cli.requests.request import single_config
+    from fsdpbench.sweep.planning import not_applicable, without_absent
 
     config = script_config(options, assignments)
     given = {} if config is not None else single_settings(given_settings(options, assignments))
@@ -231,12 +229,9 @@ def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config 
         if given:
             raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
         return config
-    target, _ = target_of(options)
-    usual = usual_settings(target.model, given)
-    if usual:
-        tell(f"{target.model}{assumed_words(usual)}")
-    settings = Settings.of(**usual | given)
-    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
+    config, _, assumed = single_config(options, given)
+    if assumed:
+        tell(f"{config.model}{assumed}")
     reasons = not_applicable(config, given)
     if reasons:
         raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))

@@ -99,33 +99,28 @@ def hardware() -> list[Row]:
     """Return a row for every packaged hardware profile."""
     from fsdpbench.sim.model.profile import load_profile, profile_names
 
-    rows = []
-    for name in profile_names():
-        profile = load_profile(name)
-        rows.append(
-            {
-                "name": name,
-                "title": profile.title,
-                "memory_bytes": profile.memory_bytes,
-                "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
-                "gpus_per_node": profile.gpus_per_node,
-                "source": profile.source,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "title": profile.title,
+            "memory_bytes": profile.memory_bytes,
+            "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
+            "gpus_per_node": profile.gpus_per_node,
+            "source": profile.source,
+        }
+        for name, profile in ((name, load_profile(name)) for name in profile_names())
+    ]
 
 
 def software() -> list[Row]:
     """Return a row for every packaged software profile, with its changes."""
     from fsdpbench.sim.model.software import load_software, software_names
 
-    rows = []
-    for name in software_names():
-        profile = load_software(name)
-        rows.append(
-            {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
-        )
-    return rows
+    profiles = {name: load_software(name) for name in software_names()}
+    return [
+        {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
+        for name, profile in profiles.items()
+    ]
 
 
 def settings() -> list[Row]:

@@ -104,14 +104,6 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return self.sets[mine]
 
-    def entries(self, path: Path) -> dict[str, Entry]:
-        """Return the figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
-        return self.of_this_torch(path).entries()
-
-    def surroundings(self, path: Path) -> Surroundings:
-        """Return the surroundings that the figures of the torch at hand belong to."""
-        return Surroundings(self.of_this_torch(path).surroundings)
-
     @property
     def repeat(self) -> int:
         """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
