@@ -17,8 +17,8 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Int64
