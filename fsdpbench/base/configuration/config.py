@@ -266,10 +266,6 @@ class WhatIf:
         )
 
 
-class JitterError(ValueError):
-    """A text that says no jitter; the message names it and how to write it."""
-
-
 @dataclass(frozen=True)
 class JitterSettings:
     """How much of it. ``kernels`` and ``straggler`` are shares, ``arrival_us`` is in microseconds."""
@@ -284,26 +280,26 @@ class JitterSettings:
         for name, most in limits:
             value = getattr(self, name)
             if not 0 <= value <= most:
-                raise JitterError(f"jitter: {name}={value} must be from 0 to {most:g}")
+                raise UsageError(f"--jitter: {name}={value} must be from 0 to {most:g}")
 
     @classmethod
     def parse(cls, text: str) -> JitterSettings:
-        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `JitterError`."""
+        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for part in text.split(","):
             name, equals, value = part.partition("=")
             name, value = (name.strip(), value.strip()) if equals else ("seed", name.strip())
             if name not in fields:
-                raise JitterError(f"jitter: unknown {name!r}; known are {', '.join(fields)}")
+                raise UsageError(f"--jitter: unknown {name!r}; known are {', '.join(fields)}")
             try:
                 values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
             except ValueError:
-                raise JitterError(
-                    f"jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
+                raise UsageError(
+                    f"--jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
                 ) from None
         if "seed" not in values:
-            raise JitterError(f"jitter: {text!r} has no seed; write seed=7,{text}")
+            raise UsageError(f"--jitter: {text!r} has no seed; write seed=7,{text}")
         return cls(**values)
 
     def to_text(self) -> str:

@@ -224,16 +224,13 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Return `config` with the jitter in `text`. Raises `UsageError` for a bad text or a real device."""
-    from fsdpbench.base.configuration.config import JitterError, JitterSettings
+    from fsdpbench.base.configuration.config import JitterSettings
 
     if text is None:
         return config
     if config.device != "sim":
         raise UsageError("--jitter is for simulated GPUs; real ones have their own")
-    try:
-        return replace(config, jitter=JitterSettings.parse(text))
-    except JitterError as error:
-        raise UsageError(f"--{error}") from None
+    return replace(config, jitter=JitterSettings.parse(text))
 
 
 def _tell_notes(result: Result) -> None:

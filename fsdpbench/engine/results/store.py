@@ -33,8 +33,7 @@ from fsdpbench.base.reading import read_toml
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.results.provenance import another_key, content_key, run_command
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.result import JsonObject, Result, Status
-from fsdpbench.reports.run_files import ConfigFile
+from fsdpbench.reports.result import ConfigFile, JsonObject, Result, Status
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
