@@ -45,7 +45,7 @@ class SomeFailedError(BenchError):
 
 @contextlib.contextmanager
 def written(path: object, way_out: str = "") -> Iterator[None]:
-    """Report in one line that `path` cannot be written, and the way out. Raises `BenchError`."""
+    """Report in one line that `path` cannot be written, and what to do instead. Raises `BenchError`."""
     try:
         yield
     except OSError as error:

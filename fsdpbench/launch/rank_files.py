@@ -86,7 +86,7 @@ def innermost_frame(stacks: str) -> str | None:
 
 
 def how_it_ended(exit_code: int | None) -> str:
-    """Return how a process ended, in words; None: nobody knows its exit code."""
+    """Return how a process ended, in words; None: its exit code is not known."""
     if exit_code is None:
         return "died without a message"
     if exit_code >= 0:

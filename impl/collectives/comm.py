@@ -141,10 +141,7 @@ class ReduceScatter(Comm):
 
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
     """Return the backend that serves ``device`` in ``group`` (a group may have one a device type)."""
-    names: dict[str, str] = {}
-    for part in dist.get_backend_config(group).split(","):
-        device_type, _, name = part.partition(":")
-        names[device_type] = name
+    names = dict(part.partition(":")[::2] for part in dist.get_backend_config(group).split(","))
     return names.get(device.type, dist.get_backend(group))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -179,18 +179,10 @@ _LAST_SHOWN = 8
 _MOST_UNDER_WAY = 6
 
 
-class View(Protocol):
-    """A view of a sweep; `show` is called with each new state."""
-
-    def waiting(self, why: str) -> None: ...
-    def show(self, state: SweepState, slurm: str) -> None: ...
-    def end(self) -> None: ...
-
-
 def make_view(quiet: bool) -> View:
     """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
     if quiet:
-        return SilentView()
+        return View()
     console = make_console(stderr=True)
     return LiveView(console) if console.is_terminal else PlainView()
 
@@ -205,15 +197,15 @@ def _results(state: SweepState) -> list[tuple[str, Result]]:
     return [(each.name, each.result) for each in state.ended]
 
 
-class SilentView:
-    """A view that prints nothing."""
+class View:
+    """A view of a sweep that prints nothing; `show` is called with each new state."""
 
     def waiting(self, why: str) -> None: ...
     def show(self, state: SweepState, slurm: str) -> None: ...
     def end(self) -> None: ...
 
 
-class PlainView(SilentView):
+class PlainView(View):
     """A view of lines: one for each configuration that ends, one for each new state of Slurm's jobs."""
 
     def __init__(self) -> None:
@@ -243,7 +235,7 @@ class PlainView(SilentView):
         self._slurm = slurm
 
 
-class LiveView:
+class LiveView(View):
     """A view that a terminal redraws in place four times a second."""
 
     def __init__(self, console: Console) -> None:
