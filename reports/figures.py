@@ -61,6 +61,8 @@ class Figure:
             it is an amount over the step time, and follows that over repeated runs and in its interval;
             `warned`, the page marks values other than 0; `traced`, it is absent where nothing ran.
         column: its header in the page's table, none without; `{each}` is `GPU` or `rank`.
+        weight: on a terminal, columns of the least go first where there is no room; 0: it has none there.
+        detail: its header among a configuration's own figures, where it has no `column`.
         form: how people see it, the name of a function in `reports.pages.display`.
         least, most: what no run is beyond; None where it has no range.
         least_judged: a higher bound in the gate: clocks count nanoseconds (1e-9), and what every step has at
@@ -79,6 +81,8 @@ class Figure:
     judged: Judged = Judged.NO
     marks: frozenset[str] = frozenset()
     column: str = ""
+    weight: int = 0
+    detail: str = ""
     form: str = "number"
     least: float | None = None
     most: float = math.inf
@@ -117,6 +121,7 @@ def _figure(row: Mapping[str, str]) -> Figure:
         "judged": Judged,
         "marks": lambda cell: frozenset(cell.split()),
         "least_judged": float,
+        "weight": int,
         "computed": functools.partial(getattr, result_figures),
     }
     return Figure(**given | {name: of_cells[name](given[name]) for name in given.keys() & of_cells.keys()})

@@ -1,8 +1,9 @@
-"""The result of one configuration: `result.json` as typed parts, read and written here alone.
+"""The two files of a configuration's folder as typed parts: `result.json` and `config.json`.
 
 It is among what reads traces, which needs neither torch nor the bench, so that pages and the bench read
 the same type.  Old files lack keys, newer files and plugins add some: a key that is missing is None, and what
-no field names stays in `content`, which is what is written again.  The fields are in the order of the file.
+no field names stays in `content`, which is what is written again.  Fields are in the order of the file; of
+`config.json` only those that the page shows are typed.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import msgspec
+
+from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
 
 JsonObject = dict[str, Any]
 """An open part of a file: the words of a device, a script or the compiler, passed on as they are."""
@@ -385,3 +389,53 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def steps_spread(self) -> float | None:
         """The spread of the timed steps where the allocator retries and no step is like the next."""
         return self.measured.spread if self.measured and self.alloc_retries_per_step else None
+
+
+class FolderContentError(Exception):
+    """One configuration's folder cannot be read; the message is one line for people."""
+
+
+class ConfigFile(msgspec.Struct, frozen=True):
+    """`config.json`: what was asked for."""
+
+    settings: JsonObject
+    name: str = ""
+    key: str = ""
+    model: str = ""
+    shape: JsonObject | None = None
+    parameters: int | None = None
+    system: str = ""
+    device: str = ""
+    hardware: JsonObject | str | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    gpus_used_per_node: int | None = None
+    software: str | None = None
+    command: str | list[str] | None = None
+
+
+FileT = TypeVar("FileT", ConfigFile, Result)
+
+
+def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, JsonObject]:
+    """Return one of the two files as its type, and all that is in it.
+
+    Raises:
+        FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
+    """
+    try:
+        content = read_bytes(path, LARGEST_JSON)
+    except UnreadableError as error:
+        if not path.exists():
+            raise FolderContentError(f"{path.name} is missing") from None
+        raise FolderContentError(f"{path.name} {error.reason}") from None
+    try:
+        # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
+        decoded = all_on_one_line(msgspec.json.decode(content))
+        if kind is Result:
+            return Result.of(decoded), decoded  # type: ignore[return-value]
+        return msgspec.convert(decoded, kind), decoded
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
+    except RecursionError:
+        raise FolderContentError(f"{path.name}: nested too deeply") from None

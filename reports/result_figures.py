@@ -18,8 +18,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.rank_record import RankRecord
 
 

@@ -18,17 +18,17 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing, BlockGrou
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.registry import (
     HF_PREFIX,
+    PLUGINS,
     Family,
     families,
-    forget_loaded,
     get_workload,
-    offered_families,
     workload_names,
 )
-from fsdpbench.workloads.shape import DataError, PluginError, ShapeError, UnknownModelError, WorkloadError
+from fsdpbench.workloads.shape import DataError, ShapeError, UnknownModelError, WorkloadError
 
 __all__ = [
     "HF_PREFIX",
+    "PLUGINS",
     "ActivationCheckpointing",
     "BlockFlops",
     "BlockGroup",
@@ -36,15 +36,12 @@ __all__ = [
     "Family",
     "Flops",
     "ForwardFlops",
-    "PluginError",
     "ShapeError",
     "UnknownModelError",
     "Workload",
     "WorkloadError",
     "families",
-    "forget_loaded",
     "get_workload",
     "group_blocks",
-    "offered_families",
     "workload_names",
 ]

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
+from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, Loader, family_of
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
 from fsdpbench.workloads.library_model import CONTENT, unpacked
-from fsdpbench.workloads.shape import PluginError, ShapeError, UnknownModelError
+from fsdpbench.workloads.shape import ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)
@@ -44,39 +44,18 @@ _FAMILIES: dict[str, Family] = {
     deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
     dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
 }
-_LOADED: dict[str, Family] = {}
 HF_PREFIX = "hf:"
 """Begins the name of a model that came as a Hugging Face configuration; its shape says the family."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A family of another package. `family` None: it cannot be loaded, for the reason `problem`."""
-
-    name: str
-    origin: str
-    family: Family | None
-    problem: str | None = None
+def _flaw(name: str, loaded: object) -> str | None:
+    if not isinstance(loaded, Family):
+        return f"is {type(loaded).__name__}, no fsdpbench.workloads.Family"
+    wrong = next((size for size in loaded.sizes if not size.startswith(f"{name}-")), None)
+    return None if wrong is None else f"has a size {wrong!r}: its name must begin with '{name}-'"
 
 
-def offered_families() -> list[Offer]:
-    """Return the families of other packages, also those that cannot be loaded."""
-    found: list[Offer] = []
-    for name, entry in plugins(FAMILIES).items():
-        if name in OWN_FAMILIES:
-            problem = "its name is one of fsdpbench's own families"
-            found.append(Offer(name, offered_by(entry), None, problem))
-            continue
-        try:
-            found.append(Offer(name, offered_by(entry), _loaded(name)))
-        except PluginError as error:
-            found.append(Offer(name, offered_by(entry), None, str(error)))
-    return found
-
-
-def forget_loaded() -> None:
-    """Forget loaded plugins: they are loaded again when they are asked for next."""
-    _LOADED.clear()
+PLUGINS = Loader[Family](FAMILIES, "family", OWN_FAMILIES, _flaw)
 
 
 def families() -> tuple[str, ...]:
@@ -111,7 +90,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
         if name == family_name or name in family.sizes:
             base = family.sizes.get(name, {})
             return family.make(_label(name, base, overrides), {**base, **overrides})
-    offered = [size for each in offered_families() if each.family for size in (each.name, *each.family.sizes)]
+    offered = [size for each in PLUGINS.offers() if each.thing for size in (each.name, *each.thing.sizes)]
     known = (*workload_names(), *families(), *offered)
     raise UnknownModelError(name, difflib.get_close_matches(name, known, n=3, cutoff=0.5), known)
 
@@ -135,29 +114,7 @@ def _candidates(model: str) -> Iterator[tuple[str, Family]]:
     yield from _FAMILIES.items()
     entry = family_of(model)
     if entry is not None:
-        yield entry.name, _loaded(entry.name)
-
-
-def _loaded(name: str) -> Family:
-    if name not in _LOADED:
-        _LOADED[name] = _load(name)
-    return _LOADED[name]
-
-
-def _load(name: str) -> Family:
-    entry = plugins(FAMILIES)[name]
-    where = f"family {name!r} of {offered_by(entry)} ({entry.value})"
-    try:
-        family = entry.load()
-    except Exception as error:  # whatever a foreign module does while it is imported
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise PluginError(f"{where} cannot be loaded: {reason}") from error
-    if not isinstance(family, Family):
-        raise PluginError(f"{where} is {type(family).__name__}, no fsdpbench.workloads.Family")
-    for size in family.sizes:
-        if not size.startswith(f"{name}-"):
-            raise PluginError(f"{where} has a size {size!r}: its name must begin with '{name}-'")
-    return family
+        yield entry.name, PLUGINS.load(entry.name)
 
 
 def _label(name: str, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:

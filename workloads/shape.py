@@ -35,10 +35,6 @@ class ShapeError(WorkloadError):
     """An unknown, a missing or an impossible field of a shape."""
 
 
-class PluginError(WorkloadError):
-    """A package that offers a family of models and cannot be loaded, or offers something else."""
-
-
 class DataError(WorkloadError):
     """A file or folder given as input data that cannot be used."""
 

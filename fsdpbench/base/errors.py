@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 
@@ -40,6 +41,15 @@ class SomeFailedError(BenchError):
     """The end of a command that did its work while some configurations failed."""
 
     exit_code = ExitCode.SOME_FAILED
+
+
+@contextlib.contextmanager
+def written(path: object, way_out: str = "") -> Iterator[None]:
+    """Report in one line that `path` cannot be written, and what to do instead. Raises `BenchError`."""
+    try:
+        yield
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written ({error.strerror}){way_out}") from None
 
 
 def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 LARGEST_INTEGER = 2**63 - 1
 MOST_GPUS = 1 << 20
@@ -48,6 +49,15 @@ def with_unit(text: str, units: Mapping[str, int]) -> int:
     if not math.isfinite(product):
         raise ValueError("expected a finite number")
     return round(product)
+
+
+def proc_figure(file: str, name: str) -> int | None:
+    """Return the number behind `name` in a file of `/proc`; None where the system does not say."""
+    try:
+        lines = map(str.split, Path("/proc", file).read_text().splitlines())
+        return next((int(words[1]) for words in lines if words and words[0] == name), None)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def bound(number: int) -> str:

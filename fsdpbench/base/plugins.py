@@ -6,7 +6,7 @@
     [project.entry-points."fsdpbench.workloads"]
     my-model = "my_package.models:FAMILY"
 
-Only names are read here; `systems.registry` and `workloads.registry` load what is chosen. What a plugin
+A plugin is loaded when it is chosen or listed; one that cannot be loaded takes nothing else with it. What it
 computes is part of a result's key, as the hash of its package's sources.
 """
 
@@ -16,7 +16,12 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fsdpbench.base.errors import UsageError
 
 SYSTEMS = "fsdpbench.systems"
 FAMILIES = "fsdpbench.workloads"
@@ -69,6 +74,69 @@ def foreign_model(model: str) -> dict[str, str] | None:
     """Return the identity of a plugin's model, for a result's key. None for our own."""
     entry = family_of(model)
     return None if entry is None else _identity(entry)
+
+
+class PluginError(UsageError, ValueError):
+    """A package that offers something and cannot be loaded, or offers something else."""
+
+
+ThingT = TypeVar("ThingT")
+
+
+@dataclass(frozen=True)
+class Offer(Generic[ThingT]):
+    """One name that can be chosen. `thing` None: its plugin cannot be loaded, and `problem` says why."""
+
+    name: str
+    origin: str
+    thing: ThingT | None
+    problem: str | None = None
+
+
+class Loader(Generic[ThingT]):
+    """Loads the plugins of a group when they are asked for, each once.
+
+    `own`: names that are ours, which no plugin takes; `flaw(name, loaded)` says why what was loaded is not
+    what the group is for.
+    """
+
+    def __init__(
+        self, group: str, kind: str, own: Collection[str], flaw: Callable[[str, Any], str | None]
+    ) -> None:
+        self._group, self._kind, self._own, self._flaw = group, kind, own, flaw
+        self._loaded: dict[str, ThingT] = {}
+
+    def load(self, name: str) -> ThingT:
+        """Return the plugin of that name. Raises `PluginError`."""
+        if name not in self._loaded:
+            entry = plugins(self._group)[name]
+            where = f"{self._kind} {name!r} of {offered_by(entry)} ({entry.value})"
+            try:
+                loaded = entry.load()
+                thing = loaded() if isinstance(loaded, type) else loaded
+            except Exception as error:  # whatever a foreign module does while it is imported
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise PluginError(f"{where} cannot be loaded: {reason}") from error
+            if flaw := self._flaw(name, thing):
+                raise PluginError(f"{where} {flaw}")
+            self._loaded[name] = thing
+        return self._loaded[name]
+
+    def offers(self) -> list[Offer[ThingT]]:
+        """Return the plugins, also those that cannot be loaded."""
+        return [self._offer(name, offered_by(entry)) for name, entry in plugins(self._group).items()]
+
+    def _offer(self, name: str, origin: str) -> Offer[ThingT]:
+        if name in self._own:
+            return Offer(name, origin, None, "its name is one of fsdpbench's own")
+        try:
+            return Offer(name, origin, self.load(name))
+        except PluginError as error:
+            return Offer(name, origin, None, str(error))
+
+    def forget(self) -> None:
+        """Load plugins again when they are asked for next."""
+        self._loaded.clear()
 
 
 def forget() -> None:

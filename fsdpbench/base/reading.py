@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 
 # Names, paths, causes and values may hold anything: escape sequences that a terminal obeys, line breaks that
@@ -91,8 +92,10 @@ _LONG_KEY = re.compile(
 )
 
 
-class UnreadableError(ValueError):
-    """Content that is not of the expected kind. The message is one line: its `origin`, and the `reason`."""
+class UnreadableError(UsageError, ValueError):
+    """Content that is missing, too large or of another kind. The message is one line: its `origin`, and the
+    `reason`. Code that reads files which may be broken without a mistake (a result cut short, another
+    machine's lock) catches it."""
 
     def __init__(self, origin: object, reason: str) -> None:
         self.origin = one_line(origin, _LONGEST_REASON)
@@ -110,7 +113,7 @@ def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
     return parse_toml(read_bytes(path, largest), str(path))
 
 
-def read_text(path: Path, largest: int) -> str:
+def read_text(path: Path, largest: int = LARGEST_JSON) -> str:
     """Return the text in a file of at most `largest` bytes of UTF-8. Raises `UnreadableError`."""
     return _text(read_bytes(path, largest), str(path))
 

@@ -112,14 +112,15 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.memory_per_step = [asdict(peaks) for peaks in steps.memory if peaks is not None] or None
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
-    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
-    _note_compilation(config, device, record)
-    record.unread_settings = unread_settings(loop.system, loop.config) or None
+    _note_program(config, device, loop, record)
     record.graph = getattr(device, "graph", None)
 
 
-def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
-    """Add the compiled graphs to `record`; a simulated device knows more of them than Dynamo does."""
+def _note_program(config: Config, device: Device, loop: TrainingLoop, record: RankRecord) -> None:
+    """Add to `record` what is known of the program after it ran: operators without a cost of their own,
+    compiled graphs (a simulated device knows more of them than Dynamo does), settings that nothing read."""
+    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    record.unread_settings = unread_settings(loop.system, loop.config) or None
     if config.settings.compile:
         from fsdpbench.sim.torch_device.compile.refusals import (
             of_dynamo,  # the compiler's import takes seconds
@@ -174,9 +175,7 @@ def _soak(
     record.step_times_s = soak.run(device, loop, batches)
     record.memory_per_step = soak.memory_per_step()
     record.losses = losses or None
-    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
-    _note_compilation(config, device, record)
-    record.unread_settings = unread_settings(loop.system, loop.config) or None
+    _note_program(config, device, loop, record)
 
 
 def _maker_of_batches(

@@ -158,10 +158,10 @@ def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:
 def _plugins() -> list[Finding]:
     """Systems and models of other packages; one that cannot be loaded breaks nothing of ours."""
     from fsdpbench.systems import offers
-    from fsdpbench.workloads import offered_families
+    from fsdpbench.workloads import PLUGINS
 
     found = []
-    for kind, offered in (("system", offers()), ("family", offered_families())):
+    for kind, offered in (("system", offers()), ("family", PLUGINS.offers())):
         for offer in offered:
             if offer.origin == "fsdpbench":
                 continue

@@ -25,10 +25,10 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import PARENT, die_with_parent
-from fsdpbench.base.reading import MIB, read_tail
+from fsdpbench.base.reading import MIB, UnreadableError, read_tail
 from fsdpbench.base.writing import append_to
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
@@ -70,8 +70,7 @@ def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) 
         time.sleep(_POLL_S)
         records = read_records(folder)
     if timed_out:
-        log = f"{LOG_FOLDER}/node{nodes.rank}_stderr.log"
-        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s", log)
+        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s", _log(nodes))
     outcome = outcome_of_records(records, config.gpus)
     if outcome.status is Status.CRASH and code:
         last = _last_error(folder)
@@ -96,7 +95,7 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
             try:
                 run_id = read_json_object(path)["run_id"]
                 config = Config.from_dict(read_json_object(path.parent / "config.json"))
-            except (UnreadableFileError, KeyError):
+            except (UnreadableError, KeyError):
                 continue  # it ended just now
             if run_id not in served:
                 served.add(run_id)
@@ -118,7 +117,7 @@ def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     with (
         os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log"), "ab") as stdout,
-        os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log"), "ab") as stderr,
+        os.fdopen(append_to(folder / _log(nodes)), "ab") as stderr,
     ):
         process = subprocess.Popen(
             _command(config, folder, nodes, run_id),

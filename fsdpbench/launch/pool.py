@@ -17,20 +17,18 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.base.files.shared_log import SharedLog
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
+from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
-from fsdpbench.launch.rank_files import innermost_frame
+from fsdpbench.launch.rank_files import how_it_ended, innermost_frame
 from fsdpbench.reports.result import Result
 
 _FULL_DISK_BYTES = 1 << 20
@@ -141,11 +139,8 @@ def _place(point: _Running) -> str:
 
 
 def _result_of(point: _Running) -> Result:
-    path = point.folder / "result.json"
-    try:
-        return Result.of(read_json_object(path))
-    except (UnreadableFileError, msgspec.ValidationError):
-        pass  # it died before or while writing
+    if (result := result_in(point.folder)) is not None:
+        return result  # else it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):
         outcome = Outcome(Status.CRASH, _how_it_died(point), "stderr.log")
@@ -167,15 +162,10 @@ def _late_result(point: _Running, outcome: Outcome) -> Result:
 
 
 def _how_it_died(point: _Running) -> str:
-    code = point.process.exitcode
-    how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-    last = _last_line(point.folder / "stderr.log")
+    lines = read_tail(point.folder / "stderr.log", MIB).split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    how = how_it_ended(point.process.exitcode)
     return f"the process ended early ({how})" + (f": {last}" if last else "")
-
-
-def _last_line(path: Path) -> str:
-    lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
-    return next((line for line in reversed(lines) if line), "")
 
 
 def _kill(point: _Running) -> None:

@@ -25,15 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.reading import UnreadableError
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import usable_cores
 from fsdpbench.engine.results.records import Status, read_records, record_path
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
-from fsdpbench.launch.rank_files import log_to
+from fsdpbench.launch.rank_files import how_it_ended, log_to
 from fsdpbench.script.rank_check.calls import Ended, RankLog
 from fsdpbench.script.rank_check.comparison import Difference, first_difference, group_name, sentence, to_dict
 
@@ -167,7 +168,7 @@ def _log(folder: Path, end: _End) -> RankLog:
     """Return what a rank wrote down; of one that could not, how it ended."""
     try:
         log = RankLog.read(folder_of(folder, end.rank))
-    except UnreadableFileError:
+    except UnreadableError:
         log = RankLog(end.rank, ended=Ended.CRASH, error=_died(end))
     if end.timed_out and log.ended is not Ended.TIMEOUT:
         log.ended, log.error = Ended.TIMEOUT, f"stopped after {end.took_s:.0f} s"
@@ -175,9 +176,7 @@ def _log(folder: Path, end: _End) -> RankLog:
 
 
 def _died(end: _End) -> str:
-    code = end.exit_code
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"the process ended early, {how}"
+    return f"the process ended early, {how_it_ended(end.exit_code)}"
 
 
 def _with_difference(config: Config, outcome: Outcome, difference: Difference | None) -> Outcome:
@@ -216,6 +215,6 @@ def _leave(folder: Path, record: dict[str, Any]) -> None:
     path = record_path(folder, 0)
     try:
         content = read_json_object(path)
-    except UnreadableFileError:
+    except UnreadableError:
         return  # rank 0 died without one
     write_whole(path, json.dumps({**content, "rank_check": record}, indent=1))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,18 @@ def innermost_frame(stacks: str) -> str | None:
         if match:
             return f"{match['function']} ({Path(match['file']).name}:{match['line']})"
     return None
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Return how a process ended, in words; None: its exit code is not known."""
+    if exit_code is None:
+        return "died without a message"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
 
 
 def log_to(folder: Path) -> None:

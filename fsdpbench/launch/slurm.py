@@ -20,16 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import MIB, printable, read_tail
 from fsdpbench.base.writing import append_to, remove
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.result import Outcome
+from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.reports.result import Result
@@ -132,17 +130,15 @@ class SlurmPool:
     def _submit_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         simulated = [pair for pair in waiting if pair[0].device == "sim"]
-        if simulated:
-            executor = self._executor(simulated[0][0])
-            with executor.batch():
-                array = [
-                    executor.submit(run_job, c.to_dict(), str(folder.resolve())) for c, folder in simulated
+        arrays = [simulated] if simulated else []
+        for pairs in (*arrays, *([pair] for pair in waiting if pair[0].device != "sim")):
+            executor = self._executor(pairs[0][0])
+            with executor.batch() if pairs is simulated else contextlib.nullcontext():
+                jobs = [
+                    executor.submit(run_job, config.to_dict(), str(folder.resolve()))
+                    for config, folder in pairs
                 ]
-            self._keep(simulated, array)
-        for config, folder in waiting:
-            if config.device != "sim":
-                job = self._executor(config).submit(run_job, config.to_dict(), str(folder.resolve()))
-                self._keep([(config, folder)], [job])
+            self._keep(pairs, jobs)
 
     def _keep(self, pairs: list[tuple[Config, Path]], jobs: list[Any]) -> None:
         for (config, folder), job in zip(pairs, jobs, strict=True):
@@ -186,10 +182,8 @@ class SlurmPool:
         return {pair[0]: pair[1] for pair in words if len(pair) == 2}
 
     def _result_of(self, entry: _Job, state: str | None) -> Result | None:
-        try:
-            return Result.of(read_json_object(entry.folder / "result.json"))
-        except (UnreadableFileError, msgspec.ValidationError):
-            pass
+        if (result := result_in(entry.folder)) is not None:
+            return result
         if state in _UNDER_WAY:
             return None
         entry.ended = entry.ended or time.monotonic()

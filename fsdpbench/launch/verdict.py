@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fsdpbench.engine.results.records import Status, record_path
 from fsdpbench.engine.results.result import Outcome
-from fsdpbench.launch.rank_files import RankFiles
+from fsdpbench.launch.rank_files import RankFiles, how_it_ended
 from fsdpbench.reports.rank_record import RankRecord
 
 _OUT_OF_MEMORY = re.compile(
@@ -70,11 +70,7 @@ class RankEnd:
 
     @property
     def how(self) -> str:
-        if self.exit_code is None:
-            return "died without a message"
-        if self.exit_code < 0:
-            return f"killed by {_signal_name(-self.exit_code)}"
-        return f"ended with exit code {self.exit_code}"
+        return how_it_ended(self.exit_code)
 
 
 def judge(
@@ -139,10 +135,3 @@ def _order(folder: Path, end: RankEnd) -> tuple[bool, int, int]:
     path = record_path(folder, end.rank)
     when = path.stat().st_mtime_ns if path.exists() else 0
     return end.record is None or bool(_BROKEN_CONNECTION.search(end.cause)), when, end.rank
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -17,7 +17,7 @@ from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
-from fsdpbench.workloads import Workload, WorkloadError, get_workload
+from fsdpbench.workloads import Workload, get_workload
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class Target:
     """As in a `Config`."""
 
     def workload(self) -> Workload:
-        try:
-            return get_workload(self.model, shape=dict(self.shape) or None)
-        except WorkloadError as error:
-            raise UsageError(str(error)) from None
+        return get_workload(self.model, shape=dict(self.shape) or None)
 
 
 def make_target(
@@ -118,10 +115,7 @@ def simulated_nodes(
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
     """One configuration on `target`. Raises `UsageError` for a system that is not there or not installed."""
     get_system(system).require()
-    try:
-        seq = adapted(workload, settings).resolve_seq(settings.seq)
-    except WorkloadError as error:
-        raise UsageError(str(error)) from None
+    seq = adapted(workload, settings).resolve_seq(settings.seq)
     check_names(workload, settings.wrap)
     return Config(
         model=target.model,

@@ -43,7 +43,8 @@ def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
     return sources
 
 
-def _head(config: Config, api: str) -> list[str]:
+def _program(config: Config, api: str, imports: list[str], body: list[str]) -> str:
+    """Write a whole file: its head, imports, and `parallelize`, whose last lines are `body`."""
     values = config.settings.to_dict()
     beside = [
         f"{name}={show_value(values[name])}"
@@ -51,13 +52,25 @@ def _head(config: Config, api: str) -> list[str]:
         if setting.in_script and values[name] is not None
     ]
     hardware = f" on {config.hardware}" if config.hardware else ""
-    return [
+    offload_import, offload = [], []
+    if config.settings.activation_offload:
+        offload_import = ["from fsdpbench.impl import offload_activations"]
+        offload = ["    offload_activations(m for m in model.modules() if isinstance(m, block_class))"]
+    lines = [
         f'"""{config.model} on {config.gpus} GPUs{hardware}: {api}, as fsdpbench found it best.\n',
         f"The training script's part: {', '.join(beside)}.",
         '"""\n',
         "import torch",
         "from torch import nn",
+        *imports,
+        *offload_import,
+        _DEVICE,
+        "",
+        "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
+        *offload,
+        *body,
     ]
+    return "\n".join(lines) + "\n"
 
 
 def _arguments(config: Config) -> list[str]:
@@ -81,15 +94,11 @@ def _fully_shard(config: Config) -> str:
     reshard = settings.reshard_after_forward
     if reshard is None:
         reshard = settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")
-    lines = [
-        *_head(config, f"fully_shard of {source}"),
+    imports = [
         "from torch.distributed.device_mesh import init_device_mesh\n",
         _imported(source, arguments, "MixedPrecisionPolicy", "fully_shard"),
-        *_offload_import(config),
-        _DEVICE,
-        "",
-        "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
-        *_offload(config),
+    ]
+    body = [
         f"    mesh = {_mesh(config)}",
         "    settings = dict(",
         *(f"        {argument}," for argument in arguments),
@@ -100,7 +109,7 @@ def _fully_shard(config: Config) -> str:
         *_symmetric(config),
         "    return model",
     ]
-    return "\n".join(lines) + "\n"
+    return _program(config, f"fully_shard of {source}", imports, body)
 
 
 def _symmetric(config: Config) -> list[str]:
@@ -148,7 +157,6 @@ def _units(config: Config) -> list[str]:
 def _flat(config: Config) -> str:
     source = _SOURCES[ours := config.system.startswith("impl")]
     mesh = [f"device_mesh={_mesh(config)}"] if "HYBRID" in config.settings.strategy else []
-    mesh_import = ["from torch.distributed.device_mesh import init_device_mesh"] if mesh else []
     arguments = [
         "auto_wrap_policy=CustomPolicy(lambda module: units.get(module, False))",
         *_arguments(config),
@@ -156,17 +164,13 @@ def _flat(config: Config) -> str:
         "device_id=device",
         "use_orig_params=True",
     ]
-    lines = [
-        *_head(config, f"FullyShardedDataParallel of {source}"),
-        *mesh_import,
+    imports = [
+        *(["from torch.distributed.device_mesh import init_device_mesh"] if mesh else []),
         "",
         _imported(source, arguments, "FullyShardedDataParallel", "ShardingStrategy"),
         f"from {source if ours else 'torch.distributed.fsdp.wrap'} import CustomPolicy",
-        *_offload_import(config),
-        _DEVICE,
-        "",
-        "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
-        *_offload(config),
+    ]
+    body = [
         *_flat_units(config),
         '    index = None if DEVICE == "cpu" else torch.accelerator.current_device_index()',
         "    device = torch.device(DEVICE, index)",
@@ -175,7 +179,7 @@ def _flat(config: Config) -> str:
         *(f"        {argument}," for argument in arguments),
         "    )",
     ]
-    return "\n".join(lines) + "\n"
+    return _program(config, f"FullyShardedDataParallel of {source}", imports, body)
 
 
 def _flat_units(config: Config) -> list[str]:
@@ -202,26 +206,9 @@ def _torch_ddp(config: Config) -> str:
     if config.settings.param_dtype != "fp32":
         dtype = TORCH_DTYPES[config.settings.param_dtype]
         autocast = [f"    # The forward pass runs under torch.autocast(DEVICE, dtype={dtype})."]
-    lines = [
-        *_head(config, "DistributedDataParallel of torch"),
-        "from torch.nn.parallel import DistributedDataParallel",
-        _DEVICE,
-        "",
-        "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
-        *autocast,
-        "    return DistributedDataParallel(model.to(DEVICE), gradient_as_bucket_view=True)",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _offload_import(config: Config) -> list[str]:
-    return ["from fsdpbench.impl import offload_activations"] if config.settings.activation_offload else []
-
-
-def _offload(config: Config) -> list[str]:
-    if not config.settings.activation_offload:
-        return []
-    return ["    offload_activations(m for m in model.modules() if isinstance(m, block_class))"]
+    made = "    return DistributedDataParallel(model.to(DEVICE), gradient_as_bucket_view=True)"
+    imports = ["from torch.nn.parallel import DistributedDataParallel"]
+    return _program(config, "DistributedDataParallel of torch", imports, [*autocast, made])
 
 
 def _mesh(config: Config) -> str:

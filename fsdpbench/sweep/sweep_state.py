@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml
-from fsdpbench.engine.results.records import Status
-from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
+from fsdpbench.base.reading import read_toml
+from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store, result_in
 from fsdpbench.reports.result import Result
 
 _WORK = ".work-"
@@ -34,16 +33,6 @@ class Ended:
     name: str
     result: Result
     changed_ns: int
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether it is an answer (out of memory is one), and not a failure."""
-        return self.result.status.is_answer
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Return tokens a second of one GPU; 0 where it has no such figure."""
-        return (self.result.tokens_per_s_per_gpu or 0.0) if self.result.status is Status.OK else 0.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class SweepState:
     @property
     def failed(self) -> int:
         """Return the number of those that ended without an answer."""
-        return sum(not each.is_answer for each in self.ended)
+        return sum(not each.result.status.is_answer for each in self.ended)
 
     @property
     def left_s(self) -> float | None:
@@ -85,7 +74,7 @@ class SweepFolder:
 
     path: Path
     _store: Store = field(init=False)
-    _read: dict[str, Ended] = field(default_factory=dict)
+    _read: dict[str, Ended | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._store = Store(self.path)
@@ -104,10 +93,8 @@ class SweepFolder:
             points = tuple(map(str, read_toml(self.path / SWEEP_FILE).get("points", [])))
         except (OSError, UsageError, TypeError):
             return None
-        ended = sorted(
-            (each for name in points if (each := self._ended(name)) is not None),
-            key=lambda each: each.changed_ns,
-        )
+        found = [each for name in points if (each := self._ended(name)) is not None]
+        ended = sorted(found, key=lambda each: each.changed_ns)
         return SweepState(points, tuple(ended), self._under_way() if held else (), held, began)
 
     def _ended(self, folder: str) -> Ended | None:
@@ -116,9 +103,10 @@ class SweepFolder:
             changed = path.stat().st_mtime_ns
             known = self._read.get(folder)
             if known is None or known.changed_ns != changed:
-                result = Result.of(read_json_object(path))
-                known = self._read[folder] = Ended(point_name(folder), result, changed)
-        except (OSError, UnreadableFileError, KeyError, ValueError):
+                result = result_in(path.parent)
+                known = None if result is None else Ended(point_name(folder), result, changed)
+                self._read[folder] = known
+        except OSError:
             return None
         return known
 

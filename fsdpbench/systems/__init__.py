@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from fsdpbench.systems.base import BuildContext, System
 from fsdpbench.systems.narrow import chosen_software, software_of
-from fsdpbench.systems.registry import Offer, get_system, offers
+from fsdpbench.systems.registry import get_system, offers
 from fsdpbench.systems.unsharded import NO_SHARDING
 
 __all__ = [
     "NO_SHARDING",
     "BuildContext",
-    "Offer",
     "System",
     "chosen_software",
     "get_system",

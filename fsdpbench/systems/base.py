@@ -194,6 +194,37 @@ def refuse_common(config: Config) -> dict[str, str]:
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 
+def absent_from(name: str, by_size: str) -> dict[str, str]:
+    """Return the settings that another package's system `name` does not have; `by_size`: how it prefetches
+    instead."""
+    return {
+        **dict.fromkeys(("backward_prefetch", "backward_prefetch_depth", "forward_prefetch"), by_size),
+        "memory_handover": f"{name} passes memory in its own way",
+        "layout": f"{name} lays parameters out in its own way",
+        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
+        "keep_last_unsharded": f"{name} decides by size what stays gathered",
+        "activation_offload": "the bench offloads activations of FSDP's units",
+        "clip": f"the bench clips no gradients of {name}",
+        "optimizer_dtype": f"the bench gives {name} torch's own AdamW",
+        "linear_dtype": f"the bench does not build layers of 8 or 4 bits under {name}",
+        **dict.fromkeys(
+            ("lora", "lora_targets", "lora_base"), f"the bench does not build adapters under {name}"
+        ),
+    }
+
+
+def refuse_under(name: str, config: Config) -> dict[str, str]:
+    """Refuse what another package's system `name` cannot do: setting -> reason."""
+    refused, settings = refuse_common(config), config.settings
+    if settings.optimizer == "muon":
+        refused["optimizer"] = f"the bench gives {name} torch's own AdamW or SGD"
+    if settings.grad_sync == "last" and settings.grad_accum > 1:
+        refused["grad_sync"] = f"{name} reduces sharded gradients after every microbatch"
+    if settings.compile:
+        refused["compile"] = f"the bench does not compile blocks under {name}'s hooks"
+    return refused
+
+
 def _refuse_compiled_loss(config: Config) -> dict[str, str]:
     if not config.settings.compile:
         return {"compile_loss": "it belongs to compile, which is off"}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, refuse_common
+from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
 
 _BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"
 _NEVER = 10**9
@@ -31,37 +31,18 @@ class DeepSpeedZero3(System):
     package = "deepspeed"
     installation = "pip install 'fsdpbench[deepspeed]'"
     absent = {  # noqa: RUF012
+        **absent_from("ZeRO-3", _BY_BYTES),
         "wrap": _BY_BYTES,
         "reshard_after_forward": "ZeRO-3 decides by reuse distance (stage3_max_reuse_distance)",
-        "backward_prefetch": _BY_BYTES,
-        "backward_prefetch_depth": _BY_BYTES,
-        "forward_prefetch": _BY_BYTES,
         "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
-        "memory_handover": "ZeRO-3 passes memory in its own way",
-        "layout": "ZeRO-3 lays parameters out in its own way",
-        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
-        "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
-        "activation_offload": "the bench offloads activations of FSDP's units",
-        "clip": "the bench gives ZeRO-3 no gradient_clipping",
-        "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
-        "linear_dtype": "the bench does not build layers of 8 or 4 bits under DeepSpeed's partitioning",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
-        "lora": "the bench does not build adapters under DeepSpeed's partitioning",
-        "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",
-        "lora_base": "the bench does not build adapters under DeepSpeed's partitioning",
         "zero_grad": "DeepSpeed clears gradients in its own step",
     }
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused, settings = refuse_common(config), config.settings
-        if settings.optimizer == "muon":
-            refused["optimizer"] = "the bench gives ZeRO-3 torch's own AdamW or SGD"
-        if settings.strategy != "FULL_SHARD":
+        refused = refuse_under("ZeRO-3", config)
+        if config.settings.strategy != "FULL_SHARD":
             refused["strategy"] = "ZeRO-3 shards parameters, gradients and optimizer over all ranks"
-        if settings.grad_sync == "last" and settings.grad_accum > 1:
-            refused["grad_sync"] = "ZeRO-3 reduces gradients after every microbatch"
-        if settings.compile:
-            refused["compile"] = "the bench does not compile blocks under DeepSpeed's hooks"
         return refused
 
     def wrap(self, context: BuildContext) -> nn.Module:

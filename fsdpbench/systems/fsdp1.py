@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -30,14 +30,8 @@ from fsdpbench.systems.wrapping import select_units
 class _FlatParameterSystem(System):
     """The common part of both FSDP1s: torch's constructor. `_extras` adds arguments that only one has."""
 
-    _absent_always: ClassVar[dict[str, str]] = {
-        "layout": "a flat parameter is gathered in one piece, without copies",
-        "symmetric_memory": "FSDP1 has no set_symm_mem_for_comm: use FSDP2",
-        "reshard_after_forward": "FSDP1 says it by its strategy",
-    }
-
     @abstractmethod
-    def _module(self) -> ModuleType:
+    def _module(self) -> Any:
         """Return the namespace of the classes and enums of FSDP1, by torch's names."""
 
     @abstractmethod
@@ -82,8 +76,12 @@ class _FlatParameterSystem(System):
     def clip(self, model: Any, largest: float) -> None:
         model.clip_grad_norm_(largest)
 
-    def absent_settings(self, config: Config) -> dict[str, str]:
-        return {**self._absent_always, **self.absent}
+
+_ABSENT = {
+    "layout": "a flat parameter is gathered in one piece, without copies",
+    "symmetric_memory": "FSDP1 has no set_symm_mem_for_comm: use FSDP2",
+    "reshard_after_forward": "FSDP1 says it by its strategy",
+}
 
 
 def _refuse(config: Config) -> dict[str, str]:
@@ -99,11 +97,12 @@ class ImplFsdp1(_FlatParameterSystem):
 
     name = "impl-fsdp1"
     summary = "this project's FullyShardedDataParallel"
+    absent = _ABSENT
 
     def refuses(self, config: Config) -> dict[str, str]:
         return _refuse(config)
 
-    def _module(self) -> ModuleType:
+    def _module(self) -> Any:
         from fsdpbench import impl
 
         return impl
@@ -126,6 +125,7 @@ class TorchFsdp1(_FlatParameterSystem):
     name = "torch-fsdp1"
     summary = "PyTorch's FullyShardedDataParallel"
     absent = {  # noqa: RUF012
+        **_ABSENT,
         "memory_handover": "PyTorch's FSDP1 passes memory by record_stream only",
         "backward_prefetch_depth": "PyTorch's FSDP1 prefetches one unit in backward",
     }
@@ -138,8 +138,11 @@ class TorchFsdp1(_FlatParameterSystem):
             refused["forward_prefetch"] = "PyTorch's FSDP1 prefetches one unit in forward, or none"
         return refused
 
-    def _module(self) -> ModuleType:
-        return _torch_fsdp1()
+    def _module(self) -> Any:
+        from torch.distributed import fsdp
+        from torch.distributed.fsdp.wrap import CustomPolicy
+
+        return SimpleNamespace(**vars(fsdp), CustomPolicy=CustomPolicy)
 
     def _extras(self, config: Config) -> dict[str, Any]:
         settings = config.settings
@@ -150,31 +153,13 @@ class TorchFsdp1(_FlatParameterSystem):
         }
 
 
-def _torch_fsdp1() -> ModuleType:
-    """Return torch's names in one namespace, as `impl` has them."""
-    from torch.distributed import fsdp
-    from torch.distributed.fsdp import wrap
-
-    names = ModuleType("torch_fsdp1")
-    for name in (
-        "FullyShardedDataParallel",
-        "ShardingStrategy",
-        "BackwardPrefetch",
-        "MixedPrecision",
-        "CPUOffload",
-    ):
-        setattr(names, name, getattr(fsdp, name))
-    names.CustomPolicy = wrap.CustomPolicy  # type: ignore[attr-defined]
-    return names
-
-
-def _prefetch(fsdp: ModuleType, value: str | None) -> Any:
+def _prefetch(fsdp: Any, value: str | None) -> Any:
     return {"pre": fsdp.BackwardPrefetch.BACKWARD_PRE, "post": fsdp.BackwardPrefetch.BACKWARD_POST}.get(
         value or "none"
     )
 
 
-def _mixed_precision(fsdp: ModuleType, config: Config) -> Any:
+def _mixed_precision(fsdp: Any, config: Config) -> Any:
     settings = config.settings
     buffer = TORCH_DTYPES.get(settings.buffer_dtype or "")
     if settings.param_dtype == "fp32" and settings.reduce_dtype in ("fp32", None) and buffer is None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, refuse_common, shard_size_of
+from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under, shard_size_of
 from fsdpbench.systems.narrow import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 
@@ -32,36 +32,18 @@ class MegatronFsdp(System):
     package = "megatron_fsdp"
     installation = "pip install 'fsdpbench[megatron-fsdp]'"
     absent = {  # noqa: RUF012
+        **absent_from("Megatron-FSDP", _BY_SIZE),
         "reshard_after_forward": "Megatron-FSDP says it by its strategy",
-        "backward_prefetch": _BY_SIZE,
-        "backward_prefetch_depth": _BY_SIZE,
-        "forward_prefetch": _BY_SIZE,
         "limit_all_gathers": _BY_SIZE,
-        "memory_handover": "Megatron-FSDP passes memory in its own way",
-        "layout": "Megatron-FSDP lays parameters out in its own way",
-        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
-        "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
-        "activation_offload": "the bench offloads activations of FSDP's units",
-        "clip": "the bench clips no gradients of Megatron-FSDP",
-        "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
-        "linear_dtype": "the bench does not build layers of 8 or 4 bits under Megatron-FSDP's buffers",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
-        "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
-        "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",
-        "lora_base": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
     }
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused, settings = refuse_common(config), config.settings
-        if settings.optimizer == "muon":
-            refused["optimizer"] = "the bench gives Megatron-FSDP torch's own AdamW or SGD"
-        if settings.wrap == "root" or settings.wrap.startswith("size:"):
+        refused = refuse_under("Megatron-FSDP", config)
+        wrap = config.settings.wrap
+        if wrap == "root" or wrap.startswith("size:"):
             refused["wrap"] = "Megatron-FSDP's units are classes of modules below the model"
-        if settings.grad_sync == "last" and settings.grad_accum > 1:
-            refused["grad_sync"] = "with sharded gradients Megatron-FSDP reduces after every microbatch"
-        if settings.compile:
-            refused["compile"] = "the bench does not compile blocks under Megatron-FSDP's hooks"
         return refused
 
     def wrap(self, context: BuildContext) -> nn.Module:

@@ -33,6 +33,14 @@ _KEEPS_CLASS = frozenset(
 """What FSDP2 makes of a weight before it is the shard, and when a shard moves. Moments are plain tensors."""
 
 
+def _around(cls: type[Tensor], inner: Tensor, dtype: torch.dtype) -> Any:
+    """Return a tensor of a wrapping class with the shape, strides and device of `inner`."""
+    strides, offset = inner.stride(), int(inner.storage_offset())
+    return wrapper_subclass(
+        cls, inner.shape, strides=strides, storage_offset=offset, dtype=dtype, device=inner.device
+    )
+
+
 class NarrowlyGathered(torch.Tensor):
     """A (sharded) weight around the tensor `held`; `scale`: what the whole is cast with, once known."""
 
@@ -41,14 +49,7 @@ class NarrowlyGathered(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Any:
-        return wrapper_subclass(
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=int(held.storage_offset()),
-            dtype=held.dtype,
-            device=held.device,
-        )
+        return _around(cls, held, held.dtype)
 
     def __init__(self, held: Tensor) -> None:
         self.held, self.scale = held, None
@@ -112,14 +113,7 @@ class EightBitWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data8: Tensor, inverse8: Tensor, dtype: torch.dtype) -> Any:
-        return wrapper_subclass(
-            cls,
-            data8.shape,
-            strides=data8.stride(),
-            storage_offset=int(data8.storage_offset()),
-            dtype=dtype,
-            device=data8.device,
-        )
+        return _around(cls, data8, dtype)
 
     def __init__(self, data8: Tensor, inverse8: Tensor, dtype: torch.dtype) -> None:
         self.data8, self.inverse8 = data8, inverse8

@@ -1,12 +1,10 @@
 """The systems under test by name: our own, and those of other packages, which are loaded when they are asked
-for. A plugin that cannot be loaded is named, and takes nothing else with it."""
+for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fsdpbench.base.errors import UsageError, unknown
-from fsdpbench.base.plugins import offered_by, plugins
+from fsdpbench.base.errors import unknown
+from fsdpbench.base.plugins import SYSTEMS, Loader, Offer, plugins
 from fsdpbench.systems.base import System
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3
 from fsdpbench.systems.fsdp1 import ImplFsdp1, TorchFsdp1
@@ -62,17 +60,16 @@ _OWN: dict[str, System] = {
         MegatronFsdp(),
     )
 }
-_LOADED: dict[str, System] = {}
 
 
-@dataclass(frozen=True)
-class Offer:
-    """One name that can be chosen. `system` None: its plugin cannot be loaded, and `problem` says why."""
+def _flaw(name: str, loaded: object) -> str | None:
+    if not isinstance(loaded, System):
+        return f"is {type(loaded).__name__}, no fsdpbench.systems.System"
+    own = getattr(loaded, "name", None)
+    return None if own == name else f"calls itself {own!r}: both names must be equal"
 
-    name: str
-    origin: str
-    system: System | None
-    problem: str | None = None
+
+PLUGINS = Loader[System](SYSTEMS, "system", _OWN, _flaw)
 
 
 def get_system(name: str) -> System:
@@ -82,42 +79,9 @@ def get_system(name: str) -> System:
         return _OWN[name]
     if name not in plugins():
         raise unknown("system", name, [*_OWN, *plugins()], "fsdpbench list systems")
-    if name not in _LOADED:
-        _LOADED[name] = _load(name)
-    return _LOADED[name]
+    return PLUGINS.load(name)
 
 
-def offers() -> list[Offer]:
+def offers() -> list[Offer[System]]:
     """Return all systems that can be chosen, our own first."""
-    found = [Offer(name, "fsdpbench", system) for name, system in _OWN.items()]
-    for name, entry in plugins().items():
-        origin = offered_by(entry)
-        if name in _OWN:
-            found.append(Offer(name, origin, None, "its name is one of fsdpbench's own systems"))
-            continue
-        try:
-            found.append(Offer(name, origin, get_system(name)))
-        except UsageError as error:
-            found.append(Offer(name, origin, None, str(error)))
-    return found
-
-
-def forget_loaded() -> None:
-    """Load plugins again when they are asked for next."""
-    _LOADED.clear()
-
-
-def _load(name: str) -> System:
-    entry = plugins()[name]
-    where = f"system {name!r} of {offered_by(entry)} ({entry.value})"
-    try:
-        loaded = entry.load()
-        system = loaded() if isinstance(loaded, type) else loaded
-    except Exception as error:  # whatever a foreign module does while it is imported
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UsageError(f"{where} cannot be loaded: {reason}") from error
-    if not isinstance(system, System):
-        raise UsageError(f"{where} is {type(system).__name__}, no fsdpbench.systems.System")
-    if getattr(system, "name", None) != name:
-        raise UsageError(f"{where} calls itself {getattr(system, 'name', None)!r}: both names must be equal")
-    return system
+    return [*(Offer(name, "fsdpbench", system) for name, system in _OWN.items()), *PLUGINS.offers()]

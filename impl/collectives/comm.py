@@ -103,6 +103,9 @@ class Comm(ABC):
         owns it.
         """
 
+    def register(self, *tensors: torch.Tensor) -> None:  # noqa: B027 - most memory needs nothing
+        """Make memory known to all ranks, where that is needed."""
+
 
 class AllGather(Comm):
     """Gathers equal 1-D shards."""
@@ -138,10 +141,7 @@ class ReduceScatter(Comm):
 
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
     """Return the backend that serves ``device`` in ``group`` (a group may have one a device type)."""
-    names: dict[str, str] = {}
-    for part in dist.get_backend_config(group).split(","):
-        device_type, _, name = part.partition(":")
-        names[device_type] = name
+    names = dict(part.partition(":")[::2] for part in dist.get_backend_config(group).split(","))
     return names.get(device.type, dist.get_backend(group))
 
 
@@ -350,9 +350,6 @@ class _Gather(AllGather):
         self.register(output_tensor)  # the input is a part of it
         return all_gather(output_tensor, input_tensor, group, async_op)
 
-    def register(self, *tensors: torch.Tensor) -> None:
-        """Make memory known to all ranks, where that is needed."""
-
 
 class _Reduce(ReduceScatter):
     """The ordinary reduce-scatter."""
@@ -367,9 +364,6 @@ class _Reduce(ReduceScatter):
     ) -> dist.Work | None:
         self.register(input_tensor, output_tensor)
         return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
-
-    def register(self, *tensors: torch.Tensor) -> None:
-        """Make memory known to all ranks, where that is needed."""
 
 
 class _FromGroup:

@@ -120,7 +120,7 @@ class Gather:
 
     def memory(self) -> torch.Tensor:
         """Return the 1-D buffer that the parameters are views of."""
-        return self.sharded.shard
+        return self.sharded.shard if self._full is None else self._full.tensor
 
     @torch.inference_mode(False)
     def make_parameters(self, parameters: Sequence[UnitParameter]) -> list[nn.Parameter]:
@@ -180,10 +180,6 @@ class Cast(Gather):
     def fill(self, context: Context, hold: int) -> None:
         self.take_full(context).tensor.copy_(self.sharded.shard)
 
-    def memory(self) -> torch.Tensor:
-        assert self._full is not None
-        return self._full.tensor
-
     def free(self, context: Context, hold: int) -> None:
         assert self._full is not None
         self._full.free()
@@ -237,8 +233,9 @@ class FromHost(Gather):
         return self._gathered
 
     def memory(self) -> torch.Tensor:
-        assert self._gathered is not None
-        return self._gathered.tensor
+        buffer = self._gathered if self._full is None else self._full
+        assert buffer is not None
+        return buffer.tensor
 
     def free(self, context: Context, hold: int) -> None:
         assert self._gathered is not None
@@ -298,10 +295,6 @@ class Packed(Flat):
             self._copy_out = CopyOut(self.layout, full.tensor, source=source)
         self._copy_out(gathered.tensor)
         context.handover.release(gathered, context.streams.compute, hold)
-
-    def memory(self) -> torch.Tensor:
-        assert self._full is not None
-        return self._full.tensor
 
     def free(self, context: Context, hold: int) -> None:
         assert self._full is not None

@@ -23,7 +23,6 @@ from fsdpbench.reports.analysis.figures import (
     time_parts,
 )
 from fsdpbench.reports.analysis.idle import find_idle_causes
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.lateness import GatherTiming, time_gathers
 from fsdpbench.reports.analysis.memory import analyze_memory
 from fsdpbench.reports.analysis.model import (
@@ -38,6 +37,7 @@ from fsdpbench.reports.analysis.model import (
 from fsdpbench.reports.analysis.names import count_work, name_totals
 from fsdpbench.reports.analysis.peaks import Chip, Links, chip_of, links_of
 from fsdpbench.reports.analysis.processes import end_with_the_caller, interruptions_held
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.sanity import check
 from fsdpbench.reports.analysis.snapshots import SUFFIXES as SNAPSHOT_SUFFIXES
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis, read_snapshot

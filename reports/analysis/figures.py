@@ -9,8 +9,9 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, Collectives
-from fsdpbench.reports.analysis.intervals import Intervals, seconds
+from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
 from fsdpbench.reports.readers import MISSING
 from fsdpbench.reports.readers.trace import Bool

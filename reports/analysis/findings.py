@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from fsdpbench.base.settings import all_trades
+from fsdpbench.reports.analysis.records import Record
 
 
 class Outcome(StrEnum):
@@ -19,18 +19,15 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class Suggestion(Record):
     """A setting to try next, by the bench's name for it, and its value."""
 
     setting: str
     value: str
 
-    def to_dict(self) -> dict[str, str]:
-        return {"setting": self.setting, "value": self.value}
-
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Record, share="share_of_step", gain="predicted_gain", suggestions="try"):
     """One rule that applied.
 
     cause: the rule's name.  share: part of the step that it costs (0 to 1).  gain: the most that the
@@ -43,30 +40,14 @@ class Finding:
     text: str
     suggestions: tuple[Suggestion, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "cause": self.cause,
-            "share_of_step": self.share,
-            "predicted_gain": self.gain,
-            "text": self.text,
-            "try": [suggestion.to_dict() for suggestion in self.suggestions],
-        }
-
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """A sentence that says it all, and findings in order of what they cost."""
 
     outcome: Outcome
     sentence: str
     findings: tuple[Finding, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "outcome": str(self.outcome),
-            "sentence": self.sentence,
-            "findings": [finding.to_dict() for finding in self.findings],
-        }
 
 
 def remedies(cause: str) -> tuple[Suggestion, ...]:

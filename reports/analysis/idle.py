@@ -17,8 +17,8 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Int64
@@ -54,6 +54,17 @@ class IdleCauses:
             each.name: None if (value := getattr(self, each.name)) is None else seconds(value)
             for each in fields(self)
         }
+
+
+IDLE_WORDS = {
+    "allocator": "the CPU is in the driver's allocation calls",
+    "rate_limiter": "the CPU waits for FSDP's rate limiter",
+    "synchronization": "the CPU waits for the device",
+    "cpu": "the CPU has not launched the next kernel yet",
+    "launch_latency": "launches are on their way",
+    "event": "launched work has not started yet",
+}
+"""The causes in words, by their names."""
 
 
 def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: int, end: int) -> IdleCauses:

@@ -17,12 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-
-def seconds(ns: int) -> float:
-    """Return ns in seconds: the only place where a time becomes a float."""
-    return ns / 1_000_000_000
-
-
 Int64 = npt.NDArray[np.int64]
 
 _EMPTY: Int64 = np.empty(0, np.int64)

@@ -25,8 +25,8 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
+from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, NOTHING, FsdpSpans, unit_of
 from fsdpbench.reports.analysis.windows import Mark, Window, containing
 from fsdpbench.reports.readers import MISSING

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import allocator_rows
+from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, running_index
 from fsdpbench.reports.analysis.windows import Mark, Window, containing
 from fsdpbench.reports.readers import MemoryEvents, Trace
@@ -29,7 +29,7 @@ COMPUTATION = "computation"
 
 
 @dataclass(frozen=True)
-class Holding:
+class Holding(Record):
     """Bytes alive at the peak that were allocated in one phase, by one unit, in one kind of FSDP event
     (`computation` outside of these). phase and unit are None where the annotations do not tell."""
 
@@ -38,12 +38,9 @@ class Holding:
     event: str
     bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"phase": self.phase, "unit": self.unit, "event": self.event, "bytes": self.bytes}
-
 
 @dataclass(frozen=True)
-class Retry:
+class Retry(Record, time="", freed="freed_bytes", calls="driver_calls"):
     """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed.
 
     cost: ns that computation stood still around it (the CPU waits for the device, frees and allocates, and
@@ -51,27 +48,15 @@ class Retry:
     the last of the driver's allocation calls between two launches, `calls` of them.
     """
 
-    time: int
+    time: Ns
     step: int | None
     phase: str | None
     unit: str | None
     bytes: int
     freed: int
-    cost: int | None
+    cost: Ns | None
     calls: int = 0
-    driver: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "phase": self.phase,
-            "unit": self.unit,
-            "bytes": self.bytes,
-            "freed_bytes": self.freed,
-            "cost_s": None if self.cost is None else seconds(self.cost),
-            "driver_calls": self.calls,
-            "driver_s": seconds(self.driver),
-        }
+    driver: Ns = 0
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts, communication_dict
 from fsdpbench.reports.analysis.findings import Verdict, in_torch
 from fsdpbench.reports.analysis.idle import IdleCauses
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.lateness import GatherTiming
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
 from fsdpbench.reports.analysis.names import FusedGroup, NameTotal, WorkCounts, fused_groups
 from fsdpbench.reports.analysis.operators import WorkTables
 from fsdpbench.reports.analysis.peaks import Links
+from fsdpbench.reports.analysis.records import Record, seconds
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 
@@ -186,7 +186,7 @@ class RankAnalysis:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Spread(Record, least="min", greatest="max", greatest_rank="max_rank"):
     """Mean, least and greatest of one figure over ranks, and the rank of the greatest."""
 
     mean: float
@@ -194,17 +194,9 @@ class Spread:
     greatest: float
     greatest_rank: int
 
-    def to_dict(self) -> dict[str, float | int]:
-        return {
-            "mean": self.mean,
-            "min": self.least,
-            "max": self.greatest,
-            "max_rank": self.greatest_rank,
-        }
-
 
 @dataclass(frozen=True)
-class RanksSummary:
+class RanksSummary(Record, figures="", waiting="waiting_for_ranks"):
     """Figures across the ranks of one configuration."""
 
     ranks: tuple[int, ...]
@@ -217,47 +209,17 @@ class RanksSummary:
     trusted: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "ranks": list(self.ranks),
-            "world_size": self.world_size,
-            "trusted": self.trusted,
-            "missing_ranks": self.missing_ranks,
-            "slowest_rank": self.slowest_rank,
-            "straggler": self.waiting.straggler if self.waiting else None,
-            "waiting_for_ranks": _waiting_dict(self.waiting),
-            "warnings": list(self.warnings),
-            **{name: spread.to_dict() for name, spread in self.figures.items()},
-        }
-
-
-def _waiting_dict(waiting: Waiting | None) -> dict[str, Any] | None:
-    if waiting is None:
-        return None
-    return {
-        "matched_collectives": waiting.matched,
-        "communicators": [
-            {
-                "group": group.group,
-                "matched_collectives": group.matched,
-                "waited_s": {str(rank): seconds(ns) for rank, ns in group.waited.items()},
-            }
-            for group in waiting.groups
-        ],
-        "unmatched_communicators": list(waiting.unmatched),
-        "waited_s": {str(rank): seconds(ns) for rank, ns in waiting.waited.items()},
-        "caused_share": {str(rank): share for rank, share in waiting.caused.items()},
-    }
+        straggler = self.waiting.straggler if self.waiting else None
+        figures = {name: spread.to_dict() for name, spread in self.figures.items()}
+        return super().to_dict() | {"straggler": straggler} | figures
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Record):
     """A file of a folder that could not be analysed, and why."""
 
     path: Path
     reason: str
-
-    def to_dict(self) -> dict[str, str]:
-        return {"path": str(self.path), "reason": self.reason}
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import Activity
-from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.records import Ns, Record
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.analysis.windows import Window, containing
 from fsdpbench.reports.readers import Trace
@@ -39,7 +38,7 @@ _MOVING = re.compile(
 
 
 @dataclass(frozen=True)
-class FusedGroup:
+class FusedGroup(Record):
     """Fused kernels of one origin within the steps. `operators`: as Inductor joins their names. `kernels`:
     how many different ones; `count`: launches; `time`: ns."""
 
@@ -47,16 +46,7 @@ class FusedGroup:
     operators: str
     kernels: int
     count: int
-    time: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "operators": self.operators,
-            "kernels": self.kernels,
-            "count": self.count,
-            "time_s": seconds(self.time),
-        }
+    time: Ns
 
 
 def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import Work
-from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.peaks import Chip, compute_type
+from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, index_spans
 from fsdpbench.reports.readers import OperatorCall, Trace, dtype_bytes
 from fsdpbench.reports.readers.trace_events import (
@@ -69,7 +69,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class KernelTotal:
+class KernelTotal(Record, rate=""):
     """Kernels, copies and collectives of one name (operators on a CPU trace) within the steps.
 
     time: summed durations; of operators without those inside them.  share: of all kernels' time together.
@@ -79,24 +79,16 @@ class KernelTotal:
     name: str
     family: str
     count: int
-    time: int
+    time: Ns
     share: float
     rate: Rate = field(default_factory=Rate)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "family": self.family,
-            "count": self.count,
-            "time_s": seconds(self.time),
-            "mean_s": seconds(self.time) / self.count,
-            "share": self.share,
-            **self.rate.to_dict(),
-        }
+        return super().to_dict() | {"mean_s": seconds(self.time) / self.count} | self.rate.to_dict()
 
 
 @dataclass(frozen=True)
-class OperatorTotal:
+class OperatorTotal(Record, rate=""):
     """Calls of one operator with the same shapes. time: of the kernels that they launched.  flops, bytes: of
     one call, least bytes.  bound: what the peak is made of for it, `compute` or `memory`."""
 
@@ -104,7 +96,7 @@ class OperatorTotal:
     shapes: str
     dtype: str
     count: int
-    time: int
+    time: Ns
     share: float
     flops: int | None
     bytes: int | None
@@ -117,62 +109,34 @@ class OperatorTotal:
         return self.flops / self.bytes if self.flops and self.bytes else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "shapes": self.shapes,
-            "dtype": self.dtype,
-            "count": self.count,
-            "time_s": seconds(self.time),
-            "share": self.share,
-            "flops": self.flops,
-            "bytes": self.bytes,
-            "flops_per_byte": self.intensity,
-            "bound": self.bound,
-            **self.rate.to_dict(),
-        }
+        return super().to_dict() | {"flops_per_byte": self.intensity} | self.rate.to_dict()
 
 
 @dataclass(frozen=True)
-class ModuleTotal:
+class ModuleTotal(Record, name="module"):
     """Modules of one class. calls: of their forward.  own: time of the kernels launched in them and in no
     module inside; time: with those inside."""
 
     name: str
     instances: int
     calls: int
-    own: int
-    time: int
+    own: Ns
+    time: Ns
     share: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "module": self.name,
-            "instances": self.instances,
-            "calls": self.calls,
-            "own_s": seconds(self.own),
-            "time_s": seconds(self.time),
-            "share": self.share,
-        }
 
 
 @dataclass(frozen=True)
-class DeviceUse:
+class DeviceUse(Record, computing="computation", communicating="communication", span=""):
     """One device of a trace: how long it did anything, computed, communicated, within the steps."""
 
     device: int
-    busy: int
-    computing: int
-    communicating: int
-    span: int
+    busy: Ns
+    computing: Ns
+    communicating: Ns
+    span: Ns
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "busy_s": seconds(self.busy),
-            "computation_s": seconds(self.computing),
-            "communication_s": seconds(self.communicating),
-            "idle_s": seconds(self.span - self.busy),
-        }
+        return super().to_dict() | {"idle_s": seconds(self.span - self.busy)}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from multiprocessing import parent_process
 from pathlib import Path
 
+from fsdpbench.base.numbers import proc_figure
 from fsdpbench.reports.analysis.model import RankAnalysis
 from fsdpbench.reports.readers import Trace
 
@@ -70,13 +71,8 @@ def end_with_the_caller() -> None:
 
 def free_memory() -> int:
     """Return the bytes of memory that are free or can be made so."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = proc_figure("meminfo", "MemAvailable:")
+    return found << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _unpacked(file: Path) -> int:

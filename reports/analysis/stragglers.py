@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import Activity, group_key
+from fsdpbench.reports.analysis.records import Ns, Record
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Float64, Int8, Int64
 
@@ -55,16 +56,23 @@ class CollectiveDurations:
 
 
 @dataclass(frozen=True)
-class GroupWaiting:
+class GroupWaiting(Record, matched="matched_collectives"):
     """One communicator: its ranks that have traces, collectives matched, ns waited by rank."""
 
     group: str
     matched: int
-    waited: dict[int, int]
+    waited: dict[int, Ns]
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiting(
+    Record,
+    matched="matched_collectives",
+    caused="caused_share",
+    straggler="",
+    groups="communicators",
+    unmatched="unmatched_communicators",
+):
     """Who waited for whom.
 
     waited: ns by rank, over all collectives that could be matched (`matched`).  caused: by rank, the share of
@@ -73,7 +81,7 @@ class Waiting:
     """
 
     matched: int
-    waited: dict[int, int]
+    waited: dict[int, Ns]
     caused: dict[int, float]
     straggler: int | None
     groups: tuple[GroupWaiting, ...] = ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from fsdpbench.base.reading import printable
 from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts
+from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, RanksSummary
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import Waiting
 
@@ -18,14 +20,6 @@ _MAX_HELD = 6
 _MAX_GROUPS = 8
 _MAX_RETRIES = 8
 _WORTH_NS = 1000
-_IDLE_WORDS = {
-    "allocator": "allocator calls",
-    "rate_limiter": "the rate limiter",
-    "synchronization": "synchronisation",
-    "cpu": "the CPU (next work not launched yet)",
-    "launch_latency": "launch latency",
-    "event": "waits for events (launched, not started)",
-}
 
 
 def describe(analysis: Analysis) -> str:
@@ -34,16 +28,7 @@ def describe(analysis: Analysis) -> str:
     for rank in analysis.ranks:
         lines += [*_rank(rank), ""]
     for name, summary in analysis.configurations.items():
-        if len(summary.ranks) > 1:
-            step = summary.figures["step_time_s"]
-            lines.append(
-                f"{name + ': ' if name else ''}{len(summary.ranks)} ranks, step {1e3 * step.least:.3f} to "
-                f"{1e3 * step.greatest:.3f} ms, slowest rank {summary.slowest_rank}"
-            )
-        if summary.waiting is not None and summary.waiting.straggler is not None:
-            straggler = summary.waiting.straggler
-            caused = 100 * summary.waiting.caused[straggler]
-            lines.append(f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting")
+        lines += across(name, summary)
         if summary.waiting is not None:
             lines += _communicators(summary.waiting)
         lines += [f"note: {warning}" for warning in summary.warnings]
@@ -51,6 +36,24 @@ def describe(analysis: Analysis) -> str:
         lines += [*_snapshot(snapshot), ""]
     lines += [f"left out: {problem.path}: {problem.reason}" for problem in analysis.problems]
     return "\n".join(printable(line) for line in lines).rstrip()
+
+
+def across(name: str, summary: RanksSummary) -> list[str]:
+    """Return sentences on the ranks of the configuration `name` together."""
+    place = f"{name}: " if name else ""
+    sentences = []
+    if len(summary.ranks) > 1:
+        step = summary.figures["step_time_s"]
+        sentences.append(
+            f"{place}{len(summary.ranks)} ranks, mean step {1e3 * step.least:.3f} to "
+            f"{1e3 * step.greatest:.3f} ms, slowest rank {summary.slowest_rank}."
+        )
+    if summary.waiting is not None and (straggler := summary.waiting.straggler) is not None:
+        share = 100 * summary.waiting.caused[straggler]
+        sentences.append(
+            f"{place}rank {straggler} is the last to join and causes {share:.0f} % of the waiting."
+        )
+    return sentences
 
 
 def _rank(rank: RankAnalysis) -> list[str]:
@@ -120,16 +123,14 @@ def _memory(memory: MemoryAnalysis) -> list[str]:
     if memory.peak_reserved:
         peaks += f", {memory.peak_reserved / _MIB:.1f} MiB reserved"
         peaks += f", {_count(len(memory.retries), 'allocator retry', 'allocator retries')}"
-    held: dict[str, list[int]] = {}
+    held: Counter[str] = Counter()
     for each in memory.at_peak:
         unit = re.sub(r"[0-9]+", "*", each.unit or "no unit")
-        words = f"{each.phase or 'outside phases'}, {unit}, {each.event}"
-        held.setdefault(words, []).append(each.bytes)
+        held[f"{each.phase or 'outside phases'}, {unit}, {each.event}"] += each.bytes
     if memory.before_trace:
-        held["before the trace"] = [memory.before_trace]
-    largest = sorted(held, key=lambda words: -sum(held[words]))[:_MAX_HELD]
+        held["before the trace"] = memory.before_trace
     return [f"  peak memory     {peaks}"] + [
-        f"  at the peak     {sum(held[words]) / _MIB:10.1f} MiB  {words}" for words in largest
+        f"  at the peak     {size / _MIB:10.1f} MiB  {words}" for words, size in held.most_common(_MAX_HELD)
     ]
 
 
@@ -151,11 +152,8 @@ def _retries(rank: RankAnalysis) -> list[str]:
     """Return a line for each allocator retry with its place and its cost."""
     lines = []
     for retry in rank.memory.retries[:_MAX_RETRIES]:
-        where = ", ".join(
-            str(each)
-            for each in (f"step {retry.step}" if retry.step is not None else None, retry.phase, retry.unit)
-            if each is not None
-        )
+        step = None if retry.step is None else f"step {retry.step}"
+        where = ", ".join(each for each in (step, retry.phase, retry.unit) if each is not None)
         cost = "" if retry.cost is None else f", computation stood still for {retry.cost / _MS:.3f} ms"
         driver = f", {retry.calls} allocator calls in {retry.driver / _MS:.3f} ms" if retry.calls else ""
         lines.append(
@@ -175,26 +173,26 @@ def _idle(rank: RankAnalysis) -> list[str]:
     }
     if not parts:
         return []
-    text = ", ".join(f"{time:.3f} ms {_IDLE_WORDS[name]}" for name, time in parts.items())
+    text = ", ".join(f"{time:.3f} ms {IDLE_WORDS[name]}" for name, time in parts.items())
     return [f"  {'idle because of':<16}{text}"]
 
 
 def _snapshot(snapshot: SnapshotAnalysis) -> list[str]:
-    mib = 2**20
     peak = (snapshot.peak_allocated, snapshot.peak_active, snapshot.peak_reserved)
     end = (snapshot.allocated, snapshot.active, snapshot.reserved)
     text = "{:.1f} MiB allocated, {:.1f} active, {:.1f} reserved"
     lines = [
         f"memory snapshot, device {snapshot.device}: {snapshot.path}",
-        "  peak  " + text.format(*(each / mib for each in peak)),
-        "  end   " + text.format(*(each / mib for each in end)),
-        f"        {snapshot.split / mib:.1f} MiB free in segments partly in use, largest free block "
-        f"{snapshot.largest_free / mib:.1f}, {snapshot.rounding / mib:.1f} by rounding up",
+        "  peak  " + text.format(*(each / _MIB for each in peak)),
+        "  end   " + text.format(*(each / _MIB for each in end)),
+        f"        {snapshot.split / _MIB:.1f} MiB free in segments partly in use, largest free block "
+        f"{snapshot.largest_free / _MIB:.1f}, {snapshot.rounding / _MIB:.1f} by rounding up",
     ]
-    lines += [f"  out of memory: {size / mib:.1f} MiB were asked for" for size in snapshot.ooms]
-    for held in snapshot.holders[:_MAX_UNITS]:
-        lines.append(f"  at the peak  {held.bytes / mib:10.1f} MiB  {held.where}")
-    return lines
+    lines += [f"  out of memory: {size / _MIB:.1f} MiB were asked for" for size in snapshot.ooms]
+    return lines + [
+        f"  at the peak  {held.bytes / _MIB:10.1f} MiB  {held.where}"
+        for held in snapshot.holders[:_MAX_UNITS]
+    ]
 
 
 def _units(rank: RankAnalysis) -> list[str]:

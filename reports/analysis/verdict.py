@@ -7,9 +7,11 @@ saw.  A predicted gain is an upper bound: the time that would be saved if the ca
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict, remedies
+from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.analysis.model import RankAnalysis
 from fsdpbench.reports.analysis.units import ROOT_UNIT
@@ -279,25 +281,13 @@ def _pattern(gathers: Sequence[GatherTiming]) -> str:
 
 def _most_frequent(values: Iterable[str | None]) -> str | None:
     """Return the most frequent known value, collectives of numbered units taken together."""
-    counts: dict[str, int] = {}
-    for value in values:
-        if value is not None:
-            stem = re.sub(r"\d+", "*", value)
-            counts[stem] = counts.get(stem, 0) + 1
-    return max(counts, key=lambda stem: counts[stem]) if counts else None
+    counts = Counter(re.sub(r"\d+", "*", value) for value in values if value is not None)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 _EXPLAINED = 0.5
 """A finding that costs this much of the idle time says what there is to say of it."""
 _WORTH_NAMING = 0.1
-_WORDS = {
-    "allocator": "the CPU is in the driver's allocation calls",
-    "rate_limiter": "the CPU waits for FSDP's rate limiter",
-    "synchronization": "the CPU waits for the device",
-    "cpu": "the CPU has not launched the next kernel yet",
-    "launch_latency": "launches are on their way",
-    "event": "launched work has not started yet",
-}
 
 
 def largest_idle(rank: RankAnalysis, found: Sequence[Finding]) -> Finding | None:
@@ -320,7 +310,7 @@ def _why(rank: RankAnalysis) -> str:
     if not causes:
         return ", and the reason is unknown: not all launches are in the trace"
     causes_text = [
-        f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
+        f"{IDLE_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
         for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])
         if ns >= _WORTH_NAMING * rank.time.idle
     ]

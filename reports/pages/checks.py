@@ -50,7 +50,7 @@ def races(rows: Sequence[Configuration]) -> Races | None:
         for _, report in reports
         for hint in report.hints
     ]
-    table = Table(("kind", "times", "where", "hint"), tuple(hints[:_MOST_FINDINGS])) if hints else None
+    table = Table.of(("kind", "times", "where", "hint"), hints[:_MOST_FINDINGS])
     return Races(tuple(_view(name, finding) for name, finding in found[:_MOST_FINDINGS]), table)
 
 
@@ -124,8 +124,6 @@ _MOST_ROWS = 200
 def decisions_table(rows: Sequence[Configuration]) -> Table | None:
     """Return the decisions of all configurations, most frequent first; None where nothing was decided."""
     found = [(row.name, decision) for row in rows for decision in row.result.placeholder_decisions or ()]
-    if not found:
-        return None
     found.sort(key=lambda entry: -entry[1].count)
     lines = [
         (
@@ -139,4 +137,4 @@ def decisions_table(rows: Sequence[Configuration]) -> Table | None:
     ]
     if len(found) > _MOST_ROWS:
         lines.append((f"{len(found) - _MOST_ROWS} lines more", "", "", "", ""))
-    return Table(("line of the script", "question", "answer", "times", "configuration"), tuple(lines))
+    return Table.of(("line of the script", "question", "answer", "times", "configuration"), lines)

@@ -24,6 +24,7 @@ from fsdpbench.reports.pages.whole_run import (
     breakdown,
     chart_text,
     effect_chart,
+    named_places,
     throughput_against_memory,
 )
 
@@ -66,13 +67,7 @@ def peers(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> C
         "height": 90 + 38 * len(shown),
         "showlegend": False,
         "xaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
-        "yaxis": {
-            "tickvals": list(range(len(shown))),
-            "ticktext": names,
-            "range": [len(shown) - 0.5, -0.5],
-            "showgrid": False,
-            "zeroline": False,
-        },
+        "yaxis": named_places(names, 0.5) | {"showgrid": False},
     }
     table = Table(
         ("system", "#", metric.words, "step, ms", "overlap", "reserved, GiB", "retries a step", "with"),

@@ -17,11 +17,14 @@ from typing import Any
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
+from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.memory_charts import SOAK_WORDS, soak_chart
+from fsdpbench.reports.pages.memory_charts import soak_chart
 from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.trace_parts import held_by_phase, island_table, ranks_table, trace_parts
+from fsdpbench.reports.pages.ranking_table import column_of
+from fsdpbench.reports.pages.trace_parts import held_by_phase, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
+from fsdpbench.reports.pages.whole_run import island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 from fsdpbench.reports.result import Result
 
@@ -157,7 +160,11 @@ def _soak(row: Configuration) -> dict[str, Any]:
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
     if chart is None:
         return {}
-    return {"memory": chart.figure, "memory_table": island_table(chart.table), "memory_words": SOAK_WORDS}
+    return {
+        "memory": chart.figure(),
+        "memory_table": island_table(chart.table),
+        "memory_words": chart.summary,
+    }
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
@@ -169,31 +176,16 @@ def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: 
 
 def _results(entry: Ranked) -> list[list[str]]:
     """Return every figure of the result, in words."""
-    result = entry.row.result
-    peaks = result.peak_memory_bytes
-    each = "rank" if entry.row.device == "cpu" else "GPU"
-    pairs = [
-        ("status", entry.row.status.words),
-        (f"tokens/s/{each}", display.number(result.tokens_per_s_per_gpu, 5)),
-        (f"samples/s/{each}", display.number(result.samples_per_s_per_gpu, 4)),
-        ("step time", _with_unit(display.milliseconds(result.step_time_s), "ms")),
-        ("traced step time", _with_unit(display.milliseconds(result.traced_step_time_s), "ms")),
-        (f"model TFLOPS/{each}", display.number(result.tflops_per_gpu, 4)),
-        (f"hardware TFLOPS/{each}", display.number(result.hardware_tflops_per_gpu, 4)),
-        ("MFU / HFU", f"{display.percent(result.mfu)} / {display.percent(result.hfu)}"),
-        ("overlap", display.percent(result.overlap_fraction)),
-        ("peak allocated", display.size(peaks.allocated if peaks else None)),
-        ("peak active", display.size(peaks.active if peaks else None)),
-        ("peak reserved", display.size(peaks.reserved if peaks else None)),
-        ("allocator retries a step", display.count(result.alloc_retries_per_step)),
-        ("out-of-memory errors", display.count(result.ooms)),
-    ]
-    pairs += _sampling(result)
-    if result.loss:
-        known = [value for value in result.loss if value is not None]
+    row = entry.row
+    each = "rank" if row.device == "cpu" else "GPU"
+    shown = [column_of(figure, each) for figure in FIGURES if figure.column or figure.detail]
+    pairs = [("status", row.status.words), *((each.name, each.text(each.value(row))) for each in shown)]
+    pairs += _sampling(row.result)
+    if row.result.loss:
+        known = [value for value in row.result.loss if value is not None]
         ends = " → ".join(display.number(known[place], 5) for place in (0, -1)) if known else display.NOTHING
         pairs.append(("loss", ends))
-    return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
+    return [list(pair) for pair in pairs if pair[1] != display.NOTHING]
 
 
 def _sampling(result: Result) -> list[tuple[str, str]]:
@@ -212,7 +204,3 @@ def _sampling(result: Result) -> list[tuple[str, str]]:
     if result.measured and result.measured.profiler_overhead is not None:
         pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))
     return pairs
-
-
-def _with_unit(text: str, unit: str) -> str:
-    return text if text == display.NOTHING else f"{text} {unit}"

@@ -60,7 +60,7 @@ def fusion_table(
         for name, before, after, words in _figures(pair, held):
             change = signed_percent(after / before - 1) if before else ""
             lines.append((title, name, words(before), words(after), change))
-    return Table(("configuration", "figure", "eager", "compiled", "change"), tuple(lines)) if lines else None
+    return Table.of(("configuration", "figure", "eager", "compiled", "change"), lines)
 
 
 def _figures(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
 MOST_LINES = 24
 
@@ -62,17 +61,15 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
 def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
     """Write the page to `target`, whole or not at all. Raises OSError."""
     groups = step_groups(content)
-    page = render_page(
-        "pages/assets/history.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "history",
         title=f"History of {Path(content['baseline']).name}",
-        reload_s=None,
         sentence=_sentence(content, groups),
         charts=_charts(content),
         table=_table(groups),
         notes=content["notes"],
     )
-    return write_page(target, page)
 
 
 def _percent(change: float) -> str:
@@ -180,17 +177,9 @@ def _first(values: Sequence[float | None]) -> float | None:
 
 
 def _table(groups: Sequence[StepGroup]) -> Table | None:
-    rows = tuple(
-        (
-            _label(group.revision),
-            group.date,
-            group.subject[:90],
-            group.metric,
-            str(group.configurations),
-            group.change_words,
-            group.word,
-        )
-        for group in groups
-    )
     columns = ("commit", "date", "subject", "figure", "configurations", "change", "for the")
-    return Table(columns, rows) if rows else None
+    rows = (
+        (_label(g.revision), g.date, g.subject[:90], g.metric, str(g.configurations), g.change_words, g.word)
+        for g in groups
+    )
+    return Table.of(columns, rows)

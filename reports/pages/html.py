@@ -21,10 +21,8 @@ from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
-
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
 DEFINITIONS = (
     (
@@ -81,55 +79,31 @@ def write_report(
     run_dir: Path,
     out: Path | None = None,
     *,
-    title: str | None = None,
     reload_s: int | None = None,
     known: Known | None = None,
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> Path:
-    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
-    otherwise).
+    """Write the page of a run folder to `out`, or `run_dir/report.html`; return where it is.
 
-    The file appears whole or not at all. Links to traces are relative to it.
+    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
+    `run_dir` is not a run folder, `OSError` if `out` cannot be written.
 
     Args:
         reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
-        known: what was drawn of traces for an earlier page of the same run; added to.
+        known, kept: traces that an earlier page of the run drew (added to), or that were analysed already.
         workers: processes for the drawing of many traces; without them this one draws.
-        kept: traces that were analysed already, by this program's own processes.
-
-    Raises:
-        RunFolderError: `run_dir` is not a run folder.
-        OSError: `out` cannot be written.
     """
-    run_dir = Path(run_dir)
     view = load_run(run_dir)
-    target = Path(out) if out is not None else run_dir / "report.html"
-    return write_page(
-        target,
-        render(view, target, title=title, reload_s=reload_s, known=known, workers=workers, kept=kept),
-    )
-
-
-def render(
-    view: RunView,
-    target: Path,
-    *,
-    title: str | None = None,
-    reload_s: int | None = None,
-    known: Known | None = None,
-    workers: Workers | None = None,
-    kept: Kept | None = None,
-) -> str:
-    """Return the page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
+    target = out or run_dir / "report.html"
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
-    return render_page(
-        "pages/assets/report.html.jinja",
-        _SCRIPTS,
-        title=title or view.title,
+    return write_page(
+        target,
+        "report",
+        title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
@@ -146,7 +120,7 @@ def render(
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
         rank_differences=rank_differences(rows),
         charts=sections(ranked, varying, metric_of(view)),
-        details=[_choice(detail) for detail in details],
+        details=details,
         environment=_environment(rows),
         definitions=DEFINITIONS,
         sweep_toml=view.sweep_toml,
@@ -225,10 +199,6 @@ def _ranking(
 ) -> RankingTable:
     shown = frozenset(detail.folder for detail in details)
     return ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target))
-
-
-def _choice(detail: Detail) -> dict[str, Any]:
-    return {"folder": detail.folder, "words": detail.words, "content": detail.content}
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis
@@ -12,7 +11,7 @@ from fsdpbench.reports.analysis.memory import MemoryCurve, Retry, device_clock, 
 from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB
-from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.pages.whole_run import Chart, Table, capacity_line, rule
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.result import SoakReport
 
@@ -20,17 +19,9 @@ _MS = 1_000_000
 _BY_DEVICE = ", by the device's clock"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryChart:
-    """The plotly figure and the table behind it."""
-
-    figure: dict[str, Any]
-    table: Table
-
-
 def memory_chart(
     trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
-) -> MemoryChart | None:
+) -> Chart | None:
     """Return the chart of one rank; None where the trace has no memory events.
 
     Args:
@@ -53,9 +44,9 @@ def memory_chart(
     layout: dict[str, Any] = {
         "height": 330,
         "xaxis": {
-            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"}
-        }
-        | {"zeroline": False},
+            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"},
+            "zeroline": False,
+        },
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
         "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
         "annotations": [
@@ -63,9 +54,8 @@ def memory_chart(
         ],
     }
     if capacity:
-        layout["shapes"].append(_capacity_line(capacity))
-    table = _table(curve, capacity, analysis.memory.retries)
-    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, table)
+        layout["shapes"].append(capacity_line(capacity, "y"))
+    return Chart("memory", "", lines, layout, _table(curve, capacity, analysis.memory.retries))
 
 
 def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
@@ -104,29 +94,13 @@ def _retries(curve: MemoryCurve) -> dict[str, Any]:
 
 
 def _step_line(at: float) -> dict[str, Any]:
-    line = {"color": "var(--line)", "width": 1}
-    return {
-        "type": "line",
-        "x0": at,
-        "x1": at,
-        "yref": "paper",
-        "y0": 0,
-        "y1": 1,
-        "line": line,
-        "layer": "below",
-    }
+    return rule("x", at, {"color": "var(--line)", "width": 1}) | {"layer": "below"}
 
 
 def _step_words(index: int, at: float) -> dict[str, Any]:
     font = {"color": "var(--muted)", "size": 11}
     place = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
     return {"text": f"step {index}", "showarrow": False, "font": font, **place}
-
-
-def _capacity_line(capacity: float) -> dict[str, Any]:
-    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
-    height = {"y0": capacity / GIB, "y1": capacity / GIB}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height}
 
 
 def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry]) -> Table:
@@ -174,7 +148,7 @@ _LINES = (
 )
 
 
-def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> MemoryChart | None:
+def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> Chart | None:
     """Return the chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
 
     None where the device keeps no account of memory, or no step was finished.
@@ -198,8 +172,8 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
         "shapes": [],
     }
     if capacity:
-        layout["shapes"].append(_capacity_line(capacity))
-    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _soak_table(soak))
+        layout["shapes"].append(capacity_line(capacity, "y"))
+    return Chart("soak", SOAK_WORDS, lines, layout, _soak_table(soak))
 
 
 def _highest(values: Sequence[int | None], width: int) -> list[float]:

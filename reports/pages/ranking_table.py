@@ -73,12 +73,21 @@ class RankingTable:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A column of figures: its header, the value to sort by, the text to show, whether values are marked."""
+    """A column of figures: its header, the value to sort by, the text to show, whether values are marked, and
+    its weight on a terminal."""
 
     name: str
     value: Callable[[Configuration], float | None]
     text: Callable[[float | None], str]
     warned: bool = False
+    weight: int = 0
+
+
+def column_of(figure: Figure, each: str) -> Shown:
+    """Return the column of a row of the table of figures; `each`: `GPU` or `rank`."""
+    header = (figure.column or figure.detail).format(each=each)
+    text, warned = getattr(display, figure.form), "warned" in figure.marks
+    return Shown(header, lambda row: figure.of(row.result), text, warned, figure.weight)
 
 
 def figures(metric: Metric) -> list[Shown]:
@@ -87,16 +96,10 @@ def figures(metric: Metric) -> list[Shown]:
     def half_width(row: Configuration) -> float | None:
         return None if row.result.interval is None else row.result.interval.half_width
 
-    def column(figure: Figure) -> Shown:
-        header = figure.column.format(each=metric.each)
-        return Shown(
-            header, lambda row: figure.of(row.result), getattr(display, figure.form), "warned" in figure.marks
-        )
-
     return [
         Shown(metric.words, metric.of, lambda value: display.number(value, 4)),
-        Shown("90 % ±", half_width, display.percent),
-        *(column(figure) for figure in FIGURES if figure.column),
+        Shown("90 % ±", half_width, display.percent, weight=8),
+        *(column_of(figure, metric.each) for figure in FIGURES if figure.column),
     ]
 
 

@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import setting
 from fsdpbench.reports.pages.html import simulated_words
 from fsdpbench.reports.pages.overview import plus_minus
-from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, varying_settings
+from fsdpbench.reports.pages.ranking_table import column_of
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import RunView, Status, load_run
 from fsdpbench.reports.pages.whole_run import Chart, Table, breakdown
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 MOST_SHARED = 60
 
 
@@ -35,11 +36,10 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
     metric = metrics.pop() if len(metrics) == 1 else None
     shared = shared_configurations(runs) if metric else []
     varying = varying_settings([entry.row for ranked in runs for entry in ranked])
-    page = render_page(
-        "pages/assets/runs.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "runs",
         title=" and ".join(names) if len(names) < 4 else f"{len(names)} runs",
-        reload_s=None,
         simulated=simulated_words([entry.row for ranked in runs for entry in ranked]),
         sentences=_sentences(names, runs, metric, shared),
         table=_runs_table(names, views, runs, varying),
@@ -47,7 +47,6 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
         shared=_shared_table(names, shared, varying, metric),
         left_out=max(0, len(shared) - MOST_SHARED),
     )
-    return write_page(target, page)
 
 
 def _names(views: Sequence[RunView]) -> list[str]:
@@ -92,43 +91,24 @@ def _sentences(
 def _runs_table(
     names: Sequence[str], views: Sequence[RunView], runs: Sequence[Sequence[Ranked]], varying: Sequence[str]
 ) -> Table:
+    shown = [column_of(figure, "GPU") for figure in FIGURES if figure.weight]
     rows = []
     for number, (name, view, ranked) in enumerate(zip(names, views, runs, strict=True), start=1):
         best = ranked[0] if ranked and ranked[0].throughput else None
         finished = sum(entry.throughput is not None for entry in ranked)
         done = f"{finished} of {len(view.configurations)}"
-        if best is None:
-            rows.append((str(number), name, done, *[display.NOTHING] * 8))
-            continue
-        result = best.row.result
-        rows.append(
-            (
-                str(number),
-                name,
-                done,
+        cells = [display.NOTHING] * (3 + len(shown))
+        if best is not None:
+            interval = best.row.result.interval
+            cells = [
                 label(best.row, varying),
                 display.number(best.throughput, 4),
-                plus_minus(result.interval) if result.interval else display.NOTHING,
-                display.milliseconds(result.step_time_s),
-                display.percent(result.mfu),
-                display.percent(result.overlap_fraction),
-                display.gib(reserved(best.row)),
-                display.count(result.alloc_retries_per_step),
-            )
-        )
-    columns = (
-        "#",
-        "run",
-        "finished",
-        "best",
-        "throughput",
-        "90 %",
-        "step, ms",
-        "MFU",
-        "overlap",
-        "reserved, GiB",
-    )
-    return Table((*columns, "retries a step"), tuple(rows))
+                plus_minus(interval) if interval else display.NOTHING,
+                *(figure.text(figure.value(best.row)) for figure in shown),
+            ]
+        rows.append((str(number), name, done, *cells))
+    columns = ("#", "run", "finished", "best", "throughput", "90 %", *(figure.name for figure in shown))
+    return Table(columns, tuple(rows))
 
 
 def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Metric | None) -> Chart | None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,15 @@ from plotly.offline import get_plotlyjs
 
 from fsdpbench.base.writing import write_whole
 
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
-def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
-    """Return the page of a template of `reports` (`pages/assets/report.html.jinja`), with scripts
-    from there."""
+
+def render_page(template: str, **values: Any) -> str:
+    """Return the page of a template of `reports.pages.assets` (`report` for `report.html.jinja`)."""
     plotly = Markup(get_plotlyjs())
-    script = Markup("\n".join(own_file(f"pages/assets/{name}") for name in scripts))
-    return _template(template).render(
+    script = Markup("\n".join(own_file(f"pages/assets/{name}") for name in _SCRIPTS))
+    return _template(f"pages/assets/{template}.html.jinja").render(
+        reload_s=values.pop("reload_s", None),
         policy=policy(plotly, script),
         css=Markup(own_file("pages/assets/report.css")),
         plotly=plotly,
@@ -33,9 +34,9 @@ def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
     )
 
 
-def write_page(target: Path, page: str) -> Path:
-    """Write `page` to `target`, whole or not at all. Raises `OSError`."""
-    write_whole(target, page)
+def write_page(target: Path, template: str, **values: Any) -> Path:
+    """Write a page as `render_page` returns it to `target`, whole or not at all. Raises `OSError`."""
+    write_whole(target, render_page(template, **values))
     return target
 
 

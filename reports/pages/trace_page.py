@@ -9,13 +9,13 @@ from typing import Any
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
 from fsdpbench.reports.analysis.findings import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
+from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import render_page, write_page
+from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.trace_parts import trace_parts
-from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text
+from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, named_places
 from fsdpbench.reports.readers import Trace
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 _MOST_NAMES = 3
 _MOST_HOLDERS = 20
 
@@ -36,11 +36,10 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     """Write the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
     ranks = list(analysis.ranks)
     names = [_name(rank, analysis) for rank in ranks]
-    page = render_page(
-        "pages/assets/trace.html.jinja",
-        _SCRIPTS,
+    return write_page(
+        target,
+        "trace",
         title=title,
-        reload_s=None,
         simulated=_simulated(ranks),
         facts=_facts(ranks),
         sentence=_sentence(ranks),
@@ -58,7 +57,6 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
         problems=[f"{problem.path}: {problem.reason}" for problem in analysis.problems],
         definitions=DEFINITIONS,
     )
-    return write_page(target, page)
 
 
 def _name(rank: RankAnalysis, analysis: Analysis) -> str:
@@ -135,21 +133,10 @@ def _findings(ranks: Sequence[RankAnalysis]) -> list[str]:
 
 def _across(analysis: Analysis) -> list[str]:
     """Return sentences on the ranks together."""
-    sentences = []
+    sentences: list[str] = []
     for name, summary in analysis.configurations.items():
         place = f"{name}: " if name else ""
-        if len(summary.ranks) > 1:
-            step = summary.figures["step_time_s"]
-            sentences.append(
-                f"{place}{len(summary.ranks)} ranks, mean step {display.milliseconds(step.least)} to "
-                f"{display.milliseconds(step.greatest)} ms, slowest rank {summary.slowest_rank}."
-            )
-        if summary.waiting is not None and summary.waiting.straggler is not None:
-            straggler = summary.waiting.straggler
-            share = display.percent(summary.waiting.caused[straggler], 0)
-            sentences.append(
-                f"{place}rank {straggler} is the last to join and causes {share} of the waiting."
-            )
+        sentences += across(name, summary)
         sentences += [f"{place}{warning}." for warning in summary.warnings]
     return sentences
 
@@ -188,7 +175,7 @@ def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, Any]:
         "name": f"{snapshot.path.name}, device {snapshot.device}",
         "lead": f"Peak {allocated} allocated, {active} active, {reserved} reserved.",
         "ooms": [f"Out of memory: {display.size(size)} were asked for." for size in snapshot.ooms],
-        "table": Table(("held at the peak", "allocated by"), rows) if rows else None,
+        "table": Table.of(("held at the peak", "allocated by"), rows),
     }
 
 
@@ -223,15 +210,7 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
         "bargap": 0.3,
         "height": 110 + 30 * len(shown),
         "xaxis": {"title": {"text": "mean step, ms"}, "rangemode": "tozero"},
-        "yaxis": {
-            "tickmode": "array",
-            "tickvals": positions,
-            "ticktext": [chart_text(name, 40) for name, _ in shown],
-            "range": [len(shown) - 0.4, -0.6],
-            "automargin": True,
-            "showgrid": False,
-            "zeroline": False,
-        },
+        "yaxis": named_places([chart_text(name, 40) for name, _ in shown]) | {"showgrid": False},
     }
     narrow = {"yaxis": {"ticktext": [chart_text(name, 14) for name, _ in shown]}}
     summary = "Stacked bars: compute only, overlapped, exposed communication and idle time of a mean step."

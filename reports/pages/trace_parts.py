@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
 from fsdpbench.reports.analysis.analyze import summarize
+from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.units_chart import units_chart
-from fsdpbench.reports.pages.whole_run import Table
+from fsdpbench.reports.pages.whole_run import Table, island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 
 
@@ -29,22 +31,22 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, capacity, min(600, 60 + most // 6))
-    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
-    idle = idle_table(analysis)
+    units = units_chart(analysis)
     return {
         "warnings": _warnings(analysis),
         "timeline": packed,
         "retries": _retry_offsets(trace, analysis),
-        "memory": memory.figure if memory else None,
-        "memory_table": island_table(memory.table) if memory else None,
+        "memory": memory.figure() if memory else None,
+        "memory_table": island_table(memory.table if memory else None),
         "memory_note": None if memory else "The trace has no memory events.",
-        "units": _units(analysis),
+        "units": units
+        and {"lead": units.summary, "figure": units.figure(), "table": island_table(units.table)},
         "verdict": _verdict(analysis),
-        "held": island_table(held) if held else None,
-        "held_by_unit": island_table(by_unit) if by_unit else None,
-        "idle": island_table(idle) if idle else None,
-        "phases": _phases(analysis),
-        "communication": _communication(analysis),
+        "held": island_table(held_table(analysis.memory)),
+        "held_by_unit": island_table(held_by_unit(analysis.memory)),
+        "idle": island_table(idle_table(analysis)),
+        "phases": island_table(_phases(analysis)),
+        "communication": island_table(_communication(analysis)),
         **work_tables(analysis.tables, len(analysis.steps)),
     }
 
@@ -60,18 +62,14 @@ def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
     return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
 
 
-def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
+def _phases(analysis: RankAnalysis) -> Table | None:
     """Return parts of forward, backward and optimizer of the mean step, ms."""
     steps = len(analysis.steps)
     if not steps or not analysis.phases:
         return None
     spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
-    return island_table(
-        Table(
-            ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap"),
-            tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
-        )
-    )
+    columns = ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap")
+    return Table(columns, tuple(_phase_row(name, parts.per(steps)) for name, parts in spans))
 
 
 def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
@@ -79,7 +77,7 @@ def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
     return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
 
 
-def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
+def _communication(analysis: RankAnalysis) -> Table | None:
     """Return the mean step's collectives by type."""
     steps = len(analysis.steps)
     if not steps or not analysis.communication:
@@ -98,14 +96,7 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
     )
     roof = f"of {analysis.links.name}'s peak" if analysis.links else "of the best one seen"
     columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
-    return island_table(Table(columns, rows))
-
-
-def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
-    chart = units_chart(analysis)
-    if chart is None:
-        return None
-    return {"lead": chart.lead, "figure": chart.figure, "table": island_table(chart.table)}
+    return Table(columns, rows)
 
 
 def _verdict(analysis: RankAnalysis) -> list[str]:
@@ -132,12 +123,11 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
     not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return None
-    groups: dict[tuple[str, str], dict[str, int]] = {}
+    groups: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for holding in memory.at_peak:
-        units = groups.setdefault((holding.phase or "outside phases", holding.event), {})
-        units[holding.unit or ""] = units.get(holding.unit or "", 0) + holding.bytes
+        groups[holding.phase or "outside phases", holding.event][holding.unit or ""] += holding.bytes
     lines = [
-        (phase, event.replace("_", "-"), _unit_words(units), sum(units.values()))
+        (phase, event.replace("_", "-"), _unit_words(units), units.total())
         for (phase, event), units in groups.items()
     ]
     lines.sort(key=lambda line: -line[3])
@@ -157,57 +147,44 @@ def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
     """Return bytes alive at the peak, by the phase that took them; empty where the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return {}
-    held = {"before the trace": memory.before_trace or 0}
+    held = Counter({"before the trace": memory.before_trace or 0})
     for holding in memory.at_peak:
-        phase = holding.phase or "outside phases"
-        held[phase] = held.get(phase, 0) + holding.bytes
+        held[holding.phase or "outside phases"] += holding.bytes
     return held
 
 
 def held_by_unit(memory: MemoryAnalysis) -> Table | None:
     """Return bytes that each unit holds at the peak, by phase; None where no unit is named."""
-    by_unit: dict[str, dict[str, int]] = {}
+    by_unit: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for holding in memory.at_peak:
-        held = by_unit.setdefault(holding.unit or "", {})
-        phase = holding.phase or "outside phases"
-        held[phase] = held.get(phase, 0) + holding.bytes
+        by_unit[holding.unit or ""][holding.phase or "outside phases"] += holding.bytes
     if not memory.peak_allocated or not by_unit.keys() - {""}:
         return None
     seen = dict.fromkeys(phase for held in by_unit.values() for phase in held)
     phases = sorted(seen, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
-    ordered = sorted(by_unit, key=lambda unit: -sum(by_unit[unit].values()))
+    ordered = sorted(by_unit.items(), key=lambda item: -item[1].total())
     rows = [
         (
             unit[:80] or "no unit",
-            *(display.gib(by_unit[unit].get(phase, 0)) for phase in phases),
-            display.gib(sum(by_unit[unit].values())),
-            display.percent(sum(by_unit[unit].values()) / memory.peak_allocated),
+            *(display.gib(held[phase]) for phase in phases),
+            display.gib(held.total()),
+            display.percent(held.total() / memory.peak_allocated),
         )
-        for unit in ordered[:_MOST_UNITS]
+        for unit, held in ordered[:_MOST_UNITS]
     ]
-    if rest := sum(sum(by_unit[unit].values()) for unit in ordered[_MOST_UNITS:]):
+    if rest := sum(held.total() for _, held in ordered[_MOST_UNITS:]):
         words = f"{len(ordered) - _MOST_UNITS} units more"
         share = display.percent(rest / memory.peak_allocated)
         rows.append((words, *("" for _ in phases), display.gib(rest), share))
     return Table(("FSDP unit", *(f"{phase}, GiB" for phase in phases), "GiB", "of the peak"), tuple(rows))
 
 
-def _unit_words(units: dict[str, int]) -> str:
-    named = {unit: size for unit, size in units.items() if unit}
+def _unit_words(units: Counter[str]) -> str:
+    named = [unit for unit, _ in units.most_common() if unit]
     if not named:
         return ""
-    largest = max(named, key=lambda unit: named[unit])
+    largest = named[0]
     return largest[:80] if len(named) == 1 else f"{len(named)} units, most {largest[:80]}"
-
-
-WORDS = {
-    "allocator": "the CPU in the driver's allocation calls",
-    "rate_limiter": "the CPU waiting for the rate limiter",
-    "synchronization": "the CPU waiting for the device otherwise",
-    "cpu": "the CPU not that far: next work not launched yet",
-    "launch_latency": "launched work on its way",
-    "event": "launched work waiting for an event",
-}
 
 
 def idle_table(analysis: RankAnalysis) -> Table | None:
@@ -217,11 +194,11 @@ def idle_table(analysis: RankAnalysis) -> Table | None:
         return None
     steps = max(len(analysis.steps), 1)
     rows = [
-        (WORDS[name], display.ms(ns / steps / 1e6), display.percent(ns / analysis.time.total))
+        (IDLE_WORDS[name], display.ms(ns / steps / 1e6), display.percent(ns / analysis.time.total))
         for name, ns in sorted(parts.items(), key=lambda item: -item[1])
         if ns
     ]
-    return Table(("idle because of", "ms a step", "of the step"), tuple(rows)) if rows else None
+    return Table.of(("idle because of", "ms a step", "of the step"), rows)
 
 
 MOST_KERNELS = 40
@@ -239,13 +216,8 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
         "modules": _modules(tables, steps),
         "devices": _devices(tables, steps) if len(tables.devices) > 1 else None,
     }
-    content: dict[str, Any] = {name: island_table(table) if table else None for name, table in found.items()}
+    content: dict[str, Any] = {name: island_table(table) for name, table in found.items()}
     return content | {"roof_note": _roof_note(tables)}
-
-
-def island_table(table: Table) -> dict[str, Any]:
-    """Return a table as the page's scripts read it."""
-    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
 
 
 def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what: str) -> Table | None:
@@ -263,8 +235,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
     ]
     kind = ("kind of work",) if what == "kernel" else ()
     mean = ("mean, us",) if what == "kernel" else ()
-    columns = (what, *kind, "a step", "ms a step", *mean, "share", *_RATES)
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of((what, *kind, "a step", "ms a step", *mean, "share", *_RATES), rows)
 
 
 _RATES = ("TFLOPS", "GB/s", "of the peak")
@@ -295,7 +266,7 @@ def _operators(tables: WorkTables, steps: int) -> Table | None:
         for each in tables.operators[:MOST_OPERATORS]
     ]
     columns = ("operator", "shapes", "a step", "ms a step", "share", "FLOPs a byte", *_RATES, "bound by")
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of(columns, rows)
 
 
 def _modules(tables: WorkTables, steps: int) -> Table | None:
@@ -311,7 +282,7 @@ def _modules(tables: WorkTables, steps: int) -> Table | None:
         for each in tables.modules[:MOST_MODULES]
     ]
     columns = ("module", "instances", "calls a step", "own, ms a step", "with those inside, ms", "share")
-    return Table(columns, tuple(rows)) if rows else None
+    return Table.of(columns, rows)
 
 
 def _devices(tables: WorkTables, steps: int) -> Table:

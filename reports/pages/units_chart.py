@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.whole_run import Table, chart_text
+from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
 
 _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
 _OTHER = "other"
@@ -37,17 +36,8 @@ CAUSES = {
 _MOST_TICKS, _MOST_NARROW_TICKS = 34, 10
 
 
-@dataclass(frozen=True, slots=True)
-class UnitsChart:
-    """A sentence, the plotly figure, and the table behind it."""
-
-    lead: str
-    figure: dict[str, Any]
-    table: Table
-
-
-def units_chart(analysis: RankAnalysis) -> UnitsChart | None:
-    """Return the mean step by unit; None where the trace names no units."""
+def units_chart(analysis: RankAnalysis) -> Chart | None:
+    """Return the mean step by unit, with a sentence on it; None where the trace names no units."""
     steps = len(analysis.steps)
     if not steps or not analysis.units:
         return None
@@ -64,8 +54,7 @@ def units_chart(analysis: RankAnalysis) -> UnitsChart | None:
         "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
     }
     narrow = {"xaxis": _ticks(names, _MOST_NARROW_TICKS)}
-    figure = {"data": data, "layout": layout, "narrow": narrow}
-    return UnitsChart(_lead(analysis, steps), figure, _table(analysis.units, steps))
+    return Chart("units", _lead(analysis, steps), data, layout, _table(analysis.units, steps), narrow)
 
 
 def _ticks(names: Sequence[str], most: int) -> dict[str, Any]:
@@ -136,11 +125,8 @@ def _row(unit: UnitAnalysis, kinds: Sequence[str], steps: int) -> tuple[str, ...
         found = _figures(unit, kind)
         time, exposed = sum(each.time for each in found), sum(each.exposed for each in found)
         calls = sum(each.count for each in found)
-        cells += [
-            display.count(calls / steps),
-            display.ms(time / steps / 1e6),
-            display.ms(exposed / steps / 1e6),
-        ]
+        times = (display.ms(ns / steps / 1e6) for ns in (time, exposed))
+        cells += [display.count(calls / steps), *times]
     late = [gather for gather in unit.gathers if gather.cause is not None]
     why = ", ".join(words for words, _ in _counted(late).most_common(2))
     behind = Counter(gather.behind for gather in late if gather.behind).most_common(1)

@@ -21,11 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import ConfigFile, FolderContentError, Result, read_file
 from fsdpbench.reports.result import Status as Ended
-from fsdpbench.reports.run_files import ConfigFile, FolderContentError, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.
 _REPEAT_FOLDER = re.compile(r"\.run\d+$")
@@ -34,7 +34,7 @@ _REPEAT_FOLDER = re.compile(r"\.run\d+$")
 _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
 
-class RunFolderError(ValueError):
+class RunFolderError(UsageError, ValueError):
     """The path is not a run folder; the message is one line and says what to give instead."""
 
 

@@ -9,7 +9,7 @@ light, the dark and the printed page. Plotly reads a little HTML in texts; every
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,12 @@ class Table:
             if filled and all(row[place][:1] in "0123456789+−–-" or not row[place] for row in filled)
         )
 
+    @classmethod
+    def of(cls, columns: Sequence[str], rows: Iterable[tuple[str, ...]]) -> Table | None:
+        """Return the table of these rows; None where there are none."""
+        found = tuple(rows)
+        return cls(tuple(columns), found) if found else None
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -70,6 +76,37 @@ class Chart:
     def figure(self) -> dict[str, Any]:
         """Return the chart as plotly draws it."""
         return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
+
+
+def island_table(table: Table | None) -> dict[str, Any] | None:
+    """Return a table as the page's scripts read it; None where there is none."""
+    if table is None:
+        return None
+    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
+
+
+def rule(axis: str, at: float, line: dict[str, Any]) -> dict[str, Any]:
+    """Return a shape of plotly's: a straight line across the chart, where `axis` (`x` or `y`) is `at`."""
+    across = "y" if axis == "x" else "x"
+    place = {f"{axis}0": at, f"{axis}1": at, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
+    return {"type": "line", "line": line, **place}
+
+
+def capacity_line(capacity: float, axis: str) -> dict[str, Any]:
+    """Return the line of a device's memory (bytes) on an axis in GiB."""
+    return rule(axis, capacity / GIB, {"color": "var(--exposed)", "width": 1, "dash": "dash"})
+
+
+def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, Any]:
+    """Return an axis of plotly's with a name at each whole number, the first on top, and `edge` of room."""
+    return {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": list(names),
+        "range": [len(names) - edge, edge - 1],
+        "automargin": True,
+        "zeroline": False,
+    }
 
 
 def chart_text(text: str, longest: int = 60) -> str:
@@ -110,13 +147,12 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) 
         }
         for part, words, colour in PARTS
     ]
-    axis = {"tickmode": "array", "tickvals": positions, "range": [len(shown) - 0.4, -0.6], "zeroline": False}
     layout = {
         "barmode": "stack",
         "bargap": 0.3,
         "height": 110 + 24 * len(shown),
         "xaxis": {"title": {"text": f"traced step, {unit}"}, "rangemode": "tozero"},
-        "yaxis": axis | {"ticktext": names, "automargin": True, "showgrid": False},
+        "yaxis": named_places(names) | {"showgrid": False},
     }
     cut = (
         f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
@@ -190,7 +226,7 @@ def throughput_against_memory(
         "yaxis": {"title": {"text": metric.words}, "zeroline": False},
     }
     if capacity:
-        layout["shapes"] = [_capacity_line(capacity, "x")]
+        layout["shapes"] = [capacity_line(capacity, "x")]
         layout["annotations"] = [_capacity_words(capacity)]
     summary = "Scatter of throughput against peak reserved memory; a dotted line joins the Pareto front."
     return Chart("memory-scatter", summary, data, layout, _scatter_table(shown, front, varying, metric))
@@ -227,13 +263,6 @@ def _points(
             "line": {"color": "var(--surface)", "width": 1},
         },
     }
-
-
-def _capacity_line(capacity: float, axis: str) -> dict[str, Any]:
-    across = "y" if axis == "x" else "x"
-    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
-    position = {f"{axis}0": capacity / GIB, f"{axis}1": capacity / GIB, f"{across}0": 0, f"{across}1": 1}
-    return {"type": "line", f"{across}ref": "paper", "line": line, **position}
 
 
 def _capacity_words(capacity: float) -> dict[str, Any]:
@@ -322,14 +351,7 @@ def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
             "zerolinecolor": "var(--text)",
             "range": _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)]),
         },
-        "yaxis": {
-            "tickmode": "array",
-            "tickvals": list(range(len(shown))),
-            "ticktext": names,
-            "range": [len(shown) - 0.4, -0.6],
-            "automargin": True,
-            "zeroline": False,
-        },
+        "yaxis": named_places(names),
     }
 
 

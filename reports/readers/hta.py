@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import printable
 
 _SIDES = ("before", "after")
 _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
 
 
-class HtaMissingError(Exception):
+class HtaMissingError(UsageError):
     """HTA is not installed."""
 
 

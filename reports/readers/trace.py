@@ -18,6 +18,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fsdpbench.base.errors import UsageError
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -30,7 +32,7 @@ MISSING = -1
 """Stands for "the event does not say" in the columns correlation, stream and device."""
 
 
-class TraceError(Exception):
+class TraceError(UsageError):
     """A file that cannot be read as a trace: `path`, and the `reason` in one line."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
@@ -156,16 +158,15 @@ class RetryEvents:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """One rank's trace.
+class EventColumns:
+    """All of a trace that comes from its list of events.
 
     `collectives` maps a row of `events` to its metadata, `calls` one of an operator whose cost follows from
-    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them;
-    `simulated` is the file's "fsdpbench" object or None.  Findings of the decoder, each a line: `problems`
-    say what figures may lack or what contradicts itself, `remarks` do no harm.
+    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them.  Findings
+    of the decoder, each a line: `problems` say what figures may lack or what contradicts itself, `remarks` do
+    no harm.
     """
 
-    path: Path
     events: Events
     names: tuple[str, ...]
     lanes: tuple[tuple[int | str, int | str], ...]
@@ -173,13 +174,20 @@ class Trace:
     calls: dict[int, OperatorCall]
     memory: MemoryEvents
     retries: RetryEvents
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(EventColumns):
+    """One rank's trace; `simulated` is the file's "fsdpbench" object or None."""
+
+    path: Path
     rank: int | None
     world_size: int | None
     backend: str | None
     devices: tuple[dict[str, Any], ...]
     simulated: dict[str, Any] | None
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...]
 
     def rows(self, *categories: Category) -> Int64:
         """Return row numbers of the events of these categories, in the file's order."""

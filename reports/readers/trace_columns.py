@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import islice
 from math import prod
 from operator import attrgetter
@@ -20,6 +20,7 @@ from fsdpbench.reports.readers.trace import (
     Bool,
     Category,
     CollectiveInfo,
+    EventColumns,
     Events,
     Int32,
     Int64,
@@ -54,21 +55,6 @@ _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
 
 AnyEvent = FloatEvent | ExactEvent
-
-
-@dataclass(frozen=True)
-class EventColumns:
-    """Everything of `Trace` that comes from the list of events."""
-
-    events: Events
-    names: tuple[str, ...]
-    lanes: tuple[tuple[int | str, int | str], ...]
-    collectives: dict[int, CollectiveInfo]
-    calls: dict[int, OperatorCall]
-    memory: MemoryEvents
-    retries: RetryEvents
-    problems: list[str]
-    remarks: list[str]
 
 
 class _Numbering(dict[Any, int]):
@@ -156,8 +142,8 @@ class ColumnBuilder:
             calls=calls,
             memory=in_order(MemoryEvents(*self._memory.finish())),
             retries=RetryEvents(*self._retries.finish()),
-            problems=problems + unknown.problems,
-            remarks=unknown.remarks,
+            problems=(*problems, *unknown.problems),
+            remarks=tuple(unknown.remarks),
         )
 
     def _problems(self, columns: Events) -> list[str]:

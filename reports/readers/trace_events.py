@@ -23,30 +23,27 @@ ABSENT = Raw(b"")
 """An undecoded field that the file does not have. (`Raw | None` would be decoded like any other value.)"""
 
 
-class FloatEvent(Struct, gc=False):
+class _Event(Struct, gc=False):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Raw = ABSENT
+
+
+class FloatEvent(_Event, gc=False):
     """An event whose times are doubles, in microseconds."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
     ts: float | None = None
     dur: float | None = None
-    args: Raw = ABSENT
 
 
-class ExactEvent(Struct, gc=False):
+class ExactEvent(_Event, gc=False):
     """An event whose times are kept as digits, for those that a double cannot hold."""
 
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
     ts: Raw = ABSENT
     dur: Raw = ABSENT
-    args: Raw = ABSENT
 
 
 class File(Struct, gc=False):

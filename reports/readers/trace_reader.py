@@ -174,15 +174,13 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
     devices = decoded.beside.get("deviceProperties")
     simulated = decoded.beside.get("fsdpbench")
     identity = identify(path.name, distributed)
+    findings: dict[str, Any] = {
+        "problems": (*decoded.problems, *columns.problems, *identity.problems),
+        "remarks": (*decoded.remarks, *columns.remarks, *identity.remarks),
+    }
     return Trace(
+        **vars(columns) | findings,
         path=path,
-        events=columns.events,
-        names=columns.names,
-        lanes=columns.lanes,
-        collectives=columns.collectives,
-        calls=columns.calls,
-        memory=columns.memory,
-        retries=columns.retries,
         rank=identity.rank,
         world_size=identity.world_size,
         backend=str(distributed["backend"])[:200] if "backend" in distributed else None,
@@ -190,8 +188,6 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
         if isinstance(devices, list)
         else (),
         simulated=simulated if isinstance(simulated, dict) else None,
-        problems=(*decoded.problems, *columns.problems, *identity.problems),
-        remarks=(*decoded.remarks, *columns.remarks, *identity.remarks),
     )
 
 

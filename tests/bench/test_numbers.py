@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from fsdpbench.base.configuration.config import JitterError, JitterSettings
+from fsdpbench.base.configuration.config import JitterSettings
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import finite_number, whole_number, with_unit
@@ -119,7 +119,7 @@ def test_shapes_jitter_allocator_and_environment_take_ascii_digits(monkeypatch: 
     for text in ("+1", "1_0", "１", "٣"):
         with pytest.raises(ValueError):
             make_shape(GPTShape, parse_shape(f"layers={text},d_model=32,heads=1,vocab=64,max_seq=16"))
-        with pytest.raises(JitterError):
+        with pytest.raises(UsageError):
             JitterSettings.parse(f"seed={text}")
         with pytest.raises(ValueError):
             AllocatorConf.parse(f"max_split_size_mb:{text}")

@@ -171,11 +171,6 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
         return s.layers * block + s.features * (s.tokens - 1) + numbers + head
 
     @property
-    def sparse_parameters(self) -> int:
-        """Return the elements of all sparse tables, on all ranks together."""
-        return self.spec.features * self.spec.rows * self.spec.width
-
-    @property
     def training_state_bytes(self) -> int:
         s = self.spec
         row_bytes = TABLE_DTYPES[s.table_dtype].itemsize * s.width + STATE_BYTES

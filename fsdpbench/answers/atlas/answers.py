@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from msgspec.structs import replace
+
+from fsdpbench.answers.atlas.lookup import Atlas, AtlasCell, Choice, Interval, Model
 from fsdpbench.answers.atlas.space import SYSTEM, Cell, Results, fits_safely
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.provenance import run_command, versions
@@ -14,62 +16,53 @@ from fsdpbench.workloads import get_workload
 SCHEMA = 1
 AS_GOOD = 0.02
 """Alternatives: throughput at most this share below the best."""
-_RATE = "tokens_per_s_per_gpu"
-_SHOWN = ("strategy", "activation_checkpointing", "batch")
+_SHOWN = ("strategy", "activation_checkpointing", "batch", "seq")
 
 
-def as_dict(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
-    """Return the atlas as JSON values."""
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    return {
-        "schema": SCHEMA,
-        "simulated": True,
-        "system": SYSTEM,
-        "versions": versions(),
-        "models": {name: {"parameters": get_workload(name).parameters} for name in models},
-        "hardware": list(dict.fromkeys(cell.hardware for cell in cells)),
-        "gpus": sorted({cell.gpus for cell in cells}),
-        "cells": [_answer(cell, results) for cell in cells],
-    }
+def answered(cells: Sequence[Cell], results: Results) -> Atlas:
+    """Return the atlas."""
+    models = dict.fromkeys(cell.model for cell in cells)
+    return Atlas(
+        schema=SCHEMA,
+        system=SYSTEM,
+        versions=versions(),
+        models={name: Model(get_workload(name).parameters) for name in models},
+        hardware=list(dict.fromkeys(cell.hardware for cell in cells)),
+        gpus=sorted({cell.gpus for cell in cells}),
+        cells=[_answer(cell, results) for cell in cells],
+    )
 
 
-def _answer(cell: Cell, results: Results) -> dict[str, Any]:
+def _answer(cell: Cell, results: Results) -> AtlasCell:
     found = list(cell.found(results))
     running = [(config, result) for config, result in found if result.tokens_per_s_per_gpu]
     failed = sorted(
         {str(result.message or result.status.value) for _, result in found if not result.status.is_answer}
     )
-    answer: dict[str, Any] = {
-        "model": cell.model,
-        "hardware": cell.hardware,
-        "gpus": cell.gpus,
-        "status": "fits",
-        "best": None,
-        "alternatives": [],
-        "risky": [],
-        "simulated": len(found),
-        "pruned": cell.pruned + cell.simulable - len(found),
-        "failed": failed,
-        "reason": None,
-    }
+    answer = AtlasCell(
+        cell.model,
+        cell.hardware,
+        cell.gpus,
+        "fits" if running else "failed" if failed else "does_not_fit",
+        simulated=len(found),
+        pruned=cell.pruned + cell.simulable - len(found),
+        failed=failed,
+    )
+    if not running:
+        return replace(answer, reason=failed[0] if failed else _why(cell, found))
     safe = _fastest_first((config, result) for config, result in running if fits_safely(result))
     risky = _fastest_first((config, result) for config, result in running if not fits_safely(result))
-    if not running:
-        answer["status"] = "failed" if failed else "does_not_fit"
-        answer["reason"] = failed[0] if failed else _why(cell, found)
-        return answer
     ranked = safe or risky
-    answer["best"] = _choice(*ranked[0])
     least = _rate(ranked[0][1]) * (1 - AS_GOOD)
-    answer["alternatives"] = [_choice(*each) for each in ranked[1:] if _rate(each[1]) >= least]
-    if safe:
-        answer["risky"] = [_choice(*each) for each in risky if _rate(each[1]) > _rate(safe[0][1])]
-    return answer
+    return replace(
+        answer,
+        best=_choice(*ranked[0]),
+        alternatives=[_choice(*each) for each in ranked[1:] if _rate(each[1]) >= least],
+        risky=[_choice(*each) for each in risky if _rate(each[1]) > _rate(safe[0][1])] if safe else [],
+    )
 
 
-def _fastest_first(
-    found: Iterable[tuple[Config, Result]],
-) -> list[tuple[Config, Result]]:
+def _fastest_first(found: Iterable[tuple[Config, Result]]) -> list[tuple[Config, Result]]:
     return sorted(found, key=lambda each: -_rate(each[1]))
 
 
@@ -77,27 +70,24 @@ def _rate(result: Result) -> float:
     return result.tokens_per_s_per_gpu or 0.0
 
 
-def _choice(config: Config, result: Result) -> dict[str, Any]:
+def _choice(config: Config, result: Result) -> Choice:
     interval = result.stored("interval") or {}
-    return {
-        "settings": {
-            **{name: getattr(config.settings, name) for name in _SHOWN},
-            "seq": config.settings.seq,
-        },
-        "tokens_per_s_per_gpu": result.stored(_RATE),
-        "step_time_s": result.step_time_s,
-        "mfu": result.mfu,
-        "peak_reserved_bytes": result.stored("peak_memory_bytes.reserved"),
-        "alloc_retries_per_step": result.alloc_retries_per_step,
-        "interval": {
-            _RATE: interval.get(_RATE),
-            "step_time_s": interval.get("step_time_s"),
-            "peak_reserved_bytes": (interval.get("peak_memory_bytes") or {}).get("reserved"),
-            "because": interval.get("because"),
-        },
-        "risky": bool(interval.get("risky")),
-        "command": run_command(config),
-    }
+    return Choice(
+        settings={name: getattr(config.settings, name) for name in _SHOWN},
+        tokens_per_s_per_gpu=_rate(result),
+        step_time_s=result.step_time_s or 0.0,
+        command=run_command(config),
+        interval=Interval(
+            interval.get("tokens_per_s_per_gpu"),
+            interval.get("step_time_s"),
+            (interval.get("peak_memory_bytes") or {}).get("reserved"),
+            interval.get("because"),
+        ),
+        mfu=result.mfu,
+        peak_reserved_bytes=result.stored("peak_memory_bytes.reserved"),
+        alloc_retries_per_step=result.alloc_retries_per_step,
+        risky=bool(interval.get("risky")),
+    )
 
 
 def _why(cell: Cell, found: Sequence[tuple[Config, Result]]) -> str:

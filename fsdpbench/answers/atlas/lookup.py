@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -70,16 +69,12 @@ class Atlas(msgspec.Struct, frozen=True):
     hardware: list[str]
     gpus: list[int]
     cells: list[AtlasCell]
+    simulated: bool = True
 
     def row(self, model: str, hardware: str) -> list[AtlasCell]:
         """Return the cells of one model on one chip, by number of GPUs."""
         found = [cell for cell in self.cells if (cell.model, cell.hardware) == (model, hardware)]
         return sorted(found, key=lambda cell: cell.gpus)
-
-
-def as_atlas(content: Any) -> Atlas:
-    """JSON values as an atlas. Raises `msgspec.ValidationError`."""
-    return msgspec.convert(content, Atlas)
 
 
 def read_atlas(folder: Path) -> Atlas:
@@ -88,7 +83,7 @@ def read_atlas(folder: Path) -> Atlas:
     if not path.is_file():
         raise UsageError(f"{path}: no atlas there; `fsdpbench atlas build` makes one, --atlas names another")
     try:
-        return as_atlas(read_json_object(path))
+        return msgspec.convert(read_json_object(path), Atlas)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{path}: is not an atlas ({error}); build it again with `fsdpbench atlas build`"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,8 +23,7 @@ from fsdpbench.answers.check.records.baseline import Baseline, FigureSet, torch_
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.sides import Side
 from fsdpbench.base.errors import CannotJudgeError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, parse_json
-from fsdpbench.base.reading import one_line
+from fsdpbench.base.reading import one_line, parse_json
 from fsdpbench.reports.figures import Worse
 
 MOST_COMMITS = 1000
@@ -93,15 +92,7 @@ class History:
             "schema": 1,
             "baseline": self.path,
             "commits": commits,
-            "series": [
-                {
-                    "configuration": each.configuration,
-                    "metric": each.metric,
-                    "unit": METRICS[each.metric].unit,
-                }
-                | {"values": list(each.values)}
-                for each in self.series
-            ],
+            "series": [asdict(each) | {"unit": METRICS[each.metric].unit} for each in self.series],
             "steps": [
                 {
                     "revision": self.commits[step.place].revision or None,
@@ -140,16 +131,8 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     folder = path.resolve().parent
     _git(folder, "rev-parse", "--is-inside-work-tree", of=path)
     form = _SEPARATOR.join(("%H", "%ad", "%s"))
-    log = _git(
-        folder,
-        "log",
-        f"--max-count={MOST_COMMITS}",
-        "--date=short",
-        f"--format={form}",
-        "--",
-        path.name,
-        of=path,
-    )
+    asked = ("log", f"--max-count={MOST_COMMITS}", "--date=short", f"--format={form}", "--", path.name)
+    log = _git(folder, *asked, of=path)
     lines = [line.split(_SEPARATOR) for line in log.splitlines() if line.count(_SEPARATOR) == 2]
     if not lines:
         raise UsageError(f"{path}: git knows no commit of it; --history reads a committed baseline")
@@ -158,7 +141,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     for revision, date, subject in reversed(lines):
         try:
             baseline = _at(folder, revision, path)
-        except (UsageError, UnreadableFileError) as error:
+        except UsageError as error:
             notes.append(f"{revision[:9]} is left out: {one_line(error)}")
             continue
         figures = _set_of(baseline)
@@ -235,16 +218,8 @@ def _steps(commits: Sequence[Commit], series: Sequence[Series]) -> list[Step]:
         for number, place in enumerate(at, start=1):
             before = float(median(values[edges[number - 1] : place]))
             after = float(median(values[place : edges[number + 1]]))
-            found.append(
-                Step(
-                    places[place],
-                    each.configuration,
-                    each.metric,
-                    before,
-                    after,
-                    _is_worse(each, before, after),
-                )
-            )
+            worse = _is_worse(each, before, after)
+            found.append(Step(places[place], each.configuration, each.metric, before, after, worse))
     return sorted(found, key=lambda step: (step.place, list(METRICS).index(step.metric), step.configuration))
 
 

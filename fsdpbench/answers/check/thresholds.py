@@ -21,7 +21,8 @@ import msgspec
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.baseline import replace_file
 from fsdpbench.answers.check.records.strict import check_names, strictly
-from fsdpbench.base.files.documents import read_toml, to_toml
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.reading import read_toml
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03

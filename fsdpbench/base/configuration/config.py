@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.configuration.soak import SoakSettings
 from fsdpbench.base.errors import UsageError
@@ -164,41 +166,41 @@ class Config:
         return _cut("-".join([*parts, *jitter]).lower().replace("_", ""))
 
     def to_dict(self) -> dict[str, Any]:
-        record = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
-        record["shape"] = dict(self.shape)
-        record["shape_given"] = dict(self.shape_given)
-        record["settings"] = self.settings.to_dict()
-        record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter", "sanitize", "software", "what_if", "soak", "gpus_used_per_node"):
-            if not record[absent]:
-                del record[absent]
-        if self.jitter is not None:
-            record["jitter"] = dataclasses.asdict(self.jitter)
-        if self.what_if is not None:
-            record["what_if"] = dataclasses.asdict(self.what_if)
-        if self.soak is not None:
-            record["soak"] = self.soak.to_dict()
+        record = {spec.name: _plain(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
         if self.script is not None:
-            record["script"], record["settings"] = self.script.to_dict(), {}
-        return record
+            record["settings"] = {}
+        return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Config:
+        """Return the configuration that `to_dict` wrote. Raises `UsageError`, `ValueError` with a field."""
         known = {spec.name for spec in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
-        if record.get("script") is not None:
-            values["script"] = ScriptSource.from_dict(record["script"])
-            values["settings"] = Settings.of()
-        else:
-            values["settings"] = Settings.from_record(record["settings"])
-        if record.get("jitter") is not None:
-            values["jitter"] = JitterSettings(**record["jitter"])
-        if record.get("what_if") is not None:
-            values["what_if"] = WhatIf(**record["what_if"])
-        if record.get("soak") is not None:
-            values["soak"] = SoakSettings.from_dict(record["soak"])
-        values["measurement"] = Measurement(**record["measurement"])
+        is_script = record.get("script") is not None
+        values["settings"] = Settings.of() if is_script else Settings.from_record(record["settings"])
+        for name, kind in _PARTS.items():
+            if record.get(name) is not None:
+                values[name] = _part(record[name], kind)
         return cls(**values)
+
+
+_LEFT_OUT = ("script", "jitter", "sanitize", "software", "what_if", "soak", "gpus_used_per_node")
+"""Not recorded where they say nothing."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Settings | ScriptSource):
+        return value.to_dict()
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+
+
+def _part(record: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(record, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 _USUAL_GPUS = 8
@@ -264,10 +266,6 @@ class WhatIf:
         )
 
 
-class JitterError(ValueError):
-    """A text that says no jitter; the message names it and how to write it."""
-
-
 @dataclass(frozen=True)
 class JitterSettings:
     """How much of it. ``kernels`` and ``straggler`` are shares, ``arrival_us`` is in microseconds."""
@@ -282,32 +280,40 @@ class JitterSettings:
         for name, most in limits:
             value = getattr(self, name)
             if not 0 <= value <= most:
-                raise JitterError(f"jitter: {name}={value} must be from 0 to {most:g}")
+                raise UsageError(f"--jitter: {name}={value} must be from 0 to {most:g}")
 
     @classmethod
     def parse(cls, text: str) -> JitterSettings:
-        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `JitterError`."""
+        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for part in text.split(","):
             name, equals, value = part.partition("=")
             name, value = (name.strip(), value.strip()) if equals else ("seed", name.strip())
             if name not in fields:
-                raise JitterError(f"jitter: unknown {name!r}; known are {', '.join(fields)}")
+                raise UsageError(f"--jitter: unknown {name!r}; known are {', '.join(fields)}")
             try:
                 values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
             except ValueError:
-                raise JitterError(
-                    f"jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
+                raise UsageError(
+                    f"--jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
                 ) from None
         if "seed" not in values:
-            raise JitterError(f"jitter: {text!r} has no seed; write seed=7,{text}")
+            raise UsageError(f"--jitter: {text!r} has no seed; write seed=7,{text}")
         return cls(**values)
 
     def to_text(self) -> str:
         """Return the jitter as `parse` reads it."""
         return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(self).items())
 
+
+_PARTS: dict[str, Any] = {
+    "measurement": Measurement,
+    "script": ScriptSource,
+    "jitter": JitterSettings,
+    "what_if": WhatIf,
+    "soak": SoakSettings,
+}
 
 # How the ranks of a configuration are divided: a batch is of a data-parallel group of tp x cp ranks.
 # rank = ((replica x shards) + shard) x cp x tp      tp varies fastest: its ranks are neighbours in a node

@@ -6,7 +6,6 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -81,17 +80,6 @@ class ScriptSource:
             "check_ranks": list(self.check_ranks),
         }
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> ScriptSource:
-        return cls(
-            **{
-                **record,
-                "arguments": tuple(record["arguments"]),
-                "steps_by": StepsBy(record["steps_by"]),
-                "check_ranks": tuple(record.get("check_ranks", ())),
-            }
-        )
 
 
 def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:

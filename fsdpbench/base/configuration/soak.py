@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fsdpbench.base.configuration.lengths import LengthSettings
 from fsdpbench.base.errors import UsageError
@@ -63,17 +62,6 @@ class SoakSettings:
         draws = lengths.draws(stream)
         while True:
             yield lengths.shape([next(draws) for _ in range(batch)], longest)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> SoakSettings:
-        values = dict(record)
-        if values.get("lengths") is not None:
-            lengths = dict(values["lengths"])
-            values["lengths"] = LengthSettings(**lengths | {"values": tuple(lengths.get("values") or ())})
-        return cls(**values)
 
     def words(self) -> list[str]:
         """Return the flags that ask for it."""

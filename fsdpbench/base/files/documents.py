@@ -1,27 +1,15 @@
-"""JSON and TOML documents: read with limits, and flat TOML written.
-
-A document that cannot be read is a usage error of one line. `fsdpbench.base.reading` does
-the work. Code that reads files which may be broken without a mistake (a result cut short, another
-machine's lock) catches `UnreadableFileError`.
-"""
+"""JSON objects read, and flat TOML written; `fsdpbench.base.reading` has the rest of reading."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from fsdpbench.base import reading
-from fsdpbench.base.errors import UsageError
-
-LARGEST_INTEGER = reading.LARGEST_INTEGER
-T = TypeVar("T")
-
-
-class UnreadableFileError(UsageError):
-    """A file that is missing, no file, too large or of another kind; the message names it and the reason."""
+from fsdpbench.base.reading import UnreadableError, read_json
+from fsdpbench.base.reading import read_text as read_text
 
 
 def is_there(path: Path) -> bool:
@@ -32,44 +20,12 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def read_json(path: Path) -> Any:
-    """Return the value in a JSON file; NaN and infinity pass. Raise `UnreadableFileError`."""
-    return _as_usage(lambda: reading.read_json(path))
-
-
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raise `UnreadableFileError` also for any other value."""
+    """Return the object in a JSON file. Raise `UnreadableError` also for any other value."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UnreadableFileError(f"{path}: holds no JSON object")
+        raise UnreadableError(path, "holds no JSON object")
     return content
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables in a TOML file; NaN and infinity pass. Raise `UnreadableFileError`."""
-    return _as_usage(lambda: reading.read_toml(path))
-
-
-def read_text(path: Path) -> str:
-    """Return the text in a file. Raise `UnreadableFileError`."""
-    return _as_usage(lambda: reading.read_text(path, reading.LARGEST_JSON))
-
-
-def parse_json(content: bytes | str, origin: str) -> Any:
-    """Return the value of a JSON text; `origin` begins the message of an `UnreadableFileError`."""
-    return _as_usage(lambda: reading.parse_json(content, origin))
-
-
-def parse_toml(content: bytes | str, origin: str) -> dict[str, Any]:
-    """Return the tables of a TOML text; `origin` begins the message of an `UnreadableFileError`."""
-    return _as_usage(lambda: reading.parse_toml(content, origin))
-
-
-def _as_usage(read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except reading.UnreadableError as error:
-        raise UnreadableFileError(str(error)) from None
 
 
 def to_toml(tables: Mapping[str, object]) -> str:

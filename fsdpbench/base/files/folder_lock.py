@@ -30,8 +30,8 @@ import msgspec
 
 from fsdpbench.base import interruption
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, parse_json
 from fsdpbench.base.files.whole_files import move_new, write_new
+from fsdpbench.base.reading import UnreadableError, parse_json
 
 BEAT_S = 10.0
 SILENCE_S = 120.0
@@ -296,7 +296,7 @@ def read_owner(content: bytes) -> Owner | None:
     """Return the holder that a lock names; None where it names none."""
     try:
         owner = msgspec.convert(parse_json(content, "lock"), Owner)
-    except (UnreadableFileError, msgspec.ValidationError):
+    except (UnreadableError, msgspec.ValidationError):
         return None
     return owner if owner.pid > 0 and owner.host else None
 

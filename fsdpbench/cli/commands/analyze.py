@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.errors import UsageError, written
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
 
@@ -63,7 +63,6 @@ def command(
     """
     from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.analysis.text import describe
-    from fsdpbench.reports.readers.hta import HtaMissingError
 
     verdict = _dumps(paths)
     if verdict is not None:
@@ -87,10 +86,7 @@ def command(
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
-        try:
-            content["hta"], opinion = _second_opinion(before, analysis)
-        except HtaMissingError as error:
-            raise UsageError(str(error)) from None
+        content["hta"], opinion = _second_opinion(before, analysis)
         texts += opinion
     if as_json:
         show_json(content)
@@ -104,24 +100,18 @@ def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> No
     from fsdpbench.reports.pages.trace_page import write_trace_page
 
     title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    try:
+    with written(output):
         write_trace_page(analysis, output, title)
-    except OSError as error:
-        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
     """Return the verdict on Flight Recorder dumps, where these are some."""
     from fsdpbench.reports.analysis.flight_recorder import judge
-    from fsdpbench.reports.readers import TraceError
     from fsdpbench.reports.readers.flight_recorder import find_dumps
 
-    try:
-        dumps = find_dumps(paths)
-        return judge(dumps) if dumps else None
-    except TraceError as error:
-        raise UsageError(str(error)) from None
+    dumps = find_dumps(paths)
+    return judge(dumps) if dumps else None
 
 
 def _limits(texts: tuple[str, ...]) -> TraceLimits:
@@ -140,16 +130,12 @@ def _analyzed(
     from fsdpbench.reports.analysis.analyze import find_traces
     from fsdpbench.reports.analysis.processes import suitable_processes
     from fsdpbench.reports.pages.trace_page import draw_rank
-    from fsdpbench.reports.readers import TraceError
 
-    try:
-        files = [file.path for file in find_traces(paths)]
-        processes = jobs or suitable_processes(files)
-        draw = partial(draw_rank, traces=len(files)) if draws else None
-        links, chips = roofs
-        return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
-    except TraceError as error:
-        raise UsageError(str(error)) from None
+    files = [file.path for file in find_traces(paths)]
+    processes = jobs or suitable_processes(files)
+    draw = partial(draw_rank, traces=len(files)) if draws else None
+    links, chips = roofs
+    return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
 
 
 def roofs(hardware: str | None) -> Roofs:

@@ -53,10 +53,12 @@ def build_command(
 
     The same command again resumes where it stopped.
     """
+    import msgspec
+
     extent = _extent(models, hardware, gpus, small)
     fork_server.start("sim")
-    from fsdpbench.answers.atlas.answers import as_dict
-    from fsdpbench.answers.atlas.lookup import FILE, as_atlas
+    from fsdpbench.answers.atlas.answers import answered
+    from fsdpbench.answers.atlas.lookup import FILE
     from fsdpbench.answers.atlas.space import build, cells
     from fsdpbench.answers.atlas.words import write_pages
     from fsdpbench.base.files.whole_files import write_whole
@@ -67,19 +69,20 @@ def build_command(
     tell(f"{len(found)} cells; {sum(cell.pruned for cell in found)} configurations cannot fit by arithmetic")
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
-    content = as_dict(found, build(found, output / _RUNS, make_progress, jobs))
+    atlas = answered(found, build(found, output / _RUNS, make_progress, jobs))
+    content = msgspec.to_builtins(atlas)
     with disk_errors(output):
         write_whole(output / FILE, json.dumps(content, indent=1, allow_nan=False))
-        page = write_pages(output, as_atlas(content))
-    fit = sum(cell["status"] == "fits" for cell in content["cells"])
-    simulated = sum(cell["simulated"] for cell in content["cells"])
+        page = write_pages(output, atlas)
+    fit = sum(cell.status == "fits" for cell in atlas.cells)
+    simulated = sum(cell.simulated for cell in atlas.cells)
     summary = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
     if as_json:
         show_json(content)
     else:
         show(summary)
     tell(f"Pages: {page}")
-    failed = [cause for cell in content["cells"] for cause in cell["failed"]]
+    failed = [cause for cell in atlas.cells for cause in cell.failed]
     if failed:
         raise SomeFailedError(f"{len(failed)} configurations failed, the first: {failed[0]}")
 

@@ -102,26 +102,23 @@ def command(
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.engine.devices.detection import visible_gpus
     from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
-    from fsdpbench.sim.model.profile import ProfileError, load_profile
+    from fsdpbench.sim.model.profile import load_profile
 
     if device == "cuda" and not visible_gpus():
         raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
     if device == "sim" and hardware is None:
         raise UsageError("--device sim needs --hardware: the profile to measure")
-    try:
-        if device == "cuda":
-            _rehearse()
-        with _process_group(device):
-            machine = (
-                cuda_machine()
-                if device == "cuda"
-                else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
-            )
-            base_profile = load_profile(base or hardware or _base_of(machine))
-            report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
-            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
-    except ProfileError as error:
-        raise UsageError(str(error)) from None
+    if device == "cuda":
+        _rehearse()
+    with _process_group(device):
+        machine = (
+            cuda_machine()
+            if device == "cuda"
+            else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
+        )
+        base_profile = load_profile(base or hardware or _base_of(machine))
+        report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
+        found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     if machine.rank != 0:
         return
     write_whole(output, to_toml(found.to_toml_tables()))

@@ -14,7 +14,7 @@ import click
 
 from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, SomeFailedError, UsageError
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, SomeFailedError, UsageError, written
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import show, show_json, tell
@@ -48,7 +48,7 @@ _output_options = grouped(
         default="text",
         help="Output: text, Markdown, JSON, or the figures of B for github-action-benchmark.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Same as --format json."),
+    click.option("--json", "form", flag_value="json", help="Same as --format json."),
 )
 
 
@@ -100,7 +100,6 @@ def command(
     output: Path | None,
     repeat: int | None,
     form: str,
-    as_json: bool,
 ) -> None:
     """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
@@ -115,7 +114,7 @@ def command(
     if output is not None and not history:
         raise UsageError("-o is for --history; FOLDER's own page is `fsdpbench report FOLDER`")
     if history:
-        _history(baseline, folder, output, noise, "json" if as_json else form)
+        _history(baseline, folder, output, noise, form)
         return
     from fsdpbench.answers.check.compare import compare
     from fsdpbench.answers.check.records.baseline import Baseline
@@ -145,7 +144,7 @@ def command(
     absent = absent_of(expected, side)
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
-    finish(comparison, side.entries, "json" if as_json else form, left_out)
+    finish(comparison, side.entries, form, left_out)
 
 
 def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
@@ -231,13 +230,10 @@ def show_history(history: History, form: str, output: Path | None) -> None:
         show("\n".join(_lines(groups)) if groups else "no figure changed its level")
     for note in history.notes:
         tell(f"note: {note}")
-    if output is None:
-        return
-    try:
-        write_history_page(content, output)
-    except OSError as error:
-        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
-    tell(f"wrote {output}")
+    if output is not None:
+        with written(output):
+            write_history_page(content, output)
+        tell(f"wrote {output}")
 
 
 def _lines(groups: list[StepGroup]) -> list[str]:
@@ -270,7 +266,7 @@ def _markdown(groups: list[StepGroup]) -> list[str]:
 @click.argument("before", metavar="A", type=PossiblePath())
 @click.argument("after", metavar="B", type=PossiblePath())
 @_output_options
-def compare_command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
+def compare_command(before: Path, after: Path, thresholds: Path | None, form: str) -> None:
     """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
 
     \b
@@ -290,7 +286,6 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     require_alike(first.surroundings, second.surroundings)
     old, new = paired(first, second)
     require_common(old, new)
-    form = "json" if as_json else form
     comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
     finish(comparison, second.entries, form, notes_on(first, second))
 

@@ -97,12 +97,8 @@ class Explanation:
     def add_snapshot(self, path: Path) -> None:
         """Add the memory snapshot at `path`. Raises `UsageError` if it cannot be read."""
         from fsdpbench.reports.analysis.out_of_memory import describe_snapshot, read_oom_snapshot
-        from fsdpbench.reports.readers import TraceError
 
-        try:
-            found = read_oom_snapshot(path)
-        except TraceError as error:
-            raise UsageError(str(error)) from None
+        found = read_oom_snapshot(path)
         self.parts["snapshot"] = [each.to_dict() for each in found]
         empty = ["The snapshot holds no memory and no history."]
         self.texts += [describe_snapshot(each) for each in found] or empty

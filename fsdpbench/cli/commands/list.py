@@ -49,11 +49,11 @@ def _for_people(rows: list[Row]) -> list[Row]:
 
 def models() -> list[Row]:
     """Return a row for every model, including those of other packages and those that fail to load."""
-    from fsdpbench.workloads import get_workload, offered_families, workload_names
+    from fsdpbench.workloads import PLUGINS, get_workload, workload_names
 
     rows: list[Row] = []
-    offers = offered_families()
-    origins = {size: each.origin for each in offers if each.family for size in each.family.sizes}
+    offers = PLUGINS.offers()
+    origins = {size: each.origin for each in offers if each.thing for size in each.thing.sizes}
     for name in (*workload_names(), *origins):
         workload = get_workload(name)
         row = {
@@ -79,7 +79,7 @@ def systems() -> list[Row]:
 
     rows: list[Row] = []
     for offer in offers():
-        system = offer.system
+        system = offer.thing
         state = offer.problem or "ready"
         if system is not None and not system.is_installed:
             state = f"{system.package} is not installed: {system.installation}"
@@ -99,33 +99,28 @@ def hardware() -> list[Row]:
     """Return a row for every packaged hardware profile."""
     from fsdpbench.sim.model.profile import load_profile, profile_names
 
-    rows = []
-    for name in profile_names():
-        profile = load_profile(name)
-        rows.append(
-            {
-                "name": name,
-                "title": profile.title,
-                "memory_bytes": profile.memory_bytes,
-                "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
-                "gpus_per_node": profile.gpus_per_node,
-                "source": profile.source,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "title": profile.title,
+            "memory_bytes": profile.memory_bytes,
+            "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
+            "gpus_per_node": profile.gpus_per_node,
+            "source": profile.source,
+        }
+        for name, profile in ((name, load_profile(name)) for name in profile_names())
+    ]
 
 
 def software() -> list[Row]:
     """Return a row for every packaged software profile, with its changes."""
     from fsdpbench.sim.model.software import load_software, software_names
 
-    rows = []
-    for name in software_names():
-        profile = load_software(name)
-        rows.append(
-            {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
-        )
-    return rows
+    profiles = {name: load_software(name) for name in software_names()}
+    return [
+        {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
+        for name, profile in profiles.items()
+    ]
 
 
 def settings() -> list[Row]:

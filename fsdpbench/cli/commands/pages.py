@@ -5,22 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.base import interruption
-from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError
+from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, written
 from fsdpbench.cli.output import make_console, show, show_json, tell
-from fsdpbench.cli.terminal.units import compiled_words
-from fsdpbench.cli.terminal.units import each as each_device
+from fsdpbench.cli.terminal.units import best_words, headline
 from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
-from fsdpbench.reports.result import Status
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
     from fsdpbench.reports.pages import LivePage
+    from fsdpbench.reports.result import Result
     from fsdpbench.sweep.sweep_state import SweepFolder, SweepState
 
 
@@ -82,7 +81,7 @@ def command(
     if as_json:
         show_json(_record(folder, last, ending))
     else:
-        show("\n".join(line for line in (headline(last), best_words(last)) if line))
+        show("\n".join(line for line in (_headline(last), best_words(_results(last))) if line))
     if ending is not None:
         raise ending
     if last.failed:
@@ -90,13 +89,8 @@ def command(
 
 
 def _write(page: LivePage | None, state: SweepState, is_over: bool) -> bool:
-    try:
+    with written(page and page.target, "; --no-page does without"):
         return page is not None and page.update(len(state.ended), is_over=is_over)
-    except OSError as error:
-        assert page is not None
-        raise BenchError(
-            f"{page.target}: cannot be written ({error.strerror}); --no-page does without"
-        ) from None
 
 
 def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) -> Iterator[SweepState]:
@@ -185,59 +179,33 @@ _LAST_SHOWN = 8
 _MOST_UNDER_WAY = 6
 
 
-class View(Protocol):
-    """A view of a sweep; `show` is called with each new state."""
-
-    def waiting(self, why: str) -> None: ...
-    def show(self, state: SweepState, slurm: str) -> None: ...
-    def end(self) -> None: ...
-
-
 def make_view(quiet: bool) -> View:
     """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
     if quiet:
-        return SilentView()
+        return View()
     console = make_console(stderr=True)
     return LiveView(console) if console.is_terminal else PlainView()
 
 
-def headline(state: SweepState, slurm: str = "") -> str:
-    """Return the counts of the sweep, as in `3/8 configurations, 1 failed, about 40 s left`."""
-    text = f"{len(state.ended)}/{len(state.points)} configurations"
-    if state.failed:
-        text += f", {state.failed} failed"
-    if state.left_s is not None and state.is_held:
-        text += f", about {state.left_s:.0f} s left"
+def _headline(state: SweepState, slurm: str = "") -> str:
+    done = f"{len(state.ended)}/{len(state.points)}"
+    text = headline(done, state.failed, state.left_s if state.is_held else None)
     return f"{text}; Slurm: {slurm}" if slurm else text
 
 
-def best_words(state: SweepState, width: int | None = None) -> str:
-    """Return the fastest configuration so far, in at most `width` columns; empty where none has figures."""
-    rates = [
-        (rate, each)
-        for each in state.ended
-        if each.result.status is Status.OK and (rate := each.result.tokens_per_s_per_gpu) is not None
-    ]
-    if not rates:
-        return ""
-    from fsdpbench.cli.terminal.progress import shortened
-
-    rate, best = max(rates, key=lambda pair: pair[0])
-    text = f"best so far: {rate:,.0f} tokens/s/{each_device(best.result.device)}, "
-    if best.result.compiled is not None:
-        text += f"{compiled_words([best.result.compiled])}, "
-    return text + (best.name if width is None else shortened(best.name, max(24, width - len(text))))
+def _results(state: SweepState) -> list[tuple[str, Result]]:
+    return [(each.name, each.result) for each in state.ended]
 
 
-class SilentView:
-    """A view that prints nothing."""
+class View:
+    """A view of a sweep that prints nothing; `show` is called with each new state."""
 
     def waiting(self, why: str) -> None: ...
     def show(self, state: SweepState, slurm: str) -> None: ...
     def end(self) -> None: ...
 
 
-class PlainView(SilentView):
+class PlainView(View):
     """A view of lines: one for each configuration that ends, one for each new state of Slurm's jobs."""
 
     def __init__(self) -> None:
@@ -255,7 +223,7 @@ class PlainView(SilentView):
         from fsdpbench.cli.terminal.progress import describe_result
 
         if not self._began:
-            tell(headline(state))
+            tell(_headline(state))
             self._shown_ns = {each.name: each.changed_ns for each in state.ended}
             self._began = True
         new = [each for each in state.ended if self._shown_ns.get(each.name) != each.changed_ns]
@@ -267,7 +235,7 @@ class PlainView(SilentView):
         self._slurm = slurm
 
 
-class LiveView:
+class LiveView(View):
     """A view that a terminal redraws in place four times a second."""
 
     def __init__(self, console: Console) -> None:
@@ -283,31 +251,25 @@ class LiveView:
         self._live.update(Text(why, style="dim"))
 
     def show(self, state: SweepState, slurm: str) -> None:
-        self._live.update(table_of(state, slurm, self._console.width))
+        self._live.update(_table_of(state, slurm, self._console.width))
 
     def end(self) -> None:
         self._live.stop()
 
 
-def table_of(state: SweepState, slurm: str, width: int) -> Group:
+def _table_of(state: SweepState, slurm: str, width: int) -> Group:
     """Return headline, best so far, last results and running configurations, in `width` columns."""
     from rich.console import Group
     from rich.text import Text
 
-    from fsdpbench.cli.terminal.progress import described, result_table
+    from fsdpbench.cli.terminal.progress import described, live_view
 
     shown = state.under_way[:_MOST_UNDER_WAY]
-    rows = [(each.name, described(each.result)) for each in state.ended[-_LAST_SHOWN:]]
+    rows = [(name, described(result)) for name, result in _results(state)[-_LAST_SHOWN:]]
     rows += [(name, Text("under way", style="dim")) for name in shown]
-    lines: list[Any] = [Text(headline(state, slurm), style="bold", overflow="ellipsis", no_wrap=True)]
-    if best := best_words(state, width):
-        lines.append(Text(best, style="green"))
     more = len(state.under_way) - len(shown)
-    return Group(
-        *lines,
-        result_table(rows, width),
-        *([Text(f"and {more} more under way", style="dim")] if more else []),
-    )
+    view = live_view(_headline(state, slurm), _results(state), rows, width)
+    return Group(view, Text(f"and {more} more under way", style="dim")) if more else view
 
 
 @click.command("report")
@@ -330,17 +292,12 @@ def report_command(folders: tuple[Path, ...], output: Path | None, form: str) ->
 
 
 def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
-    from fsdpbench.reports.pages import RunFolderError
     from fsdpbench.reports.pages.runs_page import write_runs_page
 
     if form != "html" or output is None:
         raise UsageError("several folders make one page: -o FILE.html (--format is for one folder)")
-    try:
+    with written(output):
         write_runs_page(folders, output)
-    except RunFolderError as error:
-        raise UsageError(str(error)) from None
-    except OSError as error:
-        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")
 
 
@@ -348,9 +305,9 @@ def _one(folder: Path, output: Path | None, form: str) -> None:
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.engine.results.index import refresh_index
     from fsdpbench.engine.results.store import REPORT_FILE, Store
-    from fsdpbench.reports.pages import RunFolderError, write_csv, write_json, write_markdown, write_report
+    from fsdpbench.reports.pages import write_csv, write_json, write_markdown, write_report
 
-    try:
+    with written(output or folder):
         if form != "html":
             text = {"md": write_markdown, "json": write_json, "csv": write_csv}[form](folder)
             if output is None:
@@ -362,8 +319,4 @@ def _one(folder: Path, output: Path | None, form: str) -> None:
             write_report(folder, output)
             if (folder / "sweep.toml").is_file():
                 refresh_index(Store.open(folder))
-    except RunFolderError as error:
-        raise UsageError(str(error)) from None
-    except OSError as error:
-        raise BenchError(f"{output or folder}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")

@@ -17,7 +17,6 @@ import click
 
 from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.base.reading import one_line
-from fsdpbench.base.settings import Settings
 from fsdpbench.cli.output import show, show_json, tell, terminal_width
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
@@ -203,10 +202,9 @@ def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     """Run the configuration that `options` and `assignments` name. Raises `UsageError` without a model."""
-    from fsdpbench.cli.requests.request import assumed_words, target_of
+    from fsdpbench.cli.requests.request import single_config
     from fsdpbench.engine.results.result import not_applicable_result
-    from fsdpbench.sweep.hf_model import usual_settings
-    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+    from fsdpbench.sweep.planning import not_applicable, without_absent
 
     if not options.get("model") and not options.get("hf_config"):
         raise UsageError(
@@ -214,32 +212,25 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
             "For a training script of your own: --script train.py"
         )
     given = single_settings(given_settings(options, assignments))
-    kept = given.get("implementation", "own") != "own"
-    target, choice = target_of({**options, "keep_content": kept})
-    usual = usual_settings(target.model, given)
-    system = options.get("system") or "impl-fsdp2"
-    config = make_config(target, system, Settings.of(**usual | given), target.workload())
+    config, choice, assumed = single_config(options, given)
     config = with_soak(config, options)
     reasons = not_applicable(config, given)
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    tell(f"{config.name}: on {config.device} ({choice.reason}){assumed_words(usual)}")
+    tell(f"{config.name}: on {config.device} ({choice.reason}){assumed}")
     return _run(config, options.get("output"))
 
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Return `config` with the jitter in `text`. Raises `UsageError` for a bad text or a real device."""
-    from fsdpbench.base.configuration.config import JitterError, JitterSettings
+    from fsdpbench.base.configuration.config import JitterSettings
 
     if text is None:
         return config
     if config.device != "sim":
         raise UsageError("--jitter is for simulated GPUs; real ones have their own")
-    try:
-        return replace(config, jitter=JitterSettings.parse(text))
-    except JitterError as error:
-        raise UsageError(f"--{error}") from None
+    return replace(config, jitter=JitterSettings.parse(text))
 
 
 def _tell_notes(result: Result) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import read_toml
+from fsdpbench.base.reading import read_toml
 from fsdpbench.base.settings import SETTINGS, TRUE_WORDS, Value, read_list, setting_named
 from fsdpbench.cli.requests.completion import (
     assignments,

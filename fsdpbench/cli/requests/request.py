@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Measurement
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import whole_number
-from fsdpbench.base.settings import Value, show_value
+from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.engine.devices.detection import Choice, choose_device
 from fsdpbench.engine.results.provenance import node_stated
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
-from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
+from fsdpbench.sweep.planning import Target, check_device, check_systems, make_config, make_target
 from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.spaces.space import Plan, Space, expand
@@ -216,6 +216,17 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         software=given.get("software"),
     )
     return target, choice
+
+
+def single_config(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Config, Choice, str]:
+    """Return the one configuration of `options` with the settings `given`, able to run or not; the choice of
+    its device; and words on the settings that it got as none were named. Raises `UsageError`."""
+    kept = given.get("implementation", "own") != "own"
+    target, choice = target_of({**options, "keep_content": kept})
+    usual = usual_settings(target.model, given)
+    system = options.get("system") or "impl-fsdp2"
+    config = make_config(target, system, Settings.of(**{**usual, **given}), target.workload())
+    return config, choice, assumed_words(usual)
 
 
 def gpu_counts(given: object) -> list[int]:

@@ -160,9 +160,8 @@ def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -
     Raises `UsageError`, also for settings without a model.
     """
     from fsdpbench.cli.requests.options import given_settings, single_settings
-    from fsdpbench.cli.requests.request import assumed_words, target_of
-    from fsdpbench.sweep.hf_model import usual_settings
-    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+    from fsdpbench.cli.requests.request import single_config
+    from fsdpbench.sweep.planning import not_applicable, without_absent
 
     config = script_config(options, assignments)
     given = {} if config is not None else single_settings(given_settings(options, assignments))
@@ -170,12 +169,9 @@ def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -
         if given:
             raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
         return config
-    target, _ = target_of(options)
-    usual = usual_settings(target.model, given)
-    if usual:
-        tell(f"{target.model}{assumed_words(usual)}")
-    settings = Settings.of(**usual | given)
-    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
+    config, _, assumed = single_config(options, given)
+    if assumed:
+        tell(f"{config.model}{assumed}")
     reasons = not_applicable(config, given)
     if reasons:
         raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))

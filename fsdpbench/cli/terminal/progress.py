@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from rich.console import Console, Group
@@ -14,7 +14,7 @@ from rich.text import Text
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
-from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
+from fsdpbench.cli.terminal.units import best_words, compiled_words, each, headline, plus_minus, shortened
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
 
@@ -86,7 +86,7 @@ class WaitingProgress(Progress):
         now = time.monotonic()
         if now - self._reported >= _PATIENCE_S:
             self._reported = now
-            _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
+            tell(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
 
 
 class PlainProgress(Progress):
@@ -99,11 +99,11 @@ class PlainProgress(Progress):
     def begin(self, total: int, already_done: int) -> None:
         self._total, self._done = total, already_done
         if already_done:
-            _line(f"{already_done} of {total} configurations are done already")
+            tell(f"{already_done} of {total} configurations are done already")
 
     def finished(self, config: Config, result: Result) -> None:
         self._done += 1
-        _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
+        tell(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
 
 
 class LiveProgress(Progress):
@@ -145,29 +145,23 @@ class LiveProgress(Progress):
         rows = [(name, described(result)) for name, result in self._ended[-_LAST_SHOWN:]]
         for name, since in self._running.items():
             rows.append((name, Text(f"running {time.monotonic() - since:.0f} s", style="dim")))
-        return Group(self._headline(), *self._best(), result_table(rows, self._console.width))
-
-    def _headline(self) -> Text:
-        done = self._before + len(self._ended)
-        text = f"{_of(done, self._total)} configurations"
-        failed = sum(result.status in _FAILED for _, result in self._ended)
-        if failed:
-            text += f", {failed} failed"
-        racing = sum(result.status is Status.RACE for _, result in self._ended)
-        if racing:
-            text += f", {racing} with data races"
+        done, left = self._before + len(self._ended), None
         if self._ended and done < self._total:
-            pace = (time.monotonic() - self._began) / len(self._ended)
-            text += f", about {pace * (self._total - done):.0f} s left"
-        return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
+            left = (time.monotonic() - self._began) / len(self._ended) * (self._total - done)
+        failed = sum(result.status in _FAILED for _, result in self._ended)
+        racing = sum(result.status is Status.RACE for _, result in self._ended)
+        head = headline(_of(done, self._total), failed, left, racing)
+        return live_view(head, self._ended, rows, self._console.width)
 
-    def _best(self) -> list[Text]:
-        rates = [(rate, name, best) for name, best in self._ended if (rate := best.tokens_per_s_per_gpu)]
-        if not rates:
-            return []
-        rate, name, best = max(rates, key=lambda found: found[0])
-        text = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
-        return [Text(text + shortened(name, max(24, self._console.width - len(text))), style="green")]
+
+def live_view(
+    head: str, ended: Iterable[tuple[str, Result]], rows: Sequence[tuple[str, Text]], width: int
+) -> Group:
+    """Return the headline, the best of all that `ended`, and a table of `rows`, in `width` columns."""
+    lines = [Text(head, style="bold", overflow="ellipsis", no_wrap=True)]
+    if best := best_words(ended, width):
+        lines.append(Text(best, style="green"))
+    return Group(*lines, result_table(rows, width))
 
 
 def described(result: Result) -> Text:
@@ -185,14 +179,6 @@ def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
         cell.truncate(width - room - _GAP, overflow="ellipsis")
         table.add_row(Text(short, style=cell.style), cell)
     return table
-
-
-def shortened(name: str, width: int) -> str:
-    """Return `name` cut in its middle to `width` characters: names of one sweep differ at their ends."""
-    if len(name) <= width:
-        return name
-    head = min(10, width // 3)
-    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
 
 
 def distinct_names(names: Sequence[str], width: int) -> list[str]:
@@ -221,7 +207,3 @@ def _shared(words: Sequence[Sequence[str]]) -> int:
 def _of(done: int, total: int) -> str:
     """`3/8`; `3` if the total is unknown."""
     return f"{done}/{total}" if total else str(done)
-
-
-def _line(text: str) -> None:
-    tell(text)

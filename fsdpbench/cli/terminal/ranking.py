@@ -6,11 +6,11 @@ fit side by side they become one column that may be folded. No figure is ever cu
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,14 +18,14 @@ from rich.text import Text
 
 from fsdpbench.base.reading import printable
 from fsdpbench.cli.output import make_console
-from fsdpbench.cli.terminal.units import each
 from fsdpbench.reports.pages import best_sentence, load_run
-from fsdpbench.reports.pages.ranking import is_risky, metric_of, rank, varying_settings
+from fsdpbench.reports.pages.display import NOTHING, percent
+from fsdpbench.reports.pages.ranking import Metric, Ranked, is_risky, metric_of, rank, varying_settings
+from fsdpbench.reports.pages.ranking_table import Shown, figures
 from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Cause
 
-_GIB = 2**30
 _GAP = 2
 _MOST_ROWS = 30
 """On a terminal; the report and a pipe have all of them."""
@@ -55,14 +55,12 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     console = make_console()
     entries = rank(view)
     rows = [entry.row for entry in entries]
-    shown = rows[:_MOST_ROWS] if console.is_terminal else rows
-    ranks = {id(entry.row): str(entry.rank) for entry in entries}
-    shared = Counter(ranks.values())
-    speeds = [f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else "" for entry in entries]
-    device = next((row.device for row in rows), "")
-    figures = _figures(metric_of(view).words, shown, speeds, device)
-    place = _Column("#", [_rank(ranks[id(r)], shared) if r.status is Status.OK else "-" for r in shown])
-    columns = fitting(place, _settings(rows, shown), figures, console.width)
+    listed = entries[:_MOST_ROWS] if console.is_terminal else entries
+    shown = [entry.row for entry in listed]
+    shared = Counter(str(entry.rank) for entry in entries)
+    ranks = [_rank(str(entry.rank), shared) if entry.row.status is Status.OK else "-" for entry in listed]
+    found = _figures(metric_of(view), listed)
+    columns = fitting(_Column("#", ranks), _settings(rows, shown), found, console.width)
     if console.is_terminal:
         console.print()
     console.print(_table(columns, shown))
@@ -73,8 +71,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     _print_doubts(console, rows)
     _print_intervals(console, rows, shared)
     console.print()
-    sentence = best_sentence(view).replace("/GPU", f"/{each(device)}")
-    console.print(Text(sentence, style="bold"), soft_wrap=not console.is_terminal)
+    console.print(Text(best_sentence(view), style="bold"), soft_wrap=not console.is_terminal)
     known = f" ({already_done} were done already)" if already_done else ""
     console.print(
         f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False, soft_wrap=True
@@ -97,7 +94,7 @@ def fitting(
     folded = [" ".join(_named(settings, row)) for row in rows]
     others = [place, *(column for column in figures if column.weight == 0)]
     room = max(20, width - _total(others) - _GAP)
-    cut = [_fold(text, room) for text in folded]
+    cut = [textwrap.fill(text, room, break_long_words=False, break_on_hyphens=False) for text in folded]
     return [place, _Column("configuration", cut, right=False), *others[1:]]
 
 
@@ -114,43 +111,26 @@ def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> 
     ]
 
 
-def _figures(
-    metric: str, shown: Sequence[Configuration], speeds: Sequence[str], device: str
-) -> list[_Column]:
+def _figures(metric: Metric, entries: Sequence[Ranked]) -> list[_Column]:
     """Return columns of figures; a row without figures has its status in the first."""
+    first, *rest = figures(metric)
 
-    def column(header: str, weight: int, value: Any) -> _Column:
-        return _Column(
-            header, [value(row) if row.status is Status.OK else "" for row in shown], weight=weight
-        )
+    def column(figure: Shown) -> _Column:
+        cells = [_figure(entry.row, figure) if entry.row.status is Status.OK else "" for entry in entries]
+        return _Column(figure.name, cells, weight=figure.weight)
 
-    first = [
-        speeds[index] if row.status is Status.OK else row.status.words for index, row in enumerate(shown)
+    speeds = [
+        f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else entry.row.status.words
+        for entry in entries
     ]
-    columns = [
-        _Column(metric.replace("GPU", each(device)), first),
-        column("90 % ±", 8, lambda row: _number(_half_width(row), ".0%")),
-        column("ms/step", 6, lambda row: f"{(row.result.step_time_s or 0) * 1e3:,.1f}"),
-        column(f"TFLOPS/{each(device)}", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
-        column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
-        column("overlap", 5, lambda row: _number(row.result.overlap_fraction, ".0%")),
-        column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f") + " risky" * is_risky(row)),
-        column("retries/step", 1, lambda row: _number(row.result.alloc_retries_per_step, "g")),
-    ]
-    spreads = [_spread(row) for row in shown]
-    if any(spreads):
-        columns.insert(3, _Column("spread", spreads, weight=4))
-    known = [column for column in columns if column.weight == 0 or set(column.cells) - {"", "-"}]
-    return [column for column in known if column.header != "retries/step" or set(column.cells) - {"", "0"}]
+    columns = [_Column(first.name, speeds), *(column(figure) for figure in rest if figure.weight)]
+    columns.insert(3, _Column("spread", [_spread(entry.row) for entry in entries], weight=4))
+    return [column for column in columns if column.weight == 0 or set(column.cells) - {"", NOTHING, "0"}]
 
 
-def _reserved(row: Configuration) -> float | None:
-    return row.result.reserved / _GIB if row.result.reserved else None
-
-
-def _half_width(row: Configuration) -> float | None:
-    """Return half the interval of a simulated step time, as a share of it."""
-    return None if row.result.interval is None else row.result.interval.half_width
+def _figure(row: Configuration, figure: Shown) -> str:
+    """Return a cell; memory that may not fit is marked."""
+    return figure.text(figure.value(row)) + " risky" * (figure.name.startswith("reserved") and is_risky(row))
 
 
 def _spread(row: Configuration) -> str:
@@ -158,7 +138,7 @@ def _spread(row: Configuration) -> str:
     if row.simulated or row.status is not Status.OK:
         return ""
     source = row.result.repeats or row.result.measured
-    return _number(source.spread if source else None, ".1%")
+    return percent(source.spread if source else None)
 
 
 def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
@@ -237,24 +217,10 @@ def _named(settings: Sequence[_Column], values: Sequence[str]) -> list[str]:
     return [value if c.header == "system" else f"{c.header.replace(' ', '_')}={value}" for c, value in pairs]
 
 
-def _fold(text: str, width: int) -> str:
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return "\n".join(lines)
-
-
 def _shown(value: object) -> str:
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def print_side_by_side(console: Console, view: RunView) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fsdpbench.reports.result import Result, Status
+
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
 
 
@@ -32,6 +34,37 @@ def compiled_words(compiled: Iterable[bool | None]) -> str:
     return " and ".join(
         word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
     )
+
+
+def headline(done: str, failed: int, left_s: float | None, racing: int = 0) -> str:
+    """Return the counts of a sweep, as in `3/8 configurations, 1 failed, about 40 s left`."""
+    text = f"{done} configurations"
+    text += f", {failed} failed" if failed else ""
+    text += f", {racing} with data races" if racing else ""
+    return text if left_s is None else f"{text}, about {left_s:.0f} s left"
+
+
+def best_words(found: Iterable[tuple[str, Result]], width: int | None = None) -> str:
+    """Return the fastest of the configurations, in at most `width` columns; empty where none has figures."""
+    rates = [
+        (rate, name, result)
+        for name, result in found
+        if result.status is Status.OK and (rate := result.tokens_per_s_per_gpu) is not None
+    ]
+    if not rates:
+        return ""
+    rate, name, best = max(rates, key=lambda each: each[0])
+    text = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
+    text += f"{compiled_words([best.compiled])}, " if best.compiled is not None else ""
+    return text + (name if width is None else shortened(name, max(24, width - len(text))))
+
+
+def shortened(name: str, width: int) -> str:
+    """Return `name` cut in its middle to `width` characters: names of one sweep differ at their ends."""
+    if len(name) <= width:
+        return name
+    head = min(10, width // 3)
+    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:

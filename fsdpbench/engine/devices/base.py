@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from fsdpbench.engine.measuring.warmup import Tracer as Tracer
+
 if TYPE_CHECKING:
     import torch
 
@@ -68,12 +70,6 @@ class AllocatorReadings:
         )
         self._retries, self._ooms, self._device_allocs = retries, ooms, device_allocs
         return taken
-
-
-class Tracer(Protocol):
-    """Marker of the end of each traced step, as `torch.profiler.profile.step`."""
-
-    def step(self) -> object: ...
 
 
 @runtime_checkable

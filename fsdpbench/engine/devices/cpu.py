@@ -30,27 +30,71 @@ COLLECTIVE_GRACE_S = 60.0
 """Collectives give up this long after the configuration's own timeout, which should end the run first."""
 
 
-class CpuDevice:
-    """A `Device` on this process's CPU. There is no allocator to ask, so memory is unknown."""
+class RealDevice:
+    """The part of a `Device` that CPUs and GPUs share: ranks side by side, and the profiler's trace."""
 
-    name = "cpu"
     tracing_is_free = False
 
-    def __init__(self, config: Config, placement: Placement) -> None:
-        self.torch_device = torch.device("cpu")
+    def __init__(self, config: Config, placement: Placement, device: torch.device) -> None:
+        self.torch_device = device
         self._config = config
         self._placement = placement
         self._tracing = False
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        return is_stable(times_s)
+
+    def replays(self, kinds: Sequence[Hashable]) -> str:
+        return REAL_STEPS
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return float(loss.item())
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        return self._traced(path)
+
+    @contextmanager
+    def _traced(self, path: Path) -> Iterator[Tracer]:
+        self._wait_for_all()
+        self._tracing = True
+        try:
+            with profile_steps(path, self._config.measurement.traced_steps, self.torch_device) as tracer:
+                yield tracer
+        finally:
+            self._tracing = False
+
+    def _wait_for_all(self) -> None:
+        dist.barrier()
+
+    def _join(self, backend: str, device: torch.device | None = None) -> None:
+        """Make the default process group of all ranks."""
+        dist.init_process_group(
+            backend,
+            rank=self._placement.rank,
+            world_size=self._placement.world_size,
+            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
+            device_id=device,
+        )
+
+
+class CpuDevice(RealDevice):
+    """A `Device` on this process's CPU. There is no allocator to ask, so memory is unknown."""
+
+    name = "cpu"
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        super().__init__(config, placement, torch.device("cpu"))
 
     def open(self) -> None:
         """Raise `torch.distributed.DistError` if the other ranks cannot be reached."""
         # One thread a rank: ranks share the cores, and one thread's sums come out the same every time.
         torch.set_num_threads(1)
-        self._join()
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _prefer_loopback()
+        self._join("gloo")
 
     def settle(self) -> None:
         gc.collect()
@@ -59,37 +103,13 @@ class CpuDevice:
     def timed_step(self, step: Callable[[], object]) -> float:
         if self._tracing:
             return _duration(step)
-        dist.barrier()
+        self._wait_for_all()
         mine = torch.tensor([_duration(step)], dtype=torch.float64)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         return float(mine.item())
 
-    def has_settled(self, times_s: Sequence[float]) -> bool:
-        return is_stable(times_s)
-
     def take_memory(self) -> StepMemory | None:
         return None
-
-    def replays(self, kinds: Sequence[Hashable]) -> str:
-        return REAL_STEPS
-
-    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
-        return self._traced(path)
-
-    @contextmanager
-    def _traced(self, path: Path) -> Iterator[Tracer]:
-        dist.barrier()
-        self._tracing = True
-        try:
-            steps = self._config.measurement.traced_steps
-            # gloo reports the size of a collective only by its operator's shapes.
-            with profile_steps(path, steps, [ProfilerActivity.CPU], memory=False, shapes=True) as tracer:
-                yield tracer
-        finally:
-            self._tracing = False
-
-    def loss_value(self, loss: torch.Tensor) -> float | None:
-        return float(loss.item())
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         """Do nothing: a failed allocation raises directly, and the launcher knows its message."""
@@ -105,15 +125,6 @@ class CpuDevice:
             "source": "measured on this machine",
             "cores": found["cores"],
         }
-
-    def _join(self) -> None:
-        _prefer_loopback()
-        dist.init_process_group(
-            "gloo",
-            rank=self._placement.rank,
-            world_size=self._placement.world_size,
-            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
-        )
 
 
 def _duration(step: Callable[[], object]) -> float:
@@ -133,19 +144,18 @@ _SUFFIX = ".json.gz"
 
 
 @contextmanager
-def profile_steps(
-    path: Path, steps: int, activities: Sequence[ProfilerActivity], *, memory: bool, shapes: bool
-) -> Iterator[Tracer]:
+def profile_steps(path: Path, steps: int, device: torch.device) -> Iterator[Tracer]:
     """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
 
     The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing
     is written.
     """
+    on_gpu = device.type == "cuda"
     profiler = profile(
-        activities=list(activities),
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-        profile_memory=memory,
-        record_shapes=shapes,
+        profile_memory=on_gpu,
+        record_shapes=not on_gpu,  # gloo reports the size of a collective only by its operator's shapes
     )
     with profiler:
         profiler.step()  # ends the empty warm-up: recording starts here

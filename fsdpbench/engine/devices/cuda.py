@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.torch_internals import cuda_attach_out_of_memory_observer
-from fsdpbench.engine.devices.base import REAL_STEPS, AllocatorReadings, Placement, StepMemory, Tracer
-from fsdpbench.engine.devices.cpu import COLLECTIVE_GRACE_S, profile_steps
+from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
+from fsdpbench.engine.devices.cpu import RealDevice
 from fsdpbench.engine.devices.detection import peak_flops_of
-from fsdpbench.engine.measuring.warmup import is_stable
 from fsdpbench.sim.model.chips import peaks_source
 
 
-class CudaDevice:
+class CudaDevice(RealDevice):
     """A `Device` on the GPU of this process's local rank.
 
     As on `cpu`, ranks start a timed step together and report the slowest one's time, but not while tracing.
     """
 
     name = "cuda"
-    tracing_is_free = False
 
     def __init__(self, config: Config, placement: Placement) -> None:
-        self.torch_device = torch.device("cuda", placement.local_rank)
-        self._config = config
-        self._placement = placement
-        self._tracing = False
+        super().__init__(config, placement, torch.device("cuda", placement.local_rank))
         self._slowest: torch.Tensor | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
@@ -52,12 +43,8 @@ class CudaDevice:
             )
         torch.cuda.set_device(self.torch_device)
         self._observe_allocator()
-        self._join()
+        self._join("cpu:gloo,cuda:nccl", self.torch_device)
         self._slowest = torch.zeros(1, dtype=torch.float64, device=self.torch_device)
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def settle(self) -> None:
         gc.collect()
@@ -72,35 +59,10 @@ class CudaDevice:
         self._wait_for_all()
         return self._maximum(self._duration(step))
 
-    def has_settled(self, times_s: Sequence[float]) -> bool:
-        return is_stable(times_s)
-
     def take_memory(self) -> StepMemory | None:
         taken = self._readings.since_last(torch.cuda.memory_stats(self.torch_device))
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         return taken
-
-    def replays(self, kinds: Sequence[Hashable]) -> str:
-        return REAL_STEPS
-
-    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
-        return self._traced(path)
-
-    @contextmanager
-    def _traced(self, path: Path) -> Iterator[Tracer]:
-        self._wait_for_all()
-        self._tracing = True
-        try:
-            activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-            with profile_steps(
-                path, self._config.measurement.traced_steps, activities, memory=True, shapes=False
-            ) as tracer:
-                yield tracer
-        finally:
-            self._tracing = False
-
-    def loss_value(self, loss: torch.Tensor) -> float | None:
-        return float(loss.item())
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         self._report_out_of_memory = report
@@ -123,15 +85,6 @@ class CudaDevice:
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
-
-    def _join(self) -> None:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl",
-            rank=self._placement.rank,
-            world_size=self._placement.world_size,
-            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
-            device_id=self.torch_device,
-        )
 
     def _observe_allocator(self) -> None:
         """Report out-of-memory errors as the allocator sees them, before it raises and they are wrapped."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed import Work
@@ -39,25 +39,6 @@ _LONGEST_NS = 2_000_000_000
 """The longest wait of one launch: its argument is a C int."""
 
 
-class Holder(Protocol):
-    """A runner of one communicator's collectives, one after another."""
-
-    def run(
-        self,
-        kind: str,
-        fill: Callable[[], object],
-        duration_ns: int,
-        tensors: Sequence[torch.Tensor],
-        asynchronous: bool,
-    ) -> Work:
-        """Call `fill()` and take `duration_ns`; the work is done when both are.
-
-        Args:
-            tensors: kept alive until an asynchronous work is waited for.
-            asynchronous: on the communicator's own stream, not on the current one.
-        """
-
-
 class GpuHolder:
     """A holder that queues on the current stream, or on the communicator's own; the CPU never waits."""
 
@@ -74,7 +55,12 @@ class GpuHolder:
         tensors: Sequence[torch.Tensor],
         asynchronous: bool,
     ) -> Work:
-        """Queue a collective: `fill` writes its outputs, the stream is held for `duration_ns`."""
+        """Queue a collective: `fill` writes its outputs, the stream is held for `duration_ns`.
+
+        Args:
+            tensors: kept alive until an asynchronous work is waited for.
+            asynchronous: on the communicator's own stream, not on the current one.
+        """
         current = torch.cuda.current_stream()
         stream = self._own_stream() if asynchronous else current
         if stream != current:

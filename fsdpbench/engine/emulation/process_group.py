@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp, Work
 
-from fsdpbench.engine.emulation.holding import CpuHolder, GpuHolder, Holder
+from fsdpbench.engine.emulation.holding import CpuHolder, GpuHolder
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.torch_device.distributed.collective_calls import (
     CollectiveCalls,
@@ -35,7 +35,7 @@ class EmulatedProcessGroup(CollectiveCalls):
     def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str, network: Network) -> None:
         super().__init__(rank, size, ranks, name)
         self._network = network
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, GpuHolder | CpuHolder] = {}
 
     def run(
         self,
@@ -65,7 +65,7 @@ class EmulatedProcessGroup(CollectiveCalls):
         """Run the single form of as many bytes as `listed` has; the copies around it are real."""
         return self.call(kind, total_bytes(*listed), inputs, outputs, opts)
 
-    def _holder(self, device: str) -> Holder:
+    def _holder(self, device: str) -> GpuHolder | CpuHolder:
         if device not in self._holders:
             self._holders[device] = GpuHolder() if device == "cuda" else CpuHolder()
         return self._holders[device]

@@ -115,8 +115,8 @@ def time_steps(
     return WarmUp(warm.times_s, stable=False)
 
 
-class MarksSteps(Protocol):
-    """A trace being recorded."""
+class Tracer(Protocol):
+    """A trace being recorded: marker of the end of each step, as `torch.profiler.profile.step`."""
 
     def step(self) -> object: ...
 
@@ -129,7 +129,7 @@ class Traces(Protocol):
 
     def timed_step(self, step: Callable[[], object]) -> float: ...
 
-    def trace(self, path: Path) -> AbstractContextManager[MarksSteps]: ...
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]: ...
 
 
 def time_and_trace(

@@ -11,11 +11,12 @@ import os
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.numbers import proc_figure
 
 _GPU_FIELDS = (
     "index",
@@ -47,16 +48,6 @@ class MachineState:
     gpus: tuple[dict[str, str], ...] = ()
     gpu_processes: tuple[dict[str, str], ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "busy_cores": self.busy_cores,
-            "cores": self.cores,
-            "governor": self.governor,
-            "swapped_bytes": self.swapped_bytes,
-            "gpus": list(self.gpus),
-            "gpu_processes": list(self.gpu_processes),
-        }
-
 
 def observe(device: str) -> MachineState:
     """Return the state now. Never raises: what cannot be asked is None or empty."""
@@ -78,13 +69,8 @@ def usable_cores() -> int:
 
 def available_memory() -> int | None:
     """Return the bytes that could be allocated without swapping; None where the system does not tell."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    return None
+    found = proc_figure("meminfo", "MemAvailable:")
+    return None if found is None else found * 1024
 
 
 def doubts(config: Config, before: MachineState, after: MachineState) -> list[str]:
@@ -110,7 +96,7 @@ def doubts(config: Config, before: MachineState, after: MachineState) -> list[st
 def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, Any]:
     """Return the part of a measured result's `environment` that says it."""
     return {
-        "state": {"before": before.to_dict(), "after": after.to_dict()},
+        "state": {"before": asdict(before), "after": asdict(after)},
         "warnings": doubts(config, before, after),
     }
 
@@ -174,13 +160,8 @@ def _cpu_ticks() -> tuple[int, int] | None:
 
 def _swapped_bytes() -> int | None:
     """Return the bytes swapped out since the machine started (4 KiB pages)."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("pswpout "):
-                return int(line.split()[1]) * 4096
-    except (OSError, ValueError):
-        pass
-    return None
+    found = proc_figure("vmstat", "pswpout")
+    return None if found is None else found * 4096
 
 
 def _first_line(path: Path) -> str | None:

@@ -153,8 +153,6 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
 
 @functools.cache
 def _hardware_content(hardware: str) -> str:
-    from fsdpbench.sim.model.profile import load_profile
-
     return repr(load_profile(hardware))
 
 
@@ -190,20 +188,10 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        cwd=_PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=True,
-        env=_clean_env(),
-    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    asked = ["git", "-C", str(_PACKAGE.parent), *arguments]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True, env=clean)
     return done.stdout.strip()
-
-
-def _clean_env() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
 def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
@@ -256,13 +244,8 @@ def _of_simulation(config: Config) -> list[str]:
 
 
 def _script_command(config: Config, script: ScriptSource) -> str:
-    words = [
-        "fsdpbench",
-        "run",
-        *(("--module", script.module) if script.module else ("--script", script.path)),
-    ]
-    words += ["--hardware", str(config.hardware)]
-    words += _nodes(config)
+    source = ("--module", script.module) if script.module else ("--script", script.path)
+    words = ["fsdpbench", "run", *source, "--hardware", str(config.hardware), *_nodes(config)]
     if script.steps_by is not StepsBy.OPTIMIZER:
         words += ["--steps-by", script.steps_by.value]
     if script.to_the_end:

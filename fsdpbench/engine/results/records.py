@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import UnreadableError
 from fsdpbench.reports.rank_record import RankRecord as RankRecord
 from fsdpbench.reports.result import Status as Status
 
@@ -43,6 +44,6 @@ def read_records(folder: Path) -> list[RankRecord]:
     writing)."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
-        with contextlib.suppress(UnreadableFileError, msgspec.ValidationError):
+        with contextlib.suppress(UnreadableError, msgspec.ValidationError):
             records.append(RankRecord.of(read_json_object(path)))
     return sorted(records, key=lambda record: record.rank)

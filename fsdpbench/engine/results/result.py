@@ -100,31 +100,30 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         if traced:
             analysis = analyze([folder / TRACE_FOLDER], draw=draw)
         figures |= computed(records, analysis)
-    cause = None
-    if outcome.status is not Status.OK:
-        cause = {"message": outcome.cause, "log": outcome.log}
     first = records[0] if records else RankRecord(0, config.gpus, config.device)
-    result = {
+    traces = (folder / TRACE_FOLDER).glob("*_trace.json.gz") if has_figures else ()
+    made = Result.of(
+        _head(config, outcome, first, environment(config) | _doubts(config))
+        | {"compiled": None if config.script else _has_compiled(config, first), **figures}
+        | {"unknown_operators": first.unknown_operators, **first.optional}
+        | {"traces": sorted(path.relative_to(folder).as_posix() for path in traces)}
+    )
+    return made.replaced(interval=interval_of(config, made)) if has_figures else made
+
+
+def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObject) -> JsonObject:
+    """Return what a result says before its figures. `around`: its environment."""
+    cause = {"message": outcome.cause, "log": outcome.log}
+    return {
         "schema": SCHEMA,
         "config": config.to_dict(),
         "device": config.device,
         "hardware": first.hardware or {"name": config.hardware, "simulated": config.device == "sim"},
         **_software(config),
-        "environment": environment(config) | _doubts(config),
+        "environment": around,
         "status": outcome.status.value,
-        "cause": cause,
-        "compiled": None if config.script else _has_compiled(config, first),
-        **figures,
-        "unknown_operators": first.unknown_operators,
-        **first.optional,
-        "traces": sorted(
-            path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
-        )
-        if has_figures
-        else [],
+        "cause": None if outcome.status is Status.OK else cause,
     }
-    made = Result.of(result)
-    return made.replaced(interval=interval_of(config, made)) if has_figures else made
 
 
 def _has_compiled(config: Config, record: RankRecord) -> bool:
@@ -141,21 +140,10 @@ def _was_measured(config: Config, records: list[RankRecord]) -> bool:
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> Result:
     """Return the answer for a configuration that its system cannot do; nothing was run."""
     because = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    content: JsonObject = {
-        "schema": SCHEMA,
-        "config": config.to_dict(),
-        "device": config.device,
-        "hardware": {"name": config.hardware, "simulated": config.device == "sim"},
-        **_software(config),
-        "environment": environment(config),
-        "status": Status.NOT_APPLICABLE.value,
-        "cause": {"message": f"{config.system} cannot run this: {because}", "log": None},
-        "compiled": bool(config.settings.compile),
-        **nothing(),
-        "unknown_operators": {},
-        "traces": [],
-    }
-    return Result.of(content)
+    outcome = Outcome(Status.NOT_APPLICABLE, f"{config.system} cannot run this: {because}")
+    content = _head(config, outcome, RankRecord(0, config.gpus, config.device), environment(config))
+    content |= {"compiled": bool(config.settings.compile), **nothing()}
+    return Result.of(content | {"unknown_operators": {}, "traces": []})
 
 
 def _doubts(config: Config) -> dict[str, list[str]]:

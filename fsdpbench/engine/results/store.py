@@ -25,15 +25,15 @@ import msgspec
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json_object, read_toml, to_toml
+from fsdpbench.base.files.documents import read_json_object, to_toml
 from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.base.plugins import foreign_identity, foreign_model
+from fsdpbench.base.reading import read_toml
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.results.provenance import another_key, content_key, run_command
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.result import JsonObject, Result, Status
-from fsdpbench.reports.run_files import ConfigFile
+from fsdpbench.reports.result import ConfigFile, JsonObject, Result, Status
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
@@ -207,7 +207,7 @@ class Store:
             config = read_json_object(folder / "config.json")
             result = Result.of(read_json_object(folder / RESULT_FILE))
             named = msgspec.convert(config, ConfigFile)
-        except (UnreadableFileError, ValueError):
+        except ValueError:
             return None
         if not (named.name and named.key) or flaw_of(folder, config, result.to_dict()):
             return None
@@ -221,6 +221,14 @@ class Store:
         clear_leftovers(self.folder)
         for path in self.folder.glob(f"{_WORK_PREFIX}*"):
             remove(path)
+
+
+def result_in(folder: Path) -> Result | None:
+    """Return the result in a configuration's folder; None without one that can be read."""
+    try:
+        return Result.of(read_json_object(folder / RESULT_FILE))
+    except ValueError:
+        return None
 
 
 def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:

@@ -61,7 +61,7 @@ class Point:
 
 @dataclass
 class _Table:
-    """What is known of a table while its lines are read."""
+    """Hold a table while its lines are read, as far as it is known."""
 
     program: str = ""
     hosts: dict[int, str] = field(default_factory=dict)

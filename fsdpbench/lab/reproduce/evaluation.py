@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fsdpbench.lab.reproduce import open_settings
 from fsdpbench.lab.reproduce.building import CaseOf, Maker, points_of
@@ -12,7 +13,7 @@ from fsdpbench.lab.reproduce.claims import Place, level, ran_out, ratio
 from fsdpbench.lab.reproduce.figure import Contrast, Drawing, PaperFigure
 from fsdpbench.lab.reproduce.open_settings import HALF, TF32
 from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import published
+from fsdpbench.lab.validation.runs.paper import PublishedFigure, published
 
 
 def _sharding(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
@@ -88,9 +89,8 @@ def _dhen_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     raf, nraf, hybrid, _ = figure.series
     first, last = figure.x[0], figure.x[-1]
     case = _dhen(cases)
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, case, Figure.SAMPLES),
         variants=open_settings.of_dhen(folder),
         claims=(
@@ -99,8 +99,6 @@ def _dhen_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
             ratio(f"{raf}: {last} over {first} GPUs", (raf, last), (raf, first)),
         ),
         contrasts=(Contrast({raf: case(raf, last), hybrid: case(hybrid, last)}),),
-        x_title="GPUs",
-        log_x=True,
     )
 
 
@@ -112,9 +110,8 @@ def _gpt_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     def case(batch: str, gpus: Place) -> Case:
         return cases[f"GPT-175B, {gpus} GPUs, {batch}"]
 
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, case, Figure.HARDWARE_TFLOPS),
         variants=open_settings.of_gpt(folder),
         claims=(
@@ -129,8 +126,6 @@ def _gpt_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
                 memory=True,
             ),
         ),
-        x_title="GPUs",
-        log_x=True,
     )
 
 
@@ -138,9 +133,8 @@ def _t5_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("7c")
     small, large = figure.series
     first, last = figure.x[0], figure.x[-1]
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, _t5(cases), Figure.HARDWARE_TFLOPS),
         variants=(open_settings.of_attention(),),
         claims=(
@@ -150,8 +144,6 @@ def _t5_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
             ),
             ratio(f"{last} GPUs: {large} over {small}", (large, last), (small, last)),
         ),
-        x_title="GPUs",
-        log_x=True,
     )
 
 
@@ -159,17 +151,14 @@ def _dhen_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("8a")
     raf, nraf = figure.series
     first, last = figure.x[0], figure.x[-1]
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, _dhen(cases), Figure.RESERVED),
         variants=open_settings.of_dhen(folder),
         claims=(
             ratio(f"{raf}: {last} over {first} GPUs", (raf, last), (raf, first)),
             *(ratio(f"{gpus} GPUs: {nraf} over {raf}", (nraf, gpus), (raf, gpus)) for gpus in (first, last)),
         ),
-        x_title="GPUs",
-        log_x=True,
     )
 
 
@@ -182,17 +171,14 @@ def _gpt_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     def case(series: str, gpus: Place) -> Case:
         return cases[f"GPT-175B, {gpus} GPUs, {series.partition(',')[0]}"]
 
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, case, _kind_of_memory),
         variants=open_settings.of_gpt(folder),
         claims=(
             level(f"{full}, {first} GPUs", (full, first), taken="what CUDA and NCCL hold was set from it"),
             *(ratio(f"{kind}: {last} over {first} GPUs", (kind, last), (kind, first)) for kind in falling),
         ),
-        x_title="GPUs",
-        log_x=True,
     )
 
 
@@ -201,9 +187,8 @@ def _t5_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     first, last = figure.x[0], figure.x[-1]
     small, large = "batch 8, allocated", "batch 16, allocated"
 
-    return PaperFigure(
-        about=figure,
-        drawing=Drawing.LINES,
+    return _over_gpus(
+        figure,
         points=points_of(figure, _t5(cases), _kind_of_memory),
         variants=(open_settings.of_attention(),),
         claims=(
@@ -213,9 +198,11 @@ def _t5_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
             ),
             ratio(f"{last} GPUs: {large} over {small}", (large, last), (small, last)),
         ),
-        x_title="GPUs",
-        log_x=True,
     )
+
+
+def _over_gpus(figure: PublishedFigure, **parts: Any) -> PaperFigure:
+    return PaperFigure(about=figure, drawing=Drawing.LINES, x_title="GPUs", log_x=True, **parts)
 
 
 def _dhen(cases: Mapping[str, Case]) -> CaseOf:

@@ -9,11 +9,12 @@ PaperFigure ──┬── Point     one published value, its case, and its pla
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import resources
+
+import msgspec
 
 from fsdpbench.lab.reproduce.claims import Claim, Place
 from fsdpbench.lab.validation.paper_network import Prediction
@@ -87,17 +88,7 @@ class Words:
 def words() -> Mapping[str, Words]:
     """The words of every figure, in the order of the page."""
     words = resources.files("fsdpbench.lab.reproduce").joinpath("words.toml")
-    tables = tomllib.loads(words.read_text("utf-8"))
-    return {
-        name: Words(
-            table["title"],
-            table["shows"],
-            tuple(table["assumed"]),
-            tuple(table.get("why", ())),
-            table["differs"],
-        )
-        for name, table in tables.items()
-    }
+    return msgspec.toml.decode(words.read_bytes(), type=dict[str, Words])
 
 
 @dataclass(frozen=True)

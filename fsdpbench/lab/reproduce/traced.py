@@ -51,7 +51,7 @@ def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> Tr
     timeline = memory = None
     if contrast.memory:
         chart = memory_chart(trace, analysis, usable_bytes, _MOST_POINTS)
-        memory = chart.figure if chart else None
+        memory = chart.figure() if chart else None
     else:
         length = round(step.duration * contrast.units / max(len(analysis.units), 1))
         start = step.start + round(step.duration * contrast.window)

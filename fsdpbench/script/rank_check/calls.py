@@ -115,7 +115,7 @@ class RankLog:
 
     @classmethod
     def read(cls, folder: Path) -> RankLog:
-        """Read the log in `folder`. Raise `UnreadableFileError` if there is none."""
+        """Read the log in `folder`. Raise `UnreadableError` if there is none."""
         content = read_json_object(folder / LOG_NAME)
         groups = [Group(_long(ranks), *rest) for ranks, *rest in content["groups"]]
         stacks = [tuple(Frame(*frame) for frame in stack) for stack in content["stacks"]]

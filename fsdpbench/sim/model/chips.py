@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 _PEAKS = ("bf16", "fp16", "tf32", "fp32", "fp8", "nvfp4")
 # Words that drivers and profiles add to a chip's name, without effect on rates.
 _ADDED = re.compile(r"nvidia|amd|instinct|tesla|sxm\d?|oam|hbm3e?|ac")
@@ -79,21 +81,10 @@ def _read() -> tuple[Chip, ...]:
 
 
 def _chip(row: Mapping[str, str]) -> Chip:
-    major, minor = row["capability"].split(".")
-    return Chip(
-        words=tuple(row["words"].split()),
-        memory_gb=tuple(map(int, row["memory_gb"].split())),
-        profile=row["profile"],
-        operators=row["operators"],
-        family=row["family"],
-        capability=(int(major), int(minor)),
-        sm_count=int(row["sm_count"]),
-        bandwidth_gb_s=float(row["bandwidth_gb_s"]),
-        cache_mib=float(row["cache_mib"]),
-        switch_from=int(row["switch_from"]),
-        peak_tflops={dtype: float(row[dtype]) for dtype in _PEAKS if row[dtype]},
-        source=row["source"],
-    )
+    lists = {name: row[name].split() for name in ("words", "memory_gb")}
+    peaks = {dtype: row[dtype] for dtype in _PEAKS if row[dtype]}
+    whole = {**row, **lists, "capability": row["capability"].split("."), "peak_tflops": peaks}
+    return msgspec.convert(whole, Chip, strict=False)
 
 
 CHIPS = _read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partialmethod
 
 import numpy as np
 
@@ -71,36 +72,6 @@ class KernelCosts:
             return seconds
         return self._gemm.seconds(m, n, k, batch, "bf16" if dtype in _NARROW else dtype, kind)
 
-    def attention_forward_ns(
-        self,
-        batch: int,
-        heads: int,
-        q_len: int,
-        kv_len: int,
-        head_dim: int,
-        causal: bool,
-        dtype: str = "bf16",
-        kv_heads: int | None = None,
-    ) -> int:
-        """Return the duration of flash attention forward; `kv_heads` (default: `heads`) share keys and
-        values."""
-        return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
-
-    def attention_backward_ns(
-        self,
-        batch: int,
-        heads: int,
-        q_len: int,
-        kv_len: int,
-        head_dim: int,
-        causal: bool,
-        dtype: str = "bf16",
-        kv_heads: int | None = None,
-    ) -> int:
-        """Return the duration of flash attention backward: 2.5 times the forward's FLOPs, `kv_heads` as
-        there."""
-        return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
-
     def _attention_ns(
         self,
         direction: str,
@@ -110,9 +81,13 @@ class KernelCosts:
         kv_len: int,
         head_dim: int,
         causal: bool,
-        dtype: str,
-        kv_heads: int | None,
+        dtype: str = "bf16",
+        kv_heads: int | None = None,
     ) -> int:
+        """Return the duration of flash attention; `kv_heads` (default: `heads`) share keys and values.
+
+        Backward takes 2.5 times the forward's FLOPs.
+        """
         key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
         found = self._cache.get(key)
         if found is None:
@@ -128,6 +103,9 @@ class KernelCosts:
                 )
             found = self._cache[key] = round(seconds * 1e9)
         return found
+
+    attention_forward_ns = partialmethod(_attention_ns, "forward")
+    attention_backward_ns = partialmethod(_attention_ns, "backward")
 
     def memory_bound_ns(self, bytes_moved: int, kind: str = "pointwise") -> int:
         """Return the duration of a kernel that reads and writes `bytes_moved`; unknown kinds: `pointwise`."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fsdpbench.base.files.documents import UnreadableFileError, is_there, parse_toml, read_toml
-from fsdpbench.base.reading import printable
+from fsdpbench.base.files.documents import is_there
+from fsdpbench.base.reading import UnreadableError, parse_toml, printable, read_toml
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.sections import (
     AttentionTable,
@@ -60,7 +60,7 @@ class ProfileFolder(Generic[P]):
         if path.suffix == ".toml" or is_there(path):
             try:
                 return self._make(read_toml(path), text)
-            except UnreadableFileError as error:
+            except UnreadableError as error:
                 raise ProfileError(f"{self.kind} profile {error}") from None
         near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
@@ -77,7 +77,7 @@ class ProfileFolder(Generic[P]):
         name = text.lower() if packaged else text
         try:
             table = self._table(name) if packaged else read_toml(Path(name_or_path))
-        except (ProfileError, UnreadableFileError):
+        except (ProfileError, UnreadableError):
             return layers
         layers.append((name, frozenset(table)))
         while (base := table.get("base")) in known:
@@ -90,7 +90,7 @@ class ProfileFolder(Generic[P]):
     def _table(self, name: str) -> Mapping[str, Any]:
         try:
             return read_toml(self.folder / f"{name}.toml")
-        except UnreadableFileError as error:
+        except UnreadableError as error:
             raise ProfileError(f"{self.kind} profile {error}") from None
 
     @functools.cache  # noqa: B019
@@ -101,7 +101,7 @@ class ProfileFolder(Generic[P]):
         """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
         try:
             table = parse_toml(content, origin)
-        except UnreadableFileError as error:
+        except UnreadableError as error:
             raise ProfileError(f"{self.kind} profile {error}") from None
         return self._make(table, origin)
 

@@ -11,7 +11,7 @@ wide           all of it together, thousands of points: for `tune`, or with --ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsdpbench.base.errors import unknown
 from fsdpbench.base.settings import SETTINGS, Value
@@ -42,18 +42,14 @@ class Preset:
 
 def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
     """The preset of that name for a device and a world. Raises `UsageError` with the nearest names."""
-    if name not in _PRESETS:
-        raise unknown("preset", name, _PRESETS, "fsdpbench sweep --help")
-    preset = _PRESETS[name](device, gpus, gpus_per_node)
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS, "fsdpbench sweep --help")
+    preset = PRESETS[name](device, gpus, gpus_per_node)
     if device != "cpu":
         return preset
     # Half precision is emulated on a CPU: what is compared there computes in fp32, unless it is asked for.
-    return Preset(
-        {"param_dtype": ["fp32"], **_without(preset.lists, "reduce_dtype")},
-        preset.when,
-        preset.gpus,
-        preset.systems,
-    )
+    lists = {name: values for name, values in preset.lists.items() if name != "reduce_dtype"}
+    return replace(preset, lists={"param_dtype": ["fp32"], **lists}, references=())
 
 
 def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -61,11 +57,6 @@ def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
     preset = get_preset("default", device, gpus, gpus_per_node)
     fixed = {name: values for name, values in preset.lists.items() if len(values) == 1}
     return Preset(fixed, systems=SYSTEM_ALONE)
-
-
-def preset_names() -> list[str]:
-    """The presets' names."""
-    return list(_PRESETS)
 
 
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -77,12 +68,7 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     unlimited = Rule(
         {"backward_prefetch": ("pre",), "reduce_dtype": ("fp32",)}, {"limit_all_gathers": (2, "off")}
     )
-    return Preset(
-        lists,
-        when=(unlimited,),
-        systems=TORCHS_AND_OURS,
-        references=REFERENCE_SYSTEMS,
-    )
+    return Preset(lists, (unlimited,), systems=TORCHS_AND_OURS, references=REFERENCE_SYSTEMS)
 
 
 def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -102,20 +88,15 @@ def _scaling(device: str, gpus: int, gpus_per_node: int) -> Preset:
     else:
         counts = (*(2**k for k in range(gpus.bit_length()) if 2**k < gpus), gpus)
     several_nodes = tuple(count for count in counts if count > gpus_per_node)
-    when = (
-        (Rule({"gpus": several_nodes}, {"strategy": ("FULL_SHARD", "HYBRID_SHARD")}),)
-        if several_nodes
-        else ()
-    )
-    return Preset(_lists("scaling", device), when, counts)
+    inside = Rule({"gpus": several_nodes}, {"strategy": ("FULL_SHARD", "HYBRID_SHARD")})
+    return Preset(_lists("scaling", device), (inside,) if several_nodes else (), counts)
 
 
 def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
     sizes = tuple(size for size in range(2, gpus) if gpus % size == 0 and size & (size - 1) == 0)
     hybrid = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-    return Preset(
-        _lists("hybrid", device), (Rule({"strategy": hybrid}, {"shard_size": sizes}),) if sizes else ()
-    )
+    shared = Rule({"strategy": hybrid}, {"shard_size": sizes})
+    return Preset(_lists("hybrid", device), (shared,) if sizes else ())
 
 
 def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -137,7 +118,7 @@ def _lists(preset: str, device: str, *outermost: str) -> dict[str, list[Value]]:
     return swept
 
 
-_PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
+PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
     "default": _default,
     "memory": _memory,
     "accumulation": _accumulation,
@@ -145,7 +126,3 @@ _PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
     "hybrid": _hybrid,
     "wide": _wide,
 }
-
-
-def _without(lists: Lists, name: str) -> dict[str, list[Value]]:
-    return {key: values for key, values in lists.items() if key != name}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from fsdpbench.base.errors import UsageError
+from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS
 from fsdpbench.base.settings import SETTINGS, Value, read_list, setting_named
 
@@ -61,7 +60,9 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
         if name in known:
             continue
         if name.replace("-", "_") not in SETTINGS:
-            raise UsageError(f"{origin}: unknown key {name!r}.{_nearest(name, (*known, *SETTINGS))}")
+            raise UsageError(
+                f"{origin}: {unknown('key', name, (*known, *SETTINGS), 'fsdpbench list settings')}"
+            )
         settings[name] = content[name]
     try:
         space = msgspec.convert({name: content[name] for name in known if name in content}, SpaceFile)
@@ -79,11 +80,6 @@ def _table(settings: object, origin: str) -> Mapping[str, Any]:
     if not isinstance(settings, Mapping):
         raise UsageError(f"{origin}: settings must be a table, as in [settings]")
     return settings
-
-
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-    return f" Did you mean {' or '.join(near)}?" if near else " `fsdpbench list settings` lists the settings."
 
 
 def _in_our_words(message: str) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fsdpbench.answers.atlas.answers import as_dict
-from fsdpbench.answers.atlas.lookup import as_atlas, find, read_atlas
+from fsdpbench.answers.atlas.answers import answered
+from fsdpbench.answers.atlas.lookup import Atlas, find, read_atlas
 from fsdpbench.answers.atlas.space import Cell
 from fsdpbench.answers.atlas.words import write_pages
 from fsdpbench.base.errors import UsageError
@@ -38,14 +39,14 @@ def told(ran: Callable[..., Any], out_of_memory: Callable[[], Any]) -> Callable[
 def content(
     two_cells: list[Cell], worked_off: Callable[..., Any], told: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    return as_dict(two_cells, worked_off(two_cells, told))
+    return msgspec.to_builtins(answered(two_cells, worked_off(two_cells, told)))
 
 
 @pytest.fixture
 def built(content: dict[str, Any], tmp_path: Path) -> Path:
     (tmp_path / "atlas").mkdir()
     (tmp_path / "atlas" / "atlas.json").write_text(json.dumps(content))
-    write_pages(tmp_path / "atlas", as_atlas(content))
+    write_pages(tmp_path / "atlas", msgspec.convert(content, Atlas))
     return tmp_path / "atlas"
 
 
@@ -67,13 +68,13 @@ def test_what_does_not_fit_says_so(content: dict[str, Any]) -> None:
 
 def test_a_failure_is_not_out_of_memory(two_cells: list[Cell], worked_off: Callable[..., Any]) -> None:
     crashed = worked_off(two_cells, lambda config: Result(status=Status.CRASH, cause=Cause("it broke")))
-    cell = as_dict(two_cells, crashed)["cells"][0]
+    cell = msgspec.to_builtins(answered(two_cells, crashed))["cells"][0]
     assert (cell["status"], cell["reason"], cell["failed"]) == ("failed", "it broke", ["it broke"])
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "Llama tiny", "llamatiny", "llama"])
 def test_names_are_found_as_people_write_them(content: dict[str, Any], name: str) -> None:
-    assert find(as_atlas(content), name, "A100", 16).best is not None
+    assert find(msgspec.convert(content, Atlas), name, "A100", 16).best is not None
 
 
 @pytest.mark.parametrize(
@@ -89,13 +90,13 @@ def test_what_is_not_in_it_is_a_usage_error(
     content: dict[str, Any], model: str, hardware: str, gpus: int, error: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(error)):
-        find(as_atlas(content), model, hardware, gpus)
+        find(msgspec.convert(content, Atlas), model, hardware, gpus)
 
 
 def test_an_ambiguous_name_is_refused(content: dict[str, Any]) -> None:
     content["hardware"] = ["a100-40gb", "a100-80gb"]
     with pytest.raises(UsageError, match="a100-40gb or a100-80gb"):
-        find(as_atlas(content), "llama", "a100", 8)
+        find(msgspec.convert(content, Atlas), "llama", "a100", 8)
 
 
 def test_show_runs_nothing_and_needs_no_torch(built: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.atlas.answers import as_dict
+from fsdpbench.answers.atlas.answers import answered
 from fsdpbench.answers.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, next_wave
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
@@ -74,7 +74,7 @@ def test_what_is_ruled_out_changes_no_best(
     assert few.items() <= everything.items()
     assert len(few) <= len(everything) / 2
     best = [
-        [(cell["status"], cell["best"], cell["risky"][:1]) for cell in as_dict(two_cells, results)["cells"]]
+        [(cell.status, cell.best, cell.risky[:1]) for cell in answered(two_cells, results).cells]
         for results in (everything, few)
     ]
     assert best[0] == best[1]
@@ -89,9 +89,9 @@ def test_interrupted_anywhere_it_ends_the_same(
     results: dict[str, Any] = {}
     while wave := next_wave(two_cells, results):
         results |= {content_key(config): told(config) for config in wave[:1]}  # killed after its first
-    cells = as_dict(two_cells, results)["cells"]
-    assert [cell["status"] for cell in cells] == ["fits", "fits"]
-    covered = [cell["simulated"] + cell["pruned"] for cell in cells]
+    cells = answered(two_cells, results).cells
+    assert [cell.status for cell in cells] == ["fits", "fits"]
+    covered = [cell.simulated + cell.pruned for cell in cells]
     assert covered == [len(BATCHES) * 3 * strategies for strategies in (2, 3)]
 
 

@@ -101,9 +101,9 @@ def test_a_baseline_of_another_torch_cannot_judge(tmp_path: Path) -> None:
     configurations = {"a": Figures(**an_entry().to_dict())}
     Baseline({}, {"1.0": FigureSet(configurations)}).write(path)
     with pytest.raises(CannotJudgeError, match=r"torch 1\.0"):
-        Baseline.read(path).entries(path)
+        Baseline.read(path).of_this_torch(path)
     Baseline({}, {torch_minor(): FigureSet(configurations)}).write(path)
-    assert Baseline.read(path).entries(path) == {"a": an_entry()}
+    assert Baseline.read(path).of_this_torch(path).entries() == {"a": an_entry()}
 
 
 def test_a_gain_alone_has_no_cause() -> None:

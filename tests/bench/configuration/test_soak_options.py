@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import islice
 from pathlib import Path
 from statistics import mean
 
+import msgspec
 import pytest
 
 from fsdpbench.base.configuration.config import Config, Measurement
@@ -89,7 +91,7 @@ def test_evaluation_comes_between_the_steps() -> None:
     shapes = list(soak.schedule(4, 2, 64))
     assert [shape.evaluates for shape in shapes] == [0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0]
     assert {len(shape.microbatches) for shape in shapes if not shape.evaluates} == {2}
-    assert SoakSettings.from_dict(soak.to_dict()) == soak
+    assert msgspec.convert(dataclasses.asdict(soak), SoakSettings) == soak
     assert list(SoakSettings(2).schedule(4, 1, None)) == [StepShape(False, ((4, None),))] * 2
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fsdpbench.answers.atlas.lookup import as_atlas
+from fsdpbench.answers.atlas.lookup import Atlas
 from fsdpbench.answers.atlas.words import write_pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.campaign]
@@ -66,7 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ready = {name: found for figure in chosen for name, found in figure.ready.items()}
     outcomes = [outcome_of(figure, Runs(folder, {}, {}, ready)) for figure in chosen]
     write_page(folder / "paper.html", "fsdp-paper", outcomes, [[], []], 1.0)
-    write_pages(folder, as_atlas(json.loads(json.dumps(an_atlas()))))
+    write_pages(folder, msgspec.convert(json.loads(json.dumps(an_atlas())), Atlas))
     return {
         "paper": folder / "paper.html",
         "atlas": folder / "index.html",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fsdpbench.base.configuration.config import Config
@@ -73,7 +74,7 @@ def test_its_file_is_found_without_importing_it(
     assert "mine" not in sys.modules
     source = ScriptSource.read(path, (), StepsBy.OPTIMIZER, to_the_end=False, module=name)
     assert source.own_folder == package / "mine"
-    assert ScriptSource.from_dict(source.to_dict()) == source
+    assert msgspec.convert(source.to_dict(), ScriptSource) == source
 
 
 @pytest.mark.parametrize("name", ["", "nowhere.train", "mine", "mine.inner.nothing", ".train"])

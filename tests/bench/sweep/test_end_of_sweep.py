@@ -81,14 +81,14 @@ def test_no_figure_is_cut_at_any_width(
 
 def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = (printed(folder, width, True, monkeypatch) for width in (160, 80))
-    assert {"ms/step", "spread", "overlap"} <= set(wide.split())
+    assert {"step,", "spread", "overlap"} <= set(wide.split())
     assert "tokens/s/rank" in narrow
     assert "GPU" not in wide, "ranks on a CPU are no GPUs"
     assert "spread" not in narrow
 
 
 def test_measured_rows_tell_their_spread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "1.2%" in printed(folder, 160, True, monkeypatch)
+    assert "1.2 %" in printed(folder, 160, True, monkeypatch)
 
 
 def test_simulated_rows_tell_their_interval_and_share_ranks(
@@ -116,7 +116,7 @@ def test_simulated_rows_tell_their_interval_and_share_ranks(
         finish(store, each, status="ok", step_time_s=1.0, tokens_per_s_per_gpu=tokens, interval=interval)
     text = printed(store.folder, 120, False, monkeypatch)
     assert [line.split()[0] for line in text.splitlines() if line[:2] in ("1=", " 3")] == ["1=", "1=", "3"]
-    assert text.count("7%") == 3
+    assert text.count("7.0 %") == 3
     assert "wide: memory is nearly full" in text
     assert "Ranks with = cannot be distinguished: within 5.0%" in text
     assert "1 is risky: memory fits only inside its error" in text

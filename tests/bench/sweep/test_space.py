@@ -12,7 +12,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.requests.options import read_space_file
 from fsdpbench.cli.requests.request import SweepRequest, make_request, request_of_space
-from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, TORCHS_AND_OURS, preset_names
+from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, PRESETS, TORCHS_AND_OURS
 from fsdpbench.sweep.spaces.space import MOST_COMBINATIONS
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
@@ -51,7 +51,7 @@ def test_hybrid_sweeps_every_shard_size_between_one_and_all() -> None:
     assert found == {("FULL_SHARD", None), ("SHARD_GRAD_OP", None), *itertools.product(hybrids, (2, 4, 8))}
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if name != "wide"])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "wide"])
 @pytest.mark.parametrize("device", ["sim", "cpu"])
 def test_every_preset_has_points_for_both_front_ends_and_can_be_written_down(name: str, device: str) -> None:
     made = request({"preset": name, "device": device, "gpus": 4})

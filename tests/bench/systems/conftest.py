@@ -45,8 +45,8 @@ def forgotten() -> Iterator[None]:
 
     def forget() -> None:
         plugins.forget()
-        registry.forget_loaded()
-        workloads.forget_loaded()
+        registry.PLUGINS.forget()
+        workloads.PLUGINS.forget()
 
     forget()
     yield

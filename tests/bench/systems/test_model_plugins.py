@@ -18,7 +18,7 @@ from fsdpbench.cli.commands.list import command as list_command
 from fsdpbench.engine.results.store import config_record
 from fsdpbench.lab.doctor import Verdict, _plugins
 from fsdpbench.sweep.planning import make_config, make_target
-from fsdpbench.workloads import PluginError, UnknownModelError, families, get_workload, offered_families
+from fsdpbench.workloads import PLUGINS, UnknownModelError, families, get_workload
 
 GOOD = """
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def test_it_is_loaded_when_one_of_its_models_is_chosen_and_not_before() -> None:
     ],
 )
 def test_what_is_wrong_with_one_is_named(model: str, told: str) -> None:
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(plugins.PluginError) as caught:
         get_workload(model)
     assert told in str(caught.value)
 
@@ -92,7 +92,7 @@ def test_broken_ones_are_listed_beside_those_that_work() -> None:
     rows = {row["name"]: row for row in listed}
     assert rows["wide-tiny"]["from"] == "my-systems 1.0"
     assert rows["gpt-tiny"]["from"] == "fsdpbench"
-    assert rows["gpt"]["state"] == "its name is one of fsdpbench's own families"
+    assert rows["gpt"]["state"] == "its name is one of fsdpbench's own"
     assert "no" in rows["bad"]["state"]
     table = CliRunner().invoke(list_command, ["models"])
     assert table.exit_code == 0
@@ -100,7 +100,7 @@ def test_broken_ones_are_listed_beside_those_that_work() -> None:
     verdicts = {finding.what: finding.verdict for finding in _plugins()}
     assert verdicts["family wide"] is Verdict.OK
     assert verdicts["family bad"] is Verdict.MISSING
-    assert len(offered_families()) == len(ENTRIES)
+    assert len(PLUGINS.offers()) == len(ENTRIES)
 
 
 def test_its_sources_are_part_of_a_key(installed: Path) -> None:

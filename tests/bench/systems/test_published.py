@@ -21,7 +21,7 @@ def run(fsdpbench: Any, tmp_path: Any, *words: str) -> dict[str, Any]:
 
 
 def test_every_system_names_software_that_comes_along() -> None:
-    named = {each.name: each.system.software for each in offers() if each.system is not None}
+    named = {each.name: each.thing.software for each in offers() if each.thing is not None}
     published = {name: software for name, software in named.items() if software != CURRENT}
     assert set(named.values()) <= set(software_names())
     assert published == {

@@ -13,9 +13,8 @@ from fsdpbench.reports.pages.comparisons import MOST_LINES, peers, predicted_and
 from fsdpbench.reports.pages.ranking import TOKENS, Ranked, rank, varying_settings
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart
-from fsdpbench.reports.result import Result
+from fsdpbench.reports.result import ConfigFile, Result
 from fsdpbench.reports.result import Status as Ended
-from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(

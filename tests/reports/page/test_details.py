@@ -52,9 +52,9 @@ def test_the_units_bars_sum_to_the_units_communication(sweep: Path) -> None:
     _, analysis = traced(sweep, "impl-fsdp1-block-none-bf16-2")
     chart = units_chart(analysis)
     assert chart is not None
-    valid(chart.figure)
+    valid(chart.figure())
     for place, unit in enumerate(analysis.units):
-        drawn = sum(bars["y"][place] for bars in chart.figure["data"])
+        drawn = sum(bars["y"][place] for bars in chart.figure()["data"])
         told = sum(figures.time for figures in unit.communication.values())
         assert drawn == pytest.approx(told / len(analysis.steps) / 1e6, abs=1e-3)
     assert [line[0] for line in chart.table.rows] == [unit.unit for unit in analysis.units]
@@ -65,8 +65,8 @@ def test_the_memory_chart_holds_the_peaks_and_marks_each_retry(sweep: Path) -> N
     trace, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-off")
     chart = memory_chart(trace, analysis, 80 * 2**30, 50)
     assert chart is not None
-    valid(chart.figure)
-    allocated, reserved, retries = chart.figure["data"]
+    valid(chart.figure())
+    allocated, reserved, retries = chart.figure()["data"]
     assert max(allocated["y"]) == pytest.approx(int(trace.memory.allocated.max()) / 2**30, abs=1e-3)
     assert max(reserved["y"]) == pytest.approx(int(trace.memory.reserved.max()) / 2**30, abs=1e-3)
     assert len(retries["x"]) == len(trace.retries) == 2

@@ -14,9 +14,8 @@ from fsdpbench.reports.pages.effects import Effect, effects
 from fsdpbench.reports.pages.ranking import rank
 from fsdpbench.reports.pages.recommendation import best_sentence
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.result import PeakMemory, Result
+from fsdpbench.reports.result import ConfigFile, PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended
-from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(

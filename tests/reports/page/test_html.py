@@ -115,15 +115,16 @@ def test_the_page_is_the_same_every_time_and_of_bounded_size(sweep: Path, path: 
 def test_the_default_place_is_in_the_folder_and_no_rest_is_left(
     synthetic: ModuleType, tmp_path: Path
 ) -> None:
-    run = synthetic.write_sweep(tmp_path / "run", traces=False, limit=2)
-    assert write_report(run, title="My sweep") == run / "report.html"
+    run = synthetic.write_sweep(tmp_path / "My sweep", traces=False, limit=2)
+    assert write_report(run) == run / "report.html"
     assert '<h1 class="clip">My sweep</h1>' in (run / "report.html").read_text(encoding="utf-8")
     assert [each.name for each in run.iterdir() if each.name.endswith(".tmp")] == []
 
 
 def test_hostile_texts_from_files_are_only_text(synthetic: ModuleType, tmp_path: Path) -> None:
-    folder = synthetic.write_point(tmp_path / "run", next(synthetic.space()), 1)
-    synthetic.write_point(tmp_path / "run", next(synthetic.space()), 2, trace=False)
+    run = tmp_path / HOSTILE.replace("/", "")
+    folder = synthetic.write_point(run, next(synthetic.space()), 1)
+    synthetic.write_point(run, next(synthetic.space()), 2, trace=False)
     config = json.loads((folder / "config.json").read_text())
     for name in ("name", "model", "system", "command", "key"):
         config[name] = HOSTILE + "x" * 10_000
@@ -136,7 +137,7 @@ def test_hostile_texts_from_files_are_only_text(synthetic: ModuleType, tmp_path:
         "environment": {HOSTILE: [HOSTILE]},
     }
     (folder / "result.json").write_text(json.dumps(result))
-    (tmp_path / "run" / "sweep.toml").write_text(HOSTILE)
+    (run / "sweep.toml").write_text(HOSTILE)
     trace = folder / "trace" / "rank0_trace.json.gz"
     text = (
         gzip.decompress(trace.read_bytes())
@@ -144,7 +145,7 @@ def test_hostile_texts_from_files_are_only_text(synthetic: ModuleType, tmp_path:
         .replace("blocks.3", HOSTILE.replace('"', "").replace("'", ""))
     )
     trace.write_bytes(gzip.compress(text.encode()))
-    out = write_report(tmp_path / "run", title=HOSTILE)
+    out = write_report(run)
     page = Page(out.read_text(encoding="utf-8"))
     runnable = [text for attributes, text in page.scripts if attributes.get("type") != "application/json"]
     assert len(runnable) == 2

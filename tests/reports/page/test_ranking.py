@@ -24,9 +24,8 @@ from fsdpbench.reports.pages.ranking import (
     varying_settings,
 )
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.result import Interval, PeakMemory, Result
+from fsdpbench.reports.result import ConfigFile, Interval, PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended
-from fsdpbench.reports.run_files import ConfigFile
 
 GIB = 2**30
 

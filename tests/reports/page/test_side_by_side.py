@@ -9,9 +9,8 @@ import pytest
 
 from fsdpbench.reports.pages.side_by_side import differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.result import Repeats, Result
+from fsdpbench.reports.result import ConfigFile, Repeats, Result
 from fsdpbench.reports.result import Status as Ended
-from fsdpbench.reports.run_files import ConfigFile
 
 
 def row(

@@ -7,7 +7,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from fsdpbench.base.configuration.config import JitterError, JitterSettings
+from fsdpbench.base.configuration.config import JitterSettings
+from fsdpbench.base.errors import UsageError
 from fsdpbench.sim.followers.jitter import Jitter
 from fsdpbench.sim.model.timeline import Work
 
@@ -93,7 +94,7 @@ def test_a_straggler_is_waited_for_once_for_what_was_computed() -> None:
     ],
 )
 def test_what_is_no_jitter_is_refused(text: str, words: str) -> None:
-    with pytest.raises(JitterError, match=words):
+    with pytest.raises(UsageError, match=words):
         JitterSettings.parse(text)
 
 

@@ -19,9 +19,9 @@ from fsdpbench.answers.check.metrics import ALL
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.answers.check.records.surroundings import Surroundings
-from fsdpbench.base.errors import BenchError, CannotJudgeError, UsageError
-from fsdpbench.base.files.documents import read_json
+from fsdpbench.base.errors import CannotJudgeError, UsageError, written
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import read_json
 from fsdpbench.engine.results.provenance import git_revision, versions
 from fsdpbench.engine.results.records import Status
 
@@ -104,14 +104,6 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return self.sets[mine]
 
-    def entries(self, path: Path) -> dict[str, Entry]:
-        """Return the figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
-        return self.of_this_torch(path).entries()
-
-    def surroundings(self, path: Path) -> Surroundings:
-        """Return the surroundings that the figures of the torch at hand belong to."""
-        return Surroundings(self.of_this_torch(path).surroundings)
-
     @property
     def repeat(self) -> int:
         """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
@@ -153,7 +145,5 @@ def torch_minor() -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Put `text` instead of what is at `path`. Raises `BenchError`."""
-    try:
+    with written(path):
         write_whole(path, text)
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be written ({error.strerror})") from None

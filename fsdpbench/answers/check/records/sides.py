@@ -24,8 +24,7 @@ from fsdpbench.answers.check.records.surroundings import Surroundings, surroundi
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE
 from fsdpbench.base.errors import CannotJudgeError, UsageError
-from fsdpbench.base.files.documents import UnreadableFileError, read_json
-from fsdpbench.base.reading import one_line
+from fsdpbench.base.reading import UnreadableError, one_line, read_json
 from fsdpbench.engine.results.provenance import another_key
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -211,7 +210,7 @@ def _runs_beside(folder: Path) -> list[Result] | str:
         file = run / RESULT_FILE
         try:
             result = read_json(file)
-        except UnreadableFileError as error:
+        except UnreadableError as error:
             return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
         if why := _other_files_say(run, result):
             return why if number == 1 else f"of run {number}, {why}"
@@ -223,7 +222,7 @@ def _other_files_say(folder: Path, result: object) -> str | None:
     """Why the files beside a result say that it is not of this configuration, or has other figures."""
     try:
         config = read_json(folder / "config.json")
-    except UnreadableFileError:
+    except UnreadableError:
         return None  # gone or broken: the result says itself what it is of
     if not isinstance(config, Mapping) or not isinstance(result, Mapping):
         return None
@@ -235,7 +234,7 @@ def _name_in(folder: Path) -> str:
     for file, name_of in (("config.json", _recorded_name), (RESULT_FILE, _result_name)):
         try:
             name = name_of(read_json(folder / file))
-        except UnreadableFileError:
+        except UnreadableError:
             continue
         if name is not None:
             return name

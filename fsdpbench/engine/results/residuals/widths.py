@@ -32,6 +32,8 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist
 
+import msgspec
+
 from fsdpbench.base.files.whole_files import write_whole
 
 TABLE = Path(__file__).with_name("residuals.csv")
@@ -115,28 +117,8 @@ def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
 
 
 def _residual(row: dict[str, str]) -> Residual:
-    return Residual(
-        condition=Condition(row["condition"]),
-        source=row["source"],
-        chip=row["chip"],
-        run=row["run"],
-        model=row["model"],
-        family=row["family"],
-        system=row["system"],
-        software=row["software"],
-        fitted=row["fitted"] == "yes",
-        compiled=row["compiled"] == "yes",
-        gpus=int(row["gpus"]),
-        nodes=int(row["nodes"]),
-        network=row["network"],
-        retries=float(row["retries"]),
-        full=float(row["full"]),
-        quantity=Quantity(row["quantity"]),
-        unit=row["unit"],
-        published=float(row["published"]),
-        predicted=float(row["predicted"]),
-        log_ratio=float(row["log_ratio"]),
-    )
+    flags = {name: row[name] == "yes" for name in ("fitted", "compiled")}
+    return msgspec.convert({**row, **flags}, Residual, strict=False)
 
 
 def _shown(value: object) -> object:
