@@ -5,7 +5,6 @@ A reader returns the shape of a family of ours as the published code of the mode
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,8 @@ from fsdpbench.workloads.hf_config.keys import (
     rope_shape,
     shortest_period,
 )
-from fsdpbench.workloads.shape import ShapeError
+from fsdpbench.workloads.library_model import CONTENT, LIBRARY, has_field, packed
+from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
 Values = dict[str, Any]
 
@@ -344,6 +344,9 @@ def qwen3_moe(keys: Keys) -> Values:
         "qk_norm": True,
     }
     keys.ignore("max_window_layers")
+    # Published files of Qwen3-Coder name parts that every model of this type has or lacks.
+    keys.must_be("shared_expert_intermediate_size", 0, None)
+    keys.must_be("use_qk_norm", True, None)
     window = keys.whole("sliding_window", 4096, null=0)
     on = keys.flag("use_sliding_window", False)
     sliding = layer_pattern(keys, shape["layers"], window if on else None, lambda layer: True)
@@ -355,7 +358,6 @@ def gpt_oss(keys: Keys) -> Values:
     keys.must_be("swiglu_limit", 7.0, 7, None)
     keys.must_be("swiglu_alpha", 1.702, None)
     keys.ignore("initial_context_length", "experts_per_token")  # said again by keys that are read
-    _check_quantization(keys)
     shape = {
         **common_shape(keys, _GPT_OSS),
         **rope_shape(keys, 150000.0, _GPT_OSS_ROPE),
@@ -371,13 +373,6 @@ def gpt_oss(keys: Keys) -> Values:
     shape |= {"expert_d_ff": shape["d_ff"], "qkv_bias": bias, "output_bias": bias}
     window = keys.whole("sliding_window", 128, null=0)
     return {**shape, **layer_pattern(keys, shape["layers"], window, lambda layer: layer % 2 == 0)}
-
-
-def _check_quantization(keys: Keys) -> None:
-    """Accept MXFP4: the published checkpoint is trained after it was expanded to bf16, as the same model."""
-    table = keys.table("quantization_config")
-    if table is not None and table.get("quant_method") != "mxfp4":
-        raise keys.refusal("quantization_config", table)
 
 
 def gpt2(keys: Keys) -> Values:
@@ -506,28 +501,43 @@ class Translation:
     values: Mapping[str, Any]
 
 
-def translate(config: Mapping[str, Any]) -> Translation:
+def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
     """Return the family and shape of the model that `config`, the content of a `config.json`, describes.
 
+    Of a multimodal model it is the text model, or with `towers` the whole. What our families do not build is
+    a model of the library's (`library_model.py`): other types, and keys that the library reads and we do not.
+
     Raises:
-        ShapeError: its `model_type` is not built, a value is of another type than it must be, or a key that
-            may change the model is not built; the message names the key.
+        ShapeError: a value is of another type than it must be, or a key may change the model and neither
+            reads it; the message names the key.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ShapeError("key model_type is missing: it says which model the other keys describe")
-    if model_type not in MODEL_TYPES:
-        raise ShapeError(_not_built(model_type, "text_config" in config))
-    family, read = MODEL_TYPES[model_type]
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) and not towers else None
+    if inner is not None and inner.get("model_type") in MODEL_TYPES:
+        try:
+            return _of_ours({**inner, **{key: config[key] for key in _OF_WHOLE if key in config}})
+        except NotBuiltError:
+            pass
+    elif model_type in MODEL_TYPES:
+        try:
+            return _of_ours(config)
+        except NotBuiltError as error:
+            if not has_field(model_type, error.key):
+                raise
+    Keys(config).check_checkpoint()
+    return Translation(LIBRARY, {CONTENT: packed(config), "towers": towers})
+
+
+_OF_WHOLE = ("tie_word_embeddings", "quantization_config")
+"""Keys of a multimodal model that hold for its text model too."""
+
+
+def _of_ours(config: Mapping[str, Any]) -> Translation:
+    family, read = MODEL_TYPES[config["model_type"]]
     keys = Keys(config)
     values = read(keys)
     keys.finish()
     return Translation(family, values)
-
-
-def _not_built(model_type: str, has_text_part: bool) -> str:
-    known = f"model_type {model_type[:60]!r} is not built; these are: {', '.join(MODEL_TYPES)}"
-    if has_text_part:
-        return f"{known}. Its text model alone may be: save the object text_config as a file of its own"
-    near = difflib.get_close_matches(model_type, MODEL_TYPES, n=1)
-    return f"{known}. Did you mean {near[0]}?" if near else known
