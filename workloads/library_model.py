@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,9 +38,11 @@ CONTENT = "library_config"
 """Name of the field of a shape that keeps the file's content, for the library alone."""
 DEFAULT_SEQ = 4096
 """Tokens a sample where no length is given: models are not trained at their longest context."""
-_DROPPED = ("auto_map", "model_type", "dtype", "torch_dtype", "quantization_config", "trust_remote_code")
+_FOREIGN = re.compile(r"auto_map|trust_remote_code|quantization_config|(torch_)?dtype|\w*_implementation\w*")
+"""Keys, at any depth, that name code or kernels from elsewhere, or how a checkpoint is stored."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "context_length")
 _HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+_WHOLE = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
 def packed(content: Mapping[str, Any]) -> str:
@@ -63,13 +66,24 @@ def library() -> Any:
     """Return the package, which asks nothing of the network. Raise `WorkloadError` if it is missing."""
     if importlib.util.find_spec(LIBRARY) is None:
         raise WorkloadError(
-            f"the package {LIBRARY} is not installed here, and our own families do not build this model: "
+            f"the package {LIBRARY}, whose modules this model needs, is not installed here: "
             "pip install 'fsdpbench[hf]'"
         )
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ["HF_HUB_OFFLINE"] = "1"
     package: Any = importlib.import_module(LIBRARY)
     package.logging.set_verbosity_error()
     return package
+
+
+def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, Any]:
+    """Return the values of the shape of the model in a file's content, which is built once to see that it can
+    be. Raises as `LibraryWorkload`."""
+    shape = LibraryShape(packed(content), towers)
+    try:
+        _built_on_meta(shape)
+    except WorkloadError as error:
+        raise ShapeError(f"model_type {str(content.get('model_type'))[:60]!r}: {error}") from None
+    return {CONTENT: shape.library_config, "towers": towers}
 
 
 def model_type_of(content: Mapping[str, Any]) -> str:
@@ -91,7 +105,7 @@ def model_type_of(content: Mapping[str, Any]) -> str:
             return str(by_class[0])
     if named not in known:
         raise ShapeError(
-            f"model_type {named[:60]!r} is neither ours nor one of {LIBRARY} {library().__version__}"
+            f"neither our families nor {LIBRARY} {library().__version__} build it"
             + ("; code that a file points to (auto_map) is never run" if content.get("auto_map") else "")
         )
     return named
@@ -171,16 +185,32 @@ def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryMo
     kind = model_type_of(content)
     check_sizes(content)
     try:
-        settings = library().CONFIG_MAPPING[kind](**{k: v for k, v in content.items() if k not in _DROPPED})
-        if not shape.towers:
-            settings = _of_text(settings, content)
+        own = {key: value for key, value in _cleaned(content).items() if key != "model_type"}
+        whole = library().CONFIG_MAPPING[kind](**own)
+        settings = whole if shape.towers else _of_text(whole, content)
+        if not any(type(each) in _mapping(name) for each in (whole, settings) for name in _HEADS + _WHOLE):
+            raise ShapeError(f"{LIBRARY} has no model of it that predicts words")
         settings.use_cache = False
-        return LibraryModel(_headed(settings, dtype).train())
+        model = LibraryModel(_headed(settings, dtype).train())
+        if not _stacks(model):
+            raise ShapeError("it has no blocks")
+        return model
     except WorkloadError:
         raise
     except Exception as error:  # whatever a configuration that does not fit leads to
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ShapeError(f"{LIBRARY} cannot build model_type {kind} of this configuration: {reason}") from error
+        raise ShapeError(f"{LIBRARY} cannot build it of these keys: {reason}") from error
+
+
+def _cleaned(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content
+    return {key: _cleaned(value) for key, value in content.items() if not _FOREIGN.fullmatch(key)}
+
+
+def _mapping(name: str) -> Any:
+    """Return the library's models by configuration class, of one of its automatic classes."""
+    return getattr(library(), name)._model_mapping
 
 
 def check_sizes(content: Mapping[str, Any]) -> None:
@@ -209,17 +239,12 @@ def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
 def _headed(settings: Any, dtype: torch.dtype) -> Any:
     """Return the library's model with a language head; of text models without a class for that, one whose
     head is put on."""
-    for name in _HEADS:
-        auto = getattr(library(), name)
-        is_other = settings.is_encoder_decoder != (name == _HEADS[0])
+    for name in _HEADS + _WHOLE:
+        is_other = name in _HEADS and settings.is_encoder_decoder != (name == _HEADS[0])
         if is_other or (name == _HEADS[1] and getattr(settings, "is_decoder", False)):
             continue
-        if type(settings) in auto._model_mapping:
-            return auto.from_config(settings, dtype=dtype)
-    for name in ("AutoModelForImageTextToText", "AutoModelForMultimodalLM"):
-        auto = getattr(library(), name, None)
-        if auto is not None and type(settings) in auto._model_mapping:
-            return auto.from_config(settings, dtype=dtype)
+        if type(settings) in _mapping(name):
+            return getattr(library(), name).from_config(settings, dtype=dtype)
     own = type(settings)
     module = importlib.import_module(own.__module__.replace("configuration_", "modeling_"))
     return _TextModel(getattr(module, own.__name__.removesuffix("Config") + "Model")._from_config(settings, dtype=dtype))

@@ -22,7 +22,7 @@ from fsdpbench.workloads.hf_config.keys import (
     rope_shape,
     shortest_period,
 )
-from fsdpbench.workloads.library_model import CONTENT, LIBRARY, has_field, packed
+from fsdpbench.workloads.library_model import LIBRARY, has_field, values_of
 from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
 Values = dict[str, Any]
@@ -447,7 +447,7 @@ def _t5(keys: Keys, defaults: Values) -> Values:
     layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
-        raise keys.misfit("num_decoder_layers", decoder_layers, f"what num_layers is, {layers}")
+        raise keys.refusal("num_decoder_layers", decoder_layers)
     keys.must_be("is_encoder_decoder", True, None)
     keys.must_be("relative_attention_max_distance", 128)
     keys.must_be("layer_norm_epsilon", 1e-6)
@@ -528,7 +528,7 @@ def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
             if not has_field(model_type, error.key):
                 raise
     Keys(config).check_checkpoint()
-    return Translation(LIBRARY, {CONTENT: packed(config), "towers": towers})
+    return Translation(LIBRARY, values_of(config, towers))
 
 
 _OF_WHOLE = ("tie_word_embeddings", "quantization_config")
