@@ -94,6 +94,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.blocks: list[list[BlockFlops]] = [[] for _ in range(stacks)]
         self.rest = self._depth = self._others = 0
+        self._experts = 1
         self._products: list[int] = []
 
     def enter(self, *_: Any) -> None:
@@ -108,11 +109,21 @@ class _Counter(TorchDispatchMode):
         if not self._depth:
             self.blocks[stack].append(BlockFlops(tuple(self._products), attention=self._others))
 
+    def _found(self, mask: Tensor) -> Tensor:
+        """Return the places of a mask: of experts that are hit, all; of an expert's tokens, its equal share."""
+        if mask.dim() == 1:
+            self._experts = len(mask)
+        rows = mask.numel() if mask.dim() == 1 else max(1, mask.numel() // self._experts)
+        return torch.empty(rows, mask.dim(), dtype=torch.int64, device="meta")
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is _ATEN._local_scalar_dense.default:  # a question of masks and positions: nothing is padded
-            return args[0].dtype is torch.bool
+        if func is _ATEN._local_scalar_dense.default:
+            # Questions of masks and positions: nothing is padded. Numbers are places, as of experts in a loop.
+            return args[0].dtype is torch.bool or int(args[0].storage_offset())
+        if func is _ATEN.nonzero.default:
+            return self._found(args[0])
         out, packet = func(*args, **(kwargs or {})), func.overloadpacket
         if packet is _ATEN._grouped_mm:
             self._others += 2 * math.prod(args[0].shape) * args[1].shape[-1]
