@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +151,11 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
-        return tuple({type(block) for stack in _stacks(self._on_meta) for block in stack})
+        blocks = [block for stack in _stacks(self._on_meta) for block in stack]
+        holders = Counter(id(each) for block in blocks for each in set(block.parameters()))
+        # What several blocks share (Zamba) belongs to the root.
+        sharing = {type(block) for block in blocks if any(holders[id(p)] > 1 for p in block.parameters())}
+        return tuple({type(block) for block in blocks} - sharing)
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
         self.resolve_seq(seq)
@@ -195,7 +200,7 @@ def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryMo
         if not _stacks(model):
             raise ShapeError("it has no blocks")
         return model
-    except WorkloadError:
+    except (WorkloadError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a configuration that does not fit leads to
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
