@@ -1,7 +1,7 @@
-"""What a model of the library computes: FLOPs of its products, and scans as one kernel each.
+"""FLOPs of a model of the library, counted on the meta device, and its scans as one kernel each.
 
-FLOPs are counted as operators are launched, in one forward on the meta device; formulas are torch's
-(`torch.utils.flop_counter`). Scans of state spaces and of linear attention have no products of their own here.
+FLOPs are counted as operators are launched, in one forward, by the formulas of `torch.utils.flop_counter`.
+Scans of state spaces and of linear attention are not counted.
 
 The library runs scans by kernels of other packages (mamba-ssm, flash-linear-attention), or without them by
 loops over tokens. On the meta device and on simulated GPUs a scan is one operator each way, which reads its
@@ -54,7 +54,9 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = [each for each, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad) if is_wanted]
+        wanted = [
+            each for each, is_wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if is_wanted
+        ]
         made = iter(torch.ops.fsdpbench_workloads.scan_backward(gradient, wanted))
         return tuple(next(made) if is_wanted else None for is_wanted in ctx.needs_input_grad)
 
@@ -110,7 +112,7 @@ class _Counter(TorchDispatchMode):
             self.blocks[stack].append(BlockFlops(tuple(self._products), attention=self._others))
 
     def _found(self, mask: Tensor) -> Tensor:
-        """Return the places of a mask: of experts that are hit, all; of an expert's tokens, its equal share."""
+        """Return the places of a mask: of experts that are hit, all; of one's tokens, its equal share."""
         if mask.dim() == 1:
             self._experts = len(mask)
         rows = mask.numel() if mask.dim() == 1 else max(1, mask.numel() // self._experts)
@@ -120,7 +122,7 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _ATEN._local_scalar_dense.default:
-            # Questions of masks and positions: nothing is padded. Numbers are places, as of experts in a loop.
+            # Nothing is padded, where masks and positions are asked. Numbers are places, as an expert's.
             return args[0].dtype is torch.bool or int(args[0].storage_offset())
         if func is _ATEN.nonzero.default:
             return self._found(args[0])

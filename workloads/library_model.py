@@ -113,7 +113,7 @@ def model_type_of(content: Mapping[str, Any]) -> str:
 
 
 def has_field(model_type: str, key: str) -> bool:
-    """Return whether the library is installed and reads `key` of a file of that type, where others lack it."""
+    """Return whether the library is installed, and has `key` for models of that type but not for all."""
     if importlib.util.find_spec(LIBRARY) is None or model_type not in library().CONFIG_MAPPING:
         return False
     of_all = library().PretrainedConfig.__dataclass_fields__
@@ -145,8 +145,8 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
     @property
     def default_seq(self) -> int:
         settings = self._on_meta.model.config
-        given = [getattr(settings, name, None) for name in _LENGTHS]
-        longest = min([each for each in given if isinstance(each, int)][:1] + [DEFAULT_SEQ])
+        given = (getattr(settings, name, None) for name in _LENGTHS)
+        longest = min(next((each for each in given if isinstance(each, int)), DEFAULT_SEQ), DEFAULT_SEQ)
         return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
 
     @property
@@ -252,7 +252,9 @@ def _headed(settings: Any, dtype: torch.dtype) -> Any:
             return getattr(library(), name).from_config(settings, dtype=dtype)
     own = type(settings)
     module = importlib.import_module(own.__module__.replace("configuration_", "modeling_"))
-    return _TextModel(getattr(module, own.__name__.removesuffix("Config") + "Model")._from_config(settings, dtype=dtype))
+    return _TextModel(
+        getattr(module, own.__name__.removesuffix("Config") + "Model")._from_config(settings, dtype=dtype)
+    )
 
 
 class _TextModel(nn.Module):
@@ -294,7 +296,11 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _checkpointed(
-    forward: Callable[..., Any], checkpointing: ActivationCheckpointing, random: bool, *args: Any, **kwargs: Any
+    forward: Callable[..., Any],
+    checkpointing: ActivationCheckpointing,
+    random: bool,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Models built of the library's own modules: counts, FLOPs, scans, refusals (where the library is installed)."""
+"""Models built of the library's own modules: counts, FLOPs, scans, refusals (where it is installed)."""
 
 from __future__ import annotations
 
@@ -185,14 +185,16 @@ def test_the_text_model_inside_of_a_multimodal_one_and_the_whole() -> None:
 
 def test_a_text_model_that_our_families_build_is_ours() -> None:
     text = {"model_type": "mistral", **SMALL, "head_dim": 16}
-    found = translate({"model_type": "mistral3", "text_config": text, "vision_config": {"model_type": "pixtral"}})
+    found = translate(
+        {"model_type": "mistral3", "text_config": text, "vision_config": {"model_type": "pixtral"}}
+    )
     assert (found.family, found.values["layers"]) == ("decoder", 2)
 
 
 def test_a_key_that_only_the_library_reads_leads_to_its_modules() -> None:
     scaled = {"model_type": "llama", **SMALL, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert translate(scaled).family == LIBRARY
-    with pytest.raises(ShapeError, match="key clip_qkv is 8.0"):
+    with pytest.raises(ShapeError, match=r"key clip_qkv is 8\.0"):
         translate({"model_type": "llama", **SMALL, "clip_qkv": 8.0})  # nor does the library
 
 

@@ -176,15 +176,12 @@ def shortest_period(letters: Iterable[str]) -> str:
 
 DEFAULT_SEQ = 4096
 """Tokens a sample where no length is given: models are not trained at their longest context."""
+# fmt: off
 ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
+    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
 }
+# fmt: on
 _ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
@@ -291,24 +288,16 @@ def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
     return tuple(keys.as_number(key, each, 0.0) for each in value)
 
 
+# fmt: off
 _ROPE_FIELDS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low",
-        "high_freq_factor": "high",
-        "original_max_position_embeddings": "original",
-    },
-    "yarn": {
-        "factor": "factor",
-        "beta_fast": "fast",
-        "beta_slow": "slow",
-        "original_max_position_embeddings": "original",
-        "attention_factor": "mscale",
-        "truncate": "truncate",
-    },
+    "llama3": {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high",
+        _ORIGINAL: "original"},
+    "yarn": {"factor": "factor", "beta_fast": "fast", "beta_slow": "slow", _ORIGINAL: "original",
+        "attention_factor": "mscale", "truncate": "truncate"},
 }
+# fmt: on
 """Fields of `Rope` by the keys of the file, for each type that is built."""
 
 

@@ -27,99 +27,53 @@ from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
 Values = dict[str, Any]
 
+# fmt: off
 _LLAMA: Values = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048,
 }
 _MISTRAL: Values = {
-    **_LLAMA,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
+    **_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
 }
 _QWEN: Values = {
-    **_LLAMA,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
+    **_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }
 _GEMMA: Values = {
-    "vocab_size": 256000,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "hidden_act": "gelu_pytorch_tanh",
+    "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh",
 }
 _GEMMA2: Values = {
-    **_GEMMA,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    **_GEMMA, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
 }
 _PHI: Values = {
-    "vocab_size": 51200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "hidden_act": "gelu_new",
+    "vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "hidden_act": "gelu_new",
 }
 _PHI3: Values = {
-    **_PHI,
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "num_hidden_layers": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
+    **_PHI, "vocab_size": 32064, "hidden_size": 3072, "num_hidden_layers": 32,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu",
 }
 _QWEN3_MOE: Values = {
-    **_QWEN,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
+    **_QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
     "num_key_value_heads": 4,
 }
 _QWEN2_MOE: Values = {
-    **_QWEN,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
+    **_QWEN, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16,
 }
 _GPT_OSS: Values = {
-    "vocab_size": 201088,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
+    "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
 }
 _GPT_OSS_ROPE: Values = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+# fmt: on
 
 
 def llama(keys: Keys) -> Values:
@@ -409,22 +363,16 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 
+# fmt: off
 _T5: Values = {
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_heads": 8,
-    "vocab_size": 32128,
-    "feed_forward_proj": "relu",
+    "d_ff": 2048, "num_layers": 6, "num_heads": 8, "vocab_size": 32128, "feed_forward_proj": "relu",
     "tie_word_embeddings": True,
 }
 _MT5: Values = {
-    "d_ff": 1024,
-    "num_layers": 8,
-    "num_heads": 6,
-    "vocab_size": 250112,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
+    "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250112, "feed_forward_proj":
+    "gated-gelu", "tie_word_embeddings": False,
 }
+# fmt: on
 
 
 def t5(keys: Keys) -> Values:
