@@ -144,8 +144,7 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
 
     @property
     def default_seq(self) -> int:
-        settings = self._on_meta.model.config
-        given = (getattr(settings, name, None) for name in _LENGTHS)
+        given = (getattr(self._settings, name, None) for name in _LENGTHS)
         longest = min(next((each for each in given if isinstance(each, int)), DEFAULT_SEQ), DEFAULT_SEQ)
         return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
 
@@ -169,10 +168,15 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
         return model
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
-        return token_batches(feed, vocab=self._on_meta.model.config.vocab_size, seq=self.resolve_seq(seq))
+        return token_batches(feed, vocab=self._settings.vocab_size, seq=self.resolve_seq(seq))
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
         return counted(self._on_meta, _stacks(self._on_meta), batch, self.resolve_seq(seq))
+
+    @property
+    def _settings(self) -> Any:
+        settings = self._on_meta.model.config
+        return getattr(settings, "text_config", None) or settings
 
     @property
     def _on_meta(self) -> LibraryModel:
@@ -199,6 +203,8 @@ def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryMo
         model = LibraryModel(_headed(settings, dtype).train())
         if not _stacks(model):
             raise ShapeError("it has no blocks")
+        if shape.towers:
+            _freeze_towers(model)
         return model
     except (WorkloadError, torch.OutOfMemoryError):
         raise
@@ -255,6 +261,20 @@ def _headed(settings: Any, dtype: torch.dtype) -> Any:
     return _TextModel(
         getattr(module, own.__name__.removesuffix("Config") + "Model")._from_config(settings, dtype=dtype)
     )
+
+
+def _freeze_towers(model: LibraryModel) -> None:
+    """Train the text model and its head alone: inputs are text, and towers get no gradients."""
+    text = getattr(model.model.config, "text_config", None)
+    inner = next((each for each in model.modules() if getattr(each, "config", None) is text), None)
+    trained = {
+        id(each)
+        for part in (inner, model.model.get_output_embeddings())
+        if part
+        for each in part.parameters()
+    }
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained or inner is None)
 
 
 class _TextModel(nn.Module):

@@ -46,6 +46,8 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
         refused = dict.fromkeys(asked, f"the modules of {LIBRARY} are as they are")
         if settings.wrap.startswith("every-") and settings.wrap != "every-1":
             refused["wrap"] = f"models of {LIBRARY} read their single blocks: use block"
+        if workload.shape["towers"] and settings.activation_checkpointing != "none":
+            refused["activation_checkpointing"] = "not supported beside towers: use none"
         return refused
     for name, field in _FIELDS.items():
         if name in asked and field not in workload.shape:

@@ -419,23 +419,15 @@ def _t5(keys: Keys, defaults: Values) -> Values:
 
 Reader = Callable[[Keys], Values]
 
+# fmt: off
+_DECODERS = (
+    llama, mistral, qwen2, qwen3, gemma, gemma2, phi, phi3, mixtral, qwen2_moe, qwen3_moe, gpt_oss,
+)
+# fmt: on
 MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
-    "llama": (DECODER, llama),
-    "mistral": (DECODER, mistral),
-    "qwen2": (DECODER, qwen2),
-    "qwen3": (DECODER, qwen3),
-    "gemma": (DECODER, gemma),
-    "gemma2": (DECODER, gemma2),
+    **{read.__name__: (DECODER, read) for read in _DECODERS},
     "gemma3_text": (DECODER, gemma3),
-    "phi": (DECODER, phi),
-    "phi3": (DECODER, phi3),
-    "mixtral": (DECODER, mixtral),
-    "qwen2_moe": (DECODER, qwen2_moe),
-    "qwen3_moe": (DECODER, qwen3_moe),
-    "gpt_oss": (DECODER, gpt_oss),
-    "t5": (T5, t5),
-    "mt5": (T5, mt5),
-    "umt5": (T5, umt5),
+    **{read.__name__: (T5, read) for read in (t5, mt5, umt5)},
     "gpt2": (GPT, gpt2),
 }
 """Families of ours, and the readers of the keys, by model type."""
