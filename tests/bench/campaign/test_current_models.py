@@ -63,7 +63,8 @@ def test_a_step_is_simulated(fsdpbench: Any, tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(entry["config"]))
     hardware = "b300" if entry["gpus"] >= MANY_EXPERTS else "h100-80gb"
     words = ("--device", "sim", "--hardware", hardware, "--gpus", str(entry["gpus"]), "--wrap", "block")
-    place = ("--system", "torch-fsdp2", "-o", str(tmp_path / "out"), "--json", "--reduce-dtype", "fp32")
+    dtypes = ("--param-dtype", entry.get("param_dtype", "bf16"), "--reduce-dtype", "fp32")
+    place = ("--system", "torch-fsdp2", "-o", str(tmp_path / "out"), "--json", *dtypes)
     done = fsdpbench("run", "--hf-config", str(tmp_path / "config.json"), *words, *place)
     result = json.loads(done.stdout)
     assert result["status"] == "ok", result["cause"]
