@@ -14,6 +14,7 @@ OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled",
 """Fields that the records of scripts alone have."""
 OPTIONAL = (
     *OF_SCRIPTS,
+    "parameters",
     "sanitizer",
     "memory_account",
     "compilation",
@@ -69,6 +70,8 @@ class RankRecord:
     soak: JsonObject | None = None
     """Of a soak: memory over its steps (docs/lengths.md)."""
 
+    parameters: int | None = None
+    """Of the whole model, tied ones once; None of a script."""
     buffer_rows: dict[str, int | float] | None = None
     """Of experts with a capacity, a step: rows `sent` to them, `dropped` of these, and `empty` places."""
 

@@ -273,6 +273,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     cause: Cause | str | None = None
     compiled: bool | None = None
+    parameters: int | None = None
     step_time_s: float | None = None
     samples_per_s_per_gpu: float | None = None
     tokens_per_s_per_gpu: float | None = None

@@ -1,7 +1,11 @@
-"""`implementation=transformers`: the library's own modules, of the configuration that a file gave.
+"""Models of the library `transformers`, built of its own modules by the content of a `config.json`.
 
-Tokens, FLOPs and counts are those of our build of the same file; that the library's module has as many
-parameters is checked when it is built. The library is imported here alone, and only when it is asked for.
+    LibraryWorkload(name, LibraryShape(packed(content)))   the file's text model; `towers`: with its towers
+    implementation=transformers                            the same, of a file that our families build too
+
+Only the package's own code runs: code that a file points to (`auto_map`) is dropped unread, and nothing is
+downloaded. A block is an element of the model's outermost lists of modules. The library is imported when a
+model is first asked for.
 """
 
 from __future__ import annotations
@@ -11,25 +15,35 @@ import functools
 import importlib
 import importlib.util
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsdpbench.workloads.base import Workload, WrappedWorkload
+from fsdpbench.workloads.base import Shaped, TokenWorkload
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, run_checkpointed
+from fsdpbench.workloads.flops import ForwardFlops
+from fsdpbench.workloads.inputs import Batch, Feed, token_batches
+from fsdpbench.workloads.library_counts import counted, fuse_scans
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss
-from fsdpbench.workloads.shape import WorkloadError
+from fsdpbench.workloads.shape import ShapeError, WorkloadError, check_layers
 
 LIBRARY = "transformers"
 CONTENT = "library_config"
 """Name of the field of a shape that keeps the file's content, for the library alone."""
-_ROUTED = "its router sends tokens by their scores, which simulated GPUs do not know"
-_NOT_HERE = {
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
-    "t5": "it is not a decoder",
-}
-_MOST_DIFFERENCE = 0.001
+DEFAULT_SEQ = 4096
+"""Tokens a sample where no length is given: models are not trained at their longest context."""
+_FOREIGN = re.compile(r"auto_map|trust_remote_code|quantization_config|(torch_)?dtype|\w*_implementation\w*")
+"""Keys, at any depth, that name code or kernels from elsewhere, or how a checkpoint is stored."""
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "context_length")
+_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM")
+_WHOLE = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
 
 def packed(content: Mapping[str, Any]) -> str:
@@ -49,86 +63,288 @@ def unpacked(text: str) -> dict[str, Any]:
     return content
 
 
-class LibraryWorkload(WrappedWorkload):
-    """A workload that builds the library's module of `content`; everything else is that of `base`.
+def library() -> Any:
+    """Return the package, which asks nothing of the network. Raise `WorkloadError` if it is missing."""
+    if importlib.util.find_spec(LIBRARY) is None:
+        raise WorkloadError(
+            f"the package {LIBRARY}, whose modules this model needs, is not installed here: "
+            "pip install 'fsdpbench[hf]'"
+        )
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    package: Any = importlib.import_module(LIBRARY)
+    package.logging.set_verbosity_error()
+    return package
+
+
+def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, Any]:
+    """Return the values of the shape of the model in a file's content, which is built once to see that it can
+    be. Raises as `LibraryWorkload`."""
+    shape = LibraryShape(packed(content), towers)
+    try:
+        _built_on_meta(shape)
+    except WorkloadError as error:
+        raise ShapeError(f"model_type {str(content.get('model_type'))[:60]!r}: {error}") from None
+    return {CONTENT: shape.library_config, "towers": towers}
+
+
+def model_type_of(content: Mapping[str, Any]) -> str:
+    """Return the library's type of the model that a file describes.
+
+    Files with code of their own may name a type that only this code knows, and a class that the library has:
+    then the class counts.
 
     Raises:
-        WorkloadError: the library is not installed, or its module of this model cannot are beside ours.
+        ShapeError: the library has neither.
+    """
+    named, known = str(content.get("model_type")), library().CONFIG_MAPPING
+    names = importlib.import_module(f"{LIBRARY}.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    classes = content.get("architectures") or [None]
+    own = names.get(named)
+    if own != classes[0]:
+        by_class = [each for each, name in names.items() if name == classes[0]]
+        if by_class and (named not in known or own is not None):
+            return str(by_class[0])
+    if named not in known:
+        raise ShapeError(
+            f"neither our families nor {LIBRARY} {library().__version__} build it"
+            + ("; code that a file points to (auto_map) is never run" if content.get("auto_map") else "")
+        )
+    return named
+
+
+def has_field(model_type: str, key: str) -> bool:
+    """Return whether the library is installed, and has `key` for models of that type but not for all."""
+    if importlib.util.find_spec(LIBRARY) is None or model_type not in library().CONFIG_MAPPING:
+        return False
+    of_all = library().PretrainedConfig.__dataclass_fields__
+    return key in library().CONFIG_MAPPING[model_type].__dataclass_fields__ and key not in of_all
+
+
+@dataclass(frozen=True)
+class LibraryShape:
+    """The content of a file, packed; `towers`: the whole of a multimodal model, not its text model alone."""
+
+    library_config: str
+    towers: bool = False
+
+
+class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
+    """A model that the library builds of the content of a file.
+
+    Raises:
+        WorkloadError: from everything that builds: the library is missing, or refuses the configuration.
     """
 
-    def __init__(self, base: Workload, content: Mapping[str, Any] | None) -> None:
-        if content is None:
-            raise WorkloadError(
-                f"implementation={LIBRARY}: {base.name} comes from no file of the library; give one with "
-                "--hf-config FILE"
-            )
-        model_type = str(content.get("model_type"))
-        if model_type in _NOT_HERE:
-            raise WorkloadError(f"implementation={LIBRARY}: {model_type}: {_NOT_HERE[model_type]}")
-        if importlib.util.find_spec(LIBRARY) is None:
-            raise WorkloadError(
-                f"implementation={LIBRARY}: the package is not installed here (pip install {LIBRARY}); "
-                "implementation=own needs nothing"
-            )
-        super().__init__(base)
-        self._content = dict(content)
+    family = LIBRARY
+    shape_type = LibraryShape
 
-    @functools.cached_property
+    @property
+    def parameters(self) -> int:
+        return sum(each.numel() for each in self._on_meta.parameters())
+
+    @property
+    def default_seq(self) -> int:
+        given = (getattr(self._settings, name, None) for name in _LENGTHS)
+        longest = min(next((each for each in given if isinstance(each, int)), DEFAULT_SEQ), DEFAULT_SEQ)
+        return longest - longest % 8 or longest  # RoBERTa's 514 positions are 512 tokens
+
+    @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
-        """Return the module classes that the library itself keeps in one piece."""
-        with torch.device("meta"):
-            model = self._module(num_hidden_layers=1)
-        names = set(getattr(model, "_no_split_modules", None) or ())
-        found = {type(module) for module in model.modules() if type(module).__name__ in names}
-        if not found:
-            raise WorkloadError(f"implementation={LIBRARY}: {type(model).__name__} names no blocks")
-        return tuple(found)
+        blocks = [block for stack in _stacks(self._on_meta) for block in stack]
+        holders = Counter(id(each) for block in blocks for each in set(block.parameters()))
+        # What several blocks share (Zamba) belongs to the root.
+        sharing = {type(block) for block in blocks if any(holders[id(p)] > 1 for p in block.parameters())}
+        return tuple({type(block) for block in blocks} - sharing)
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        if activation_checkpointing not in ("none", "full"):
-            raise WorkloadError(
-                f"implementation={LIBRARY}: the library checkpoints all blocks or none, not "
-                f"{activation_checkpointing}; use full or none"
-            )
-        model = self._module()
-        count = sum(parameter.numel() for parameter in model.parameters())
-        if abs(count - self.parameters) > _MOST_DIFFERENCE * self.parameters:
-            raise WorkloadError(
-                f"implementation={LIBRARY}: its {type(model).__name__} has {count:,} parameters, our build "
-                f"of the same file {self.parameters:,}: they are not one model"
-            )
-        if activation_checkpointing == "full":
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return LibraryModel(model, bool(self.shape.get("fp32_loss", False)))
+        self.resolve_seq(seq)
+        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
+        model = _build(self.spec)
+        random = any("drop" in name and value for name, value in model.model.config.to_dict().items())
+        for stack in _stacks(model):
+            for index, block in enumerate(stack):
+                if checkpointing.applies_to(index):
+                    block.forward = partial(_checkpointed, block.forward, checkpointing, random)
+        return model
 
-    def _module(self, **changes: Any) -> Any:
-        library = importlib.import_module(LIBRARY)
-        content = {key: value for key, value in self._content.items() if key not in ("model_type", "dtype")}
-        kind = library.CONFIG_MAPPING[self._content["model_type"]]
-        settings = kind(**{**content, "use_cache": False, **changes})
-        settings._attn_implementation = "sdpa"
-        return library.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).train()
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        return token_batches(feed, vocab=self._settings.vocab_size, seq=self.resolve_seq(seq))
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        return counted(self._on_meta, _stacks(self._on_meta), batch, self.resolve_seq(seq))
+
+    @property
+    def _settings(self) -> Any:
+        settings = self._on_meta.model.config
+        return getattr(settings, "text_config", None) or settings
+
+    @property
+    def _on_meta(self) -> LibraryModel:
+        return _built_on_meta(self.spec)
+
+
+@functools.lru_cache(maxsize=4)
+def _built_on_meta(shape: LibraryShape) -> LibraryModel:
+    with torch.device("meta"):
+        return _build(shape, torch.bfloat16)  # products of groups have shapes in no other dtype
+
+
+def _build(shape: LibraryShape, dtype: torch.dtype = torch.float32) -> LibraryModel:
+    content = unpacked(shape.library_config)
+    kind = model_type_of(content)
+    check_sizes(content)
+    try:
+        own = {key: value for key, value in _cleaned(content).items() if key != "model_type"}
+        whole = library().CONFIG_MAPPING[kind](**own)
+        settings = whole if shape.towers else _of_text(whole, content)
+        if not any(type(each) in _mapping(name) for each in (whole, settings) for name in _HEADS + _WHOLE):
+            raise ShapeError(f"{LIBRARY} has no model of it that predicts words")
+        settings.use_cache = False
+        model = LibraryModel(_headed(settings, dtype).train())
+        if not _stacks(model):
+            raise ShapeError("it has no blocks")
+        if shape.towers:
+            _freeze_towers(model)
+        return model
+    except (WorkloadError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a configuration that does not fit leads to
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ShapeError(f"{LIBRARY} cannot build it of these keys: {reason}") from error
+
+
+def _cleaned(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content
+    return {key: _cleaned(value) for key, value in content.items() if not _FOREIGN.fullmatch(key)}
+
+
+def _mapping(name: str) -> Any:
+    """Return the library's models by configuration class, of one of its automatic classes."""
+    return getattr(library(), name)._model_mapping
+
+
+def check_sizes(content: Mapping[str, Any]) -> None:
+    """Refuse numbers of layers and sizes, at any depth, that cannot be built. Raises `ShapeError`."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            check_sizes(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        if "layer" in name and not name.endswith(("_idx", "_id")):
+            check_layers(value, name)
+        if not -(2**31) < value < 2**48:
+            raise ShapeError(f"key {name} is {value}: no model is that large")
+
+
+def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
+    """Return the settings of the text model inside of a multimodal one, or `settings`."""
+    text = getattr(settings, "text_config", None)
+    if text is None:
+        return settings
+    default = getattr(text, "tie_word_embeddings", getattr(settings, "tie_word_embeddings", False))
+    text.tie_word_embeddings = content.get("tie_word_embeddings", default)
+    return text
+
+
+def _headed(settings: Any, dtype: torch.dtype) -> Any:
+    """Return the library's model with a language head; of text models without a class for that, one whose
+    head is put on."""
+    for name in _HEADS + _WHOLE:
+        is_other = name in _HEADS and settings.is_encoder_decoder != (name == _HEADS[0])
+        if is_other or (name == _HEADS[1] and getattr(settings, "is_decoder", False)):
+            continue
+        if type(settings) in _mapping(name):
+            return getattr(library(), name).from_config(settings, dtype=dtype)
+    own = type(settings)
+    module = importlib.import_module(own.__module__.replace("configuration_", "modeling_"))
+    return _TextModel(
+        getattr(module, own.__name__.removesuffix("Config") + "Model")._from_config(settings, dtype=dtype)
+    )
+
+
+def _freeze_towers(model: LibraryModel) -> None:
+    """Train the text model and its head alone: inputs are text, and towers get no gradients."""
+    text = getattr(model.model.config, "text_config", None)
+    inner = next((each for each in model.modules() if getattr(each, "config", None) is text), None)
+    trained = {
+        id(each)
+        for part in (inner, model.model.get_output_embeddings())
+        if part
+        for each in part.parameters()
+    }
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained or inner is None)
+
+
+class _TextModel(nn.Module):
+    """A text model of the library, and a head on it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config, self.model = model.config, model
+        self.lm_head = nn.Linear(
+            model.config.hidden_size, model.config.vocab_size, bias=False, dtype=model.dtype
+        )
+        self._init_weights = model._init_weights
+        if model.config.tie_word_embeddings:
+            self.lm_head.weight = model.get_input_embeddings().weight
+
+    def forward(self, **inputs: Any) -> Any:
+        found = self.model(**inputs)
+        found.logits = self.lm_head(found.last_hidden_state)
+        return found
+
+
+def _stacks(model: nn.Module) -> list[nn.ModuleList]:
+    """Return the outermost lists of modules that are blocks: not layers of torch's own."""
+    found: list[nn.ModuleList] = []
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and not all(map(_is_torchs, child)):
+                found.append(child)
+            else:
+                visit(child)
+
+    visit(model)
+    return found
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _checkpointed(
+    forward: Callable[..., Any],
+    checkpointing: ActivationCheckpointing,
+    random: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return run_checkpointed(partial(forward, **kwargs), *args, checkpointing=checkpointing, random=random)
 
 
 class LibraryModel(ComputesTokenLoss, nn.Module):
     """A module of the library, called as our models are: `model(tokens, targets) -> loss`."""
 
-    def __init__(self, model: Any, fp32_loss: bool) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.fp32_loss = model, fp32_loss
+        self.model = model
+        fuse_scans(model)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the library's own initial weights, and recompute the buffers that its constructor makes."""
         for module in self.model.modules():
             self.model._init_weights(module)
-            buffers = dict(module.named_buffers(recurse=False))
-            if buffers and hasattr(module, "config"):
-                for name, fresh in type(module)(module.config).named_buffers(recurse=False):
-                    buffers[name].copy_(fresh)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.model(input_ids=inputs, use_cache=False).logits
+        """Return logits, [batch, seq, vocab], or their loss. A decoder beside an encoder reads the same."""
+        also = {"decoder_input_ids": inputs} if self.model.config.is_encoder_decoder else {}
+        logits: Tensor = self.model(input_ids=inputs, **also).logits
         if targets is None:
             return logits
-        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
+        return (self.compiled_loss or token_loss)(logits, targets, False)

@@ -14,7 +14,7 @@ from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, Loader, family_of
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
-from fsdpbench.workloads.library_model import CONTENT, unpacked
+from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, unpacked
 from fsdpbench.workloads.shape import ShapeError, UnknownModelError
 
 
@@ -98,8 +98,11 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
     """Make a workload of `values`: a whole shape and the name of one of our families, as
     `hf_config.translate` returns them."""
+    family_name = str(values.pop("family", None))
+    if family_name == LIBRARY:
+        return LibraryWorkload.from_values(name, values)
     content = values.pop(CONTENT, None)
-    family = _FAMILIES.get(str(values.pop("family", None)))
+    family = _FAMILIES.get(family_name)
     if family is None:
         raise ShapeError(
             f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "

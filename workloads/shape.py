@@ -35,6 +35,14 @@ class ShapeError(WorkloadError):
     """An unknown, a missing or an impossible field of a shape."""
 
 
+class NotBuiltError(ShapeError):
+    """A model of a configuration file that our families do not build, for `key`."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
 class DataError(WorkloadError):
     """A file or folder given as input data that cannot be used."""
 

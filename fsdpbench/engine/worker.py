@@ -200,6 +200,7 @@ def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, fl
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
     settings, group = config.settings, Degrees.of(config).group
+    record.parameters = workload.parameters
     seq = workload.resolve_seq(settings.seq)
     in_full = software_of(config).checkpointing.reentrant
     flops = workload.flops_per_step(settings.batch, seq, settings.recomputed, in_full)

@@ -49,10 +49,10 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
         return done
     try:
         content = read_json_object(file)
-        found = translate(content)
+        changed = "".join(f"+{field}={str(value).lower()}" for field, value in shape.items())
+        found = translate(content, towers=bool(shape.pop("towers", False)))
     except WorkloadError as error:
         raise UsageError(f"{file}: {error}") from None
-    changed = "".join(f"+{field}={str(value).lower()}" for field, value in shape.items())
     done["model"] = HF_PREFIX + _plain(f"{name}{changed}")
     done["shape"] = {"family": found.family, **found.values, **shape}
     if given.get("keep_content"):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.sim.model.profile import load_profile
@@ -26,6 +27,7 @@ from fsdpbench.systems.narrow import TORCH_DTYPES, gather_as_asked, refuse_narro
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
 from fsdpbench.systems.wrapping import select_units
+from fsdpbench.workloads.library_model import LIBRARY
 
 _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
@@ -60,6 +62,8 @@ class _FullyShardSystem(System):
             "mesh": meshes.data,
             "mp_policy": self._policy(*_mixed_precision(config)),
         }
+        if context.workload.family == LIBRARY:
+            arguments["shard_placement_fn"] = _placement_of_stacks(context.shard_size)
         if meshes.experts is not None:
             arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._own_mesh(meshes))
         reshard = _reshard_after_forward(config)
@@ -223,6 +227,21 @@ def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, 
         module.set_gradient_divide_factor(float(degrees.sharding))
         if device.type == "cpu" and reduced:  # gloo has no sums of multiples
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Return a `shard_placement_fn` for weights of all experts in one parameter, [experts, ..., ...].
+
+    `fully_shard` pads the first dimension to a multiple of the ranks: 16 experts on 256 ranks would be
+    gathered 16 times. Another dimension, if the ranks divide it, needs no padding.
+    """
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        if parameter.dim() != 3 or parameter.shape[0] % ranks == 0:
+            return None
+        return next((Shard(dim) for dim in (1, 2) if parameter.shape[dim] % ranks == 0), None)
+
+    return place
 
 
 def _has_meshes_of_parameters() -> bool:

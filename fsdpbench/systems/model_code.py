@@ -23,7 +23,7 @@ _IN_FP32 = {"fp32": True, "lean": False}
 
 def has_token_loss(workload: Workload) -> bool:
     """Return whether the model predicts words of a vocabulary."""
-    return "vocab" in workload.shape
+    return "vocab" in workload.shape or workload.family == LIBRARY
 
 
 def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
@@ -42,9 +42,13 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values without code in the model: setting -> reason."""
     refused: dict[str, str] = {}
     asked = {name for name in ("norm", "rotary", "loss") if getattr(settings, name) != "model"}
-    if settings.implementation == LIBRARY:
-        asked |= {"checkpoint_first"} if settings.checkpoint_first is not None else set()
-        return dict.fromkeys(asked, f"the library's modules are as they are (implementation={LIBRARY})")
+    if workload.family == LIBRARY:
+        refused = dict.fromkeys(asked, f"the modules of {LIBRARY} are as they are")
+        if settings.wrap.startswith("every-") and settings.wrap != "every-1":
+            refused["wrap"] = f"models of {LIBRARY} read their single blocks: use block"
+        if workload.shape["towers"] and settings.activation_checkpointing != "none":
+            refused["activation_checkpointing"] = "not supported beside towers: use none"
+        return refused
     for name, field in _FIELDS.items():
         if name in asked and field not in workload.shape:
             refused[name] = f"the {workload.family} models here have one way to write it"

@@ -17,7 +17,7 @@ from fsdpbench.systems.narrow_gathers import gather_narrowly, scale_weights
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
 from fsdpbench.workloads.families import gpt, llama
-from fsdpbench.workloads.library_model import LIBRARY, LibraryWorkload
+from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, packed
 from fsdpbench.workloads.narrow.projection import check_narrow, narrow
 
 _NAME = "linear_dtype"
@@ -156,13 +156,20 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
 
     Raises `WorkloadError` for a family or layers that have no adapters.
     """
-    if settings.implementation == LIBRARY:
+    if settings.implementation == LIBRARY or workload.family == LIBRARY:
         if settings.lora:
             raise WorkloadError(
                 f"lora: adapters are put beside our own layers, not the library's "
-                f"(implementation={LIBRARY}); with peft it is a script (docs/models.md)"
+                f"({LIBRARY}); with peft it is a script (docs/models.md)"
             )
-        return LibraryWorkload(workload, workload.library_config)
+        if workload.family == LIBRARY:
+            return workload
+        if workload.library_config is None:
+            raise WorkloadError(
+                f"implementation={LIBRARY}: {workload.name} comes from no file of the library; give one with "
+                "--hf-config FILE"
+            )
+        return LibraryWorkload.from_values(workload.name, {CONTENT: packed(workload.library_config)})
     if not settings.lora:
         return workload
     frozen = TORCH_DTYPES[settings.param_dtype]

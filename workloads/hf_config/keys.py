@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fsdpbench.workloads.rotations import Rope
-from fsdpbench.workloads.shape import ShapeError, check_layers
+from fsdpbench.workloads.shape import NotBuiltError, ShapeError, check_layers
 
 _LARGEST = 2**63 - 1
 _SHOWN = 60
@@ -32,7 +32,9 @@ HARMLESS = frozenset((
 ))
 # fmt: on
 _EMPTY_IS_NONE = ("pruned_heads",)
-_WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
+_EXPANDED = ("mxfp4", "fp8", "compressed-tensors")
+"""Formats of published checkpoints that are trained after they were expanded to bf16, as the same model."""
 
 
 class Keys:
@@ -118,7 +120,7 @@ class Keys:
 
     def finish(self) -> None:
         """Refuse the first key that was not read and that may change the model."""
-        self._check_head()
+        self.check_checkpoint()
         for key, value in self._config.items():
             if key in self._read or key in HARMLESS or value is None or value is False:
                 continue
@@ -126,8 +128,15 @@ class Keys:
                 continue
             raise self.refusal(key, value)
 
-    def _check_head(self) -> None:
-        """Refuse `architectures` without a language head: the checkpoint's class is then another model."""
+    def check_checkpoint(self) -> None:
+        """Refuse a checkpoint in few bits, or of a class without a language head: that is another model."""
+        table = self.table("quantization_config")
+        if table is not None and table.get("quant_method") not in _EXPANDED:
+            raise ShapeError(
+                f"key quantization_config is {_shown(table)}: weights in few bits are not trained as the "
+                "checkpoint has them. Remove the key to train the model that it was made of; --lora 16 "
+                "--lora-base 4bit freezes linear layers in 4 bits"
+            )
         names = self.raw("architectures") or []
         if not isinstance(names, list):
             raise self.misfit("architectures", names, "a list of names")
@@ -142,17 +151,12 @@ class Keys:
         """Return the error for a value of another kind."""
         return ShapeError(f"key {key} is {_shown(value)}: it must be {wanted}")
 
-    def refusal(self, key: str, value: Any) -> ShapeError:
+    def refusal(self, key: str, value: Any) -> NotBuiltError:
         """Return the error for a part of a model that is not built."""
-        if key == "quantization_config":
-            return ShapeError(
-                f"key {key} is {_shown(value)}: weights in few bits are not trained as the checkpoint has "
-                "them. Remove the key to train the model that it was made of; --lora 16 --lora-base 4bit "
-                "freezes linear layers in 4 bits"
-            )
-        return ShapeError(
+        return NotBuiltError(
+            key,
             f"key {key} is {_shown(value)}: this may change the model, and is not built for model_type "
-            f"{self.model_type}. Remove the key if the model is the same without it"
+            f"{self.model_type}. Remove the key if the model is the same without it",
         )
 
 
@@ -172,15 +176,12 @@ def shortest_period(letters: Iterable[str]) -> str:
 
 DEFAULT_SEQ = 4096
 """Tokens a sample where no length is given: models are not trained at their longest context."""
+# fmt: off
 ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_fast": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
+    "silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh",
 }
+# fmt: on
 _ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
@@ -287,24 +288,16 @@ def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
     return tuple(keys.as_number(key, each, 0.0) for each in value)
 
 
+# fmt: off
 _ROPE_FIELDS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low",
-        "high_freq_factor": "high",
-        "original_max_position_embeddings": "original",
-    },
-    "yarn": {
-        "factor": "factor",
-        "beta_fast": "fast",
-        "beta_slow": "slow",
-        "original_max_position_embeddings": "original",
-        "attention_factor": "mscale",
-        "truncate": "truncate",
-    },
+    "llama3": {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high",
+        _ORIGINAL: "original"},
+    "yarn": {"factor": "factor", "beta_fast": "fast", "beta_slow": "slow", _ORIGINAL: "original",
+        "attention_factor": "mscale", "truncate": "truncate"},
 }
+# fmt: on
 """Fields of `Rope` by the keys of the file, for each type that is built."""
 
 
@@ -318,10 +311,11 @@ def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
     given.pop("type", None)
     names = _ROPE_FIELDS.get(str(kind))
     if names is None:
-        raise ShapeError(
+        raise NotBuiltError(
+            "rope_parameters",
             f"the rotary positions are of type {kind!r}, which is not built here (default, linear, "
             "llama3 and yarn are; longrope for phi3): remove the key rope_scaling or rope_parameters to "
-            "train at the original context"
+            "train at the original context",
         )
     if kind != "default" and given.get("factor") is None:
         raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")

@@ -5,7 +5,6 @@ A reader returns the shape of a family of ours as the published code of the mode
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,103 +22,58 @@ from fsdpbench.workloads.hf_config.keys import (
     rope_shape,
     shortest_period,
 )
-from fsdpbench.workloads.shape import ShapeError
+from fsdpbench.workloads.library_model import LIBRARY, has_field, values_of
+from fsdpbench.workloads.shape import NotBuiltError, ShapeError
 
 Values = dict[str, Any]
 
+# fmt: off
 _LLAMA: Values = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048,
 }
 _MISTRAL: Values = {
-    **_LLAMA,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
+    **_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
 }
 _QWEN: Values = {
-    **_LLAMA,
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "num_key_value_heads": 32,
+    **_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
 }
 _GEMMA: Values = {
-    "vocab_size": 256000,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "hidden_act": "gelu_pytorch_tanh",
+    "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh",
 }
 _GEMMA2: Values = {
-    **_GEMMA,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    **_GEMMA, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4,
 }
 _PHI: Values = {
-    "vocab_size": 51200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "hidden_act": "gelu_new",
+    "vocab_size": 51200, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+    "num_attention_heads": 32, "max_position_embeddings": 2048, "hidden_act": "gelu_new",
 }
 _PHI3: Values = {
-    **_PHI,
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "num_hidden_layers": 32,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
+    **_PHI, "vocab_size": 32064, "hidden_size": 3072, "num_hidden_layers": 32,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu",
 }
 _QWEN3_MOE: Values = {
-    **_QWEN,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 24,
+    **_QWEN, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
     "num_key_value_heads": 4,
 }
 _QWEN2_MOE: Values = {
-    **_QWEN,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
+    **_QWEN, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16,
 }
 _GPT_OSS: Values = {
-    "vocab_size": 201088,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
+    "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
 }
 _GPT_OSS_ROPE: Values = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+# fmt: on
 
 
 def llama(keys: Keys) -> Values:
@@ -344,6 +298,9 @@ def qwen3_moe(keys: Keys) -> Values:
         "qk_norm": True,
     }
     keys.ignore("max_window_layers")
+    # Published files of Qwen3-Coder name parts that every model of this type has or lacks.
+    keys.must_be("shared_expert_intermediate_size", 0, None)
+    keys.must_be("use_qk_norm", True, None)
     window = keys.whole("sliding_window", 4096, null=0)
     on = keys.flag("use_sliding_window", False)
     sliding = layer_pattern(keys, shape["layers"], window if on else None, lambda layer: True)
@@ -355,7 +312,6 @@ def gpt_oss(keys: Keys) -> Values:
     keys.must_be("swiglu_limit", 7.0, 7, None)
     keys.must_be("swiglu_alpha", 1.702, None)
     keys.ignore("initial_context_length", "experts_per_token")  # said again by keys that are read
-    _check_quantization(keys)
     shape = {
         **common_shape(keys, _GPT_OSS),
         **rope_shape(keys, 150000.0, _GPT_OSS_ROPE),
@@ -371,13 +327,6 @@ def gpt_oss(keys: Keys) -> Values:
     shape |= {"expert_d_ff": shape["d_ff"], "qkv_bias": bias, "output_bias": bias}
     window = keys.whole("sliding_window", 128, null=0)
     return {**shape, **layer_pattern(keys, shape["layers"], window, lambda layer: layer % 2 == 0)}
-
-
-def _check_quantization(keys: Keys) -> None:
-    """Accept MXFP4: the published checkpoint is trained after it was expanded to bf16, as the same model."""
-    table = keys.table("quantization_config")
-    if table is not None and table.get("quant_method") != "mxfp4":
-        raise keys.refusal("quantization_config", table)
 
 
 def gpt2(keys: Keys) -> Values:
@@ -414,22 +363,16 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 
+# fmt: off
 _T5: Values = {
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_heads": 8,
-    "vocab_size": 32128,
-    "feed_forward_proj": "relu",
+    "d_ff": 2048, "num_layers": 6, "num_heads": 8, "vocab_size": 32128, "feed_forward_proj": "relu",
     "tie_word_embeddings": True,
 }
 _MT5: Values = {
-    "d_ff": 1024,
-    "num_layers": 8,
-    "num_heads": 6,
-    "vocab_size": 250112,
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
+    "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": 250112, "feed_forward_proj":
+    "gated-gelu", "tie_word_embeddings": False,
 }
+# fmt: on
 
 
 def t5(keys: Keys) -> Values:
@@ -452,7 +395,7 @@ def _t5(keys: Keys, defaults: Values) -> Values:
     layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
-        raise keys.misfit("num_decoder_layers", decoder_layers, f"what num_layers is, {layers}")
+        raise keys.refusal("num_decoder_layers", decoder_layers)
     keys.must_be("is_encoder_decoder", True, None)
     keys.must_be("relative_attention_max_distance", 128)
     keys.must_be("layer_norm_epsilon", 1e-6)
@@ -476,23 +419,15 @@ def _t5(keys: Keys, defaults: Values) -> Values:
 
 Reader = Callable[[Keys], Values]
 
+# fmt: off
+_DECODERS = (
+    llama, mistral, qwen2, qwen3, gemma, gemma2, phi, phi3, mixtral, qwen2_moe, qwen3_moe, gpt_oss,
+)
+# fmt: on
 MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
-    "llama": (DECODER, llama),
-    "mistral": (DECODER, mistral),
-    "qwen2": (DECODER, qwen2),
-    "qwen3": (DECODER, qwen3),
-    "gemma": (DECODER, gemma),
-    "gemma2": (DECODER, gemma2),
+    **{read.__name__: (DECODER, read) for read in _DECODERS},
     "gemma3_text": (DECODER, gemma3),
-    "phi": (DECODER, phi),
-    "phi3": (DECODER, phi3),
-    "mixtral": (DECODER, mixtral),
-    "qwen2_moe": (DECODER, qwen2_moe),
-    "qwen3_moe": (DECODER, qwen3_moe),
-    "gpt_oss": (DECODER, gpt_oss),
-    "t5": (T5, t5),
-    "mt5": (T5, mt5),
-    "umt5": (T5, umt5),
+    **{read.__name__: (T5, read) for read in (t5, mt5, umt5)},
     "gpt2": (GPT, gpt2),
 }
 """Families of ours, and the readers of the keys, by model type."""
@@ -506,28 +441,43 @@ class Translation:
     values: Mapping[str, Any]
 
 
-def translate(config: Mapping[str, Any]) -> Translation:
+def translate(config: Mapping[str, Any], towers: bool = False) -> Translation:
     """Return the family and shape of the model that `config`, the content of a `config.json`, describes.
 
+    Of a multimodal model it is the text model, or with `towers` the whole. What our families do not build is
+    a model of the library's (`library_model.py`): other types, and keys that the library reads and we do not.
+
     Raises:
-        ShapeError: its `model_type` is not built, a value is of another type than it must be, or a key that
-            may change the model is not built; the message names the key.
+        ShapeError: a value is of another type than it must be, or a key may change the model and neither
+            reads it; the message names the key.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ShapeError("key model_type is missing: it says which model the other keys describe")
-    if model_type not in MODEL_TYPES:
-        raise ShapeError(_not_built(model_type, "text_config" in config))
-    family, read = MODEL_TYPES[model_type]
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) and not towers else None
+    if inner is not None and inner.get("model_type") in MODEL_TYPES:
+        try:
+            return _of_ours({**inner, **{key: config[key] for key in _OF_WHOLE if key in config}})
+        except NotBuiltError:
+            pass
+    elif model_type in MODEL_TYPES:
+        try:
+            return _of_ours(config)
+        except NotBuiltError as error:
+            if not has_field(model_type, error.key):
+                raise
+    Keys(config).check_checkpoint()
+    return Translation(LIBRARY, values_of(config, towers))
+
+
+_OF_WHOLE = ("tie_word_embeddings", "quantization_config")
+"""Keys of a multimodal model that hold for its text model too."""
+
+
+def _of_ours(config: Mapping[str, Any]) -> Translation:
+    family, read = MODEL_TYPES[config["model_type"]]
     keys = Keys(config)
     values = read(keys)
     keys.finish()
     return Translation(family, values)
-
-
-def _not_built(model_type: str, has_text_part: bool) -> str:
-    known = f"model_type {model_type[:60]!r} is not built; these are: {', '.join(MODEL_TYPES)}"
-    if has_text_part:
-        return f"{known}. Its text model alone may be: save the object text_config as a file of its own"
-    near = difflib.get_close_matches(model_type, MODEL_TYPES, n=1)
-    return f"{known}. Did you mean {near[0]}?" if near else known

@@ -68,7 +68,8 @@ def versions() -> dict[str, str]:
 
 def versions_of(config: Config) -> dict[str, str]:
     """Return `versions` with the library whose modules a configuration runs, if any."""
-    library = config.settings.implementation
+    library = str(config.shape_given.get("family", "own"))
+    library = library if library == "transformers" else config.settings.implementation
     if config.script is not None or library == "own":
         return versions()
     try:

@@ -6,6 +6,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError
+from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 
@@ -33,8 +34,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {"ep": "adapters are beside tp and cp alone: leave lora or ep out"}
         if config.settings.lora and name == "tp" and config.settings.lora_base == "4bit":
             return {"tp": "layers packed into 4 bits cannot be cut: set lora_base=param, or leave tp out"}
-        if config.settings.implementation != "own":
-            return {name: "the library's modules have no plan here: leave implementation out"}
+        if workload_of(config).family == LIBRARY:
+            return {name: f"modules of {LIBRARY} have no plan here: leave {name} out"}
     refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
     return refused | _refuse_context(config, degrees)
 

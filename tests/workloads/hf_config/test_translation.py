@@ -106,8 +106,8 @@ def test_the_default_length_is_no_longer_than_what_models_are_trained_at():
 @pytest.mark.parametrize(
     ("name", "changes", "told"),
     [
-        ("llama-3-8b", {"model_type": "mamba"}, "model_type 'mamba' is not built; these are: llama"),
-        ("llama-3-8b", {"model_type": "gemma3", "text_config": {}}, "save the object text_config"),
+        ("llama-3-8b", {"model_type": "mamba"}, "'mamba': the package transformers"),
+        ("llama-3-8b", {"model_type": "gemma3", "text_config": {}}, "the package transformers"),
         ("llama-3-8b", {"model_type": None}, "key model_type is missing"),
         ("llama-3-8b", {"hidden_act": "xielu"}, "key hidden_act is 'xielu'"),
         ("llama-3-8b", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "of type 'dynamic'"),
@@ -152,7 +152,7 @@ def test_the_default_length_is_no_longer_than_what_models_are_trained_at():
         (
             "llama-3-8b",
             {"model_type": "deepseek_v3", "n_shared_experts": 1},
-            "'deepseek_v3' is not built",
+            "'deepseek_v3': the package transformers",
         ),
         ("qwen3-30b-a3b", {"num_local_experts": 3}, "key num_local_experts is 3"),
         ("qwen1.5-moe-a2.7b", {"attention_bias": True}, "key attention_bias"),
@@ -162,7 +162,9 @@ def test_the_default_length_is_no_longer_than_what_models_are_trained_at():
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "key scale_attn_by_inverse_layer_idx"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(name, changes, told):
+def test_what_is_not_built_is_refused_by_name(name, changes, told, monkeypatch):
+    """By our own families, where the library is not installed."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(ShapeError, match=told):
         shape_of(name, **changes)
 
@@ -185,6 +187,16 @@ def test_shared_experts_of_qwen2_moe():
     assert (shape["shared_d_ff"], shape["shared_gate"], shape["moe_pattern"]) == (5632, True, "DM")
     assert not shape["renormalised"]
     assert not shape_of("qwen1.5-moe-a2.7b", shared_expert_intermediate_size=0)["shared_gate"]
+
+
+def test_what_published_files_say_without_effect():
+    """Qwen3-Coder's files name parts that every model of the type has or lacks."""
+    extra = {"shared_expert_intermediate_size": 0, "use_qk_norm": True, "qkv_bias": False}
+    assert shape_of("qwen3-30b-a3b", **extra) == shape_of("qwen3-30b-a3b")
+    with pytest.raises(ShapeError, match="key shared_expert_intermediate_size is 512"):
+        shape_of("qwen3-30b-a3b", shared_expert_intermediate_size=512)
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert shape_of("qwen3-8b", quantization_config=fp8) == shape_of("qwen3-8b")
 
 
 def test_gpt_oss_trains_the_expanded_checkpoint():
