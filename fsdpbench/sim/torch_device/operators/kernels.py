@@ -33,7 +33,7 @@ _Parameter = torch.nn.Parameter
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
 # Composed of other operators for most devices, one kernel on CUDA.
-_ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
+ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
 _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
 
@@ -51,7 +51,7 @@ def register_kernels() -> list[torch.library.Library]:
             continue
         if has_kernel(qualified, "PrivateUse1"):
             continue
-        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in _ONE_KERNEL:
+        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in ONE_KERNEL:
             continue
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is None:

@@ -126,6 +126,7 @@ FAMILIES = (
         "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
         "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
         "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward",
+        "diagonal_scatter", "fill", "narrow_copy", "logspace", "masked_scatter",
     )),
     Family("reductions to some dimensions", reduction("reduction"), (
         "sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm", "nansum", "any", "all",
@@ -146,7 +147,7 @@ FAMILIES = (
         "max_pool3d_with_indices_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward",
         "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "multi_margin_loss",
         "multilabel_margin_loss_forward", "soft_margin_loss", "_linalg_check_errors",
-        "nvfp4_amax",
+        "nvfp4_amax", "_safe_softmax", "vdot", "renorm", "adaptive_max_pool3d",
     )),
     Family("sorting, and what selects by digits", moves("reduction", passes=4), (
         "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode",
@@ -174,6 +175,8 @@ FAMILIES = (
         "upsample_trilinear3d", "upsample_nearest1d_backward", "upsample_nearest3d_backward",
         "upsample_linear1d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward",
         "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
+        "rsub", "hardswish", "max_unpool2d", "max_unpool3d", "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa",
     )),
 )
 _ACTIVATIONS = {
