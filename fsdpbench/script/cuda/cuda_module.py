@@ -91,6 +91,7 @@ def _map_submodules(accelerator: Accelerator) -> None:
     patch("cuda_nvtx", _taking_its_place(_Ranges(accelerator)))
     replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
     replace(torch.version, cuda=_CUDA_VERSION)
+    replace(torch.backends.cuda, is_flash_attention_available=lambda: True)
     replace(
         torch.accelerator,
         is_available=lambda: True,
