@@ -160,6 +160,7 @@ INTERNALS = {
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),
+    "has_triton": Internal("torch.utils._triton:has_triton", "scripts that launch Triton kernels"),
     "has_triton_package": Internal(
         "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"
     ),

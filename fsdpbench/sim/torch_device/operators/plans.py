@@ -320,6 +320,8 @@ def _launch(accelerator: Accelerator, plan: Plan) -> None:
     if plan.cost.unknown:
         counts = accelerator.unknown_operators
         counts[plan.name] = counts.get(plan.name, 0) + 1
+        times = accelerator.unknown_ns
+        times[plan.name] = times.get(plan.name, 0) + plan.duration_ns
 
 
 def _reshape(plan: Plan, tensors: list[torch.Tensor]) -> None:

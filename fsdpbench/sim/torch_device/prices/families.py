@@ -7,11 +7,13 @@ Operators without a row are priced by their bytes as well, and reported as unkno
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.prices.libraries import OF_LIBRARIES
 from fsdpbench.sim.torch_device.prices.memory import (
     bags_added,
     bags_read,
@@ -207,6 +209,7 @@ PATTERNS = (
 UNKNOWN = moves("pointwise", unknown=True)
 
 
+_KERNELS = "triton::"
 _BY_NAME: dict[str, Price] = {name: family.price for family in FAMILIES for name in family.operators}
 _OF_USERS: dict[str, Price] = {}
 
@@ -223,6 +226,14 @@ def price(
     return own(call, costs) if own is not None else rule_of(func)(call, costs)
 
 
+def price_of_kernel(name: str, arguments: dict[str, Any], costs: KernelCosts) -> OperatorCost:
+    """Return the cost of a launch of the Triton kernel `name`; `arguments` by name, tensors on meta."""
+    operator = SimpleNamespace(_schema=SimpleNamespace(name=f"{_KERNELS}{name}"))
+    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    rule = _OF_USERS.get(operator._schema.name) or OF_LIBRARIES.get(operator._schema.name, UNKNOWN)
+    return rule(Call(operator, tensors, arguments, ()), costs)
+
+
 def has_own_price(func: Any) -> bool:
     """Return whether a user has set this operator's price, by whatever rule."""
     return func._schema.name in _OF_USERS
@@ -231,14 +242,17 @@ def has_own_price(func: Any) -> bool:
 def rule_of(func: Any) -> Price:
     """Return the rule of an operator's family."""
     name = operator_name(func)
-    found = _BY_NAME.get(name)
+    found = OF_LIBRARIES.get(func._schema.name) or _BY_NAME.get(name)
     if found is not None:
         return found
     return next((pattern.price for pattern in PATTERNS if pattern.matches(func, name)), UNKNOWN)
 
 
-def operator_price(name: str) -> Callable[[Price], Price]:
+def operator_price(name: Any) -> Callable[[Price], Price]:
     """Let the decorated function price the operator `name` (`namespace::operator`), before the table's rule.
+
+    `name` may be a Triton kernel, or `triton::` and its function's name. The `Call` of a kernel has its tensors as
+    `args`, and tensors and numbers by name as `kwargs`; its results are unknown.
 
         from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
         @operator_price("mylib::fused_norm")
@@ -251,6 +265,10 @@ def operator_price(name: str) -> Callable[[Price], Price]:
 
     Raises `ValueError` if `name` has no namespace, or has a price of a user's already.
     """
+    if not isinstance(name, str):
+        while not isinstance(getattr(name, "__name__", None), str) and hasattr(name, "fn"):
+            name = name.fn  # what tunes a kernel
+        name = f"{_KERNELS}{getattr(name, '__name__', '')}"
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):
         raise ValueError(
