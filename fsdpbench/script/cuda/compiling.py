@@ -73,6 +73,11 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
             "torch.compile compiled no graph: what it was called for was not run, or Dynamo skips it (units "
             "of FSDP1 without use_orig_params=True, say); the eager program was simulated"
         )
+    if compilation.get("untuned"):
+        notes.append(
+            "max-autotune times kernels on the GPU: products have the library's price here, and FlexAttention that "
+            "of the part of the scores that its mask leaves"
+        )
     notes += [
         f"torch.compile gave up {place}: it was compiled more often than "
         "torch._dynamo.config.recompile_limit allows, and runs eager from then on"
@@ -112,9 +117,10 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
 
     def _compiled(model: Any, options: dict[str, Any]) -> Any:
         from fsdpbench.sim.torch_device.compile.front_end import install
-        from fsdpbench.sim.torch_device.compile.refusals import refuse_mode
+        from fsdpbench.sim.torch_device.compile.refusals import refuse_mode, without_tuning
 
         refuse_mode(options, sanitized=accelerator.sanitizer is not None)
+        options = without_tuning(options)
         install(without_stand_in)
         show_to_dynamo()
         if not _Requests.made and _Requests.leave_alone is not None:

@@ -68,7 +68,7 @@ FAMILIES = (
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift",
         "lift_fresh", "set_", "resize_", "resize_as_", "_reshape_alias", "record_stream", "_unsafe_view",
         "empty_permuted", "_efficientzerotensor", "is_pinned", "squeeze_", "unsqueeze_", "t_", "transpose_",
-        "as_strided_", "swapaxes_", "swapdims_",
+        "as_strided_", "swapaxes_", "swapdims_", "detach_",
     )),
     Family("matrix products", product(0), ("mm", "bmm")),
     Family("scaled products", scaled, ("_scaled_mm", "_scaled_mm_v2")),

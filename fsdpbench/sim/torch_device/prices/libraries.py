@@ -11,7 +11,13 @@ import torch
 from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.prices.memory import moves
-from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, Price
+from fsdpbench.sim.torch_device.prices.products import (
+    Call,
+    OperatorCost,
+    Price,
+    attention_backward,
+    attention_forward,
+)
 from fsdpbench.sim.torch_device.strict.words import bind
 
 
@@ -52,6 +58,21 @@ def _eight_bits(call: Call, costs: KernelCosts) -> OperatorCost:
     return OperatorCost(f"gemm_int8_{m}x{n}x{k}", costs.gemm_ns(m, n, k, 1, compute_type(torch.bfloat16)))
 
 
+def _flex(backward: bool) -> Price:
+    """Return the rule of FlexAttention: dense attention, by the share of the scores that the mask leaves."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        query, key, value = call.args[:3]
+        dtype = compute_type(query.dtype)
+        rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
+        dense = rule(99)(call._replace(args=(*call.args[:1] * backward, query, key, value), kwargs={}), costs)
+        duration = round(dense.duration_ns * call.args[-1] / rate)
+        name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
+        return OperatorCost(name, duration, dense.workspace_bytes)
+
+    return cost
+
+
 _ELEMENTWISE, _ROWS = moves("pointwise"), moves("reduction")
 # fmt: off
 _LIGER_ELEMENTWISE = (
@@ -79,6 +100,8 @@ OF_LIBRARIES: dict[str, Price] = {
     **{f"bitsandbytes::optimizer_update_{name}": moves("optimizer") for name in ("32bit", "8bit_blockwise")},
     **dict.fromkeys(("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit"), _four_bits),
     **dict.fromkeys(("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm"), _eight_bits),
+    "fsdpbench::flex_attention": _flex(False),
+    "fsdpbench::flex_attention_backward": _flex(True),
     **{f"flash_attn::_flash_attn{kind}_forward": _flash(False) for kind in ("", "_varlen")},
     **{f"flash_attn::_flash_attn{kind}_backward": _flash(True) for kind in ("", "_varlen")},
 }
