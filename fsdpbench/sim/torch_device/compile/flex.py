@@ -110,6 +110,9 @@ def _density(gm: Any, mask: Any, captured: Sequence[Any], query: torch.fx.Node, 
         ]
         zero = torch.zeros((), dtype=torch.long)
         asked = getattr(gm, mask[-1].target)
+        for node in asked.graph.nodes:
+            node.kwargs = {**node.kwargs, **({"device": zero.device} if "device" in node.kwargs else {})}
+        asked.recompile()
         allowed = asked(zero, zero, rows[:, None], columns[None, :], *others)
         blocks = [(each // _BLOCK).unique(return_inverse=True)[1] for each in (rows, columns)]
         computed = torch.zeros([int(each.max()) + 1 for each in blocks])
