@@ -148,6 +148,7 @@ def data_dependent(func: Any) -> NotImplementedError:
     """Return the error of an operator whose result has no shape without data."""
     form = {
         "aten::bincount": "minlength=",
+        "aten::repeat_interleave": "output_size=",
         "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: masks of topk's "
         "indices (== expert, one_hot), or rows sorted by expert and counted by torch.bincount(minlength=), "
         "docs/parallel.md",
