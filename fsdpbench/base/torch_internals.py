@@ -160,8 +160,12 @@ INTERNALS = {
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),
-    "flex_permute_strides": Internal("torch._higher_order_ops.flex_attention:_permute_strides", "FlexAttention"),
-    "unset_fake_temporarily": Internal("torch._subclasses.fake_tensor:unset_fake_temporarily", "FlexAttention"),
+    "flex_permute_strides": Internal(
+        "torch._higher_order_ops.flex_attention:_permute_strides", "FlexAttention"
+    ),
+    "unset_fake_temporarily": Internal(
+        "torch._subclasses.fake_tensor:unset_fake_temporarily", "FlexAttention"
+    ),
     "has_triton": Internal("torch.utils._triton:has_triton", "scripts that launch Triton kernels"),
     "has_triton_package": Internal(
         "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"

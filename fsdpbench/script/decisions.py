@@ -67,8 +67,10 @@ class Decisions:
         _Tensors(self).install()
 
     def record(self, operation: str, answer: Any) -> None:
-        """Record that the script's innermost line asked `operation` and got `answer`; not where torch's own code
-        asks: it checks what healthy training has, or chooses among results of one shape."""
+        """Record that the script's innermost line asked `operation` and got `answer`.
+
+        Not where torch's own code asks: it checks what healthy training has.
+        """
         frame = self._own_files.innermost()
         if frame is None or _is_written_down() or is_of_torch(_asking()):
             return

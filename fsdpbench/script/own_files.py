@@ -110,7 +110,7 @@ class OwnFiles:
 
 
 def is_of_torch(frame: FrameType | None) -> bool:
-    """Return whether the code that runs in a frame is torch's own, and not a method that passes a question on."""
+    """Return whether a frame runs torch's own code, and not a method that passes a question on."""
     name = frame.f_code.co_filename if frame is not None else ""
     return name.startswith(_TORCH) and not name.startswith(_PASSES_ON)
 

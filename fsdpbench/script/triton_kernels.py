@@ -1,8 +1,8 @@
 """Triton in a script: kernels are defined as usual, and a launch is an operator of the simulated device.
 
-The operator (`fsdpbench.sim.torch_device.operators.launched`) is the same whether Triton is installed or not, and
-in eager and compiled code: Dynamo traces through the launch in this file. Without Triton, a stand-in has enough of
-it for scripts and libraries that define kernels at import.
+The operator (`fsdpbench/sim/torch_device/operators/kernels.py`) is the same whether Triton is installed or
+not, and in eager and compiled code: Dynamo traces through the launch in this file. Without Triton, a stand-in
+has enough of it for scripts and libraries that define kernels at import.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _next_power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-_KNOWN: dict[str, Any] = {
+_KNOWN: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("JITFunction", "Autotuner", "Heuristics"), _Kernel),
     "cdiv": _cdiv,
     "next_power_of_2": _next_power_of_2,

@@ -32,9 +32,8 @@ from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDeviceGuard, Stream, drain
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
 from fsdpbench.sim.torch_device.operators.attention import register_attention, register_shape_rules
-from fsdpbench.sim.torch_device.operators.launched import register_launches
 from fsdpbench.sim.torch_device.operators.autocast import register_autocast, register_host_optimizer
-from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels
+from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels, register_launches
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import install

@@ -8,7 +8,12 @@ from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, Tokeniz
 from olmo_core.distributed.parallel import DataParallelType
 from olmo_core.nn.transformer import TransformerConfig
 from olmo_core.optim import AdamWConfig, CosWithWarmup
-from olmo_core.train import Duration, TrainerConfig, prepare_training_environment, teardown_training_environment
+from olmo_core.train import (
+    Duration,
+    TrainerConfig,
+    prepare_training_environment,
+    teardown_training_environment,
+)
 from olmo_core.train.train_module import TransformerDataParallelConfig, TransformerTrainModuleConfig
 
 SEQUENCE = 1024

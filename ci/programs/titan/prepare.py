@@ -1,7 +1,6 @@
-"""Make TorchTitan's tokenizer and its dataset `c4_test` in the current folder; of the text only its length counts."""
+"""Make TorchTitan's tokenizer and its dataset `c4_test` in the current folder."""
 
 import json
-
 from pathlib import Path
 
 from datasets import load_dataset

@@ -1,4 +1,4 @@
-"""Make torchtune's tokenizer (SentencePiece), text and random weights of a small Llama 3.2 in the current folder."""
+"""Make torchtune's tokenizer, text and random weights of a small Llama 3.2 in the current folder."""
 
 import json
 import random

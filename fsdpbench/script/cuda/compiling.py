@@ -75,8 +75,8 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
         )
     if compilation.get("untuned"):
         notes.append(
-            "max-autotune times kernels on the GPU: products have the library's price here, and FlexAttention that "
-            "of the part of the scores that its mask leaves"
+            "max-autotune times kernels on the GPU: products have the library's price here, and "
+            "FlexAttention that of the part of the scores that its mask leaves"
         )
     notes += [
         f"torch.compile gave up {place}: it was compiled more often than "
@@ -120,7 +120,7 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
         from fsdpbench.sim.torch_device.compile.refusals import refuse_mode, without_tuning
 
         refuse_mode(options, sanitized=accelerator.sanitizer is not None)
-        options = without_tuning(options)
+        options = dict(without_tuning(options))
         install(without_stand_in)
         show_to_dynamo()
         if not _Requests.made and _Requests.leave_alone is not None:

@@ -1,6 +1,6 @@
 """Asks torch's public predicates, eager and in compiled code; prints one line for each: name, answers.
 
-    python predicates.py cpu | cuda
+python predicates.py cpu | cuda
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def predicates() -> Iterator[tuple[str, Any]]:
         module = sys.modules[name]
         if isinstance(module, types.ModuleType):
             for asked, function in sorted(vars(module).items()):
-                if callable(function) and not inspect.isclass(function):
-                    if asked.startswith(BEGIN) or (asked.endswith(END) and not asked.startswith(("_", "set_"))):
-                        yield f"{name}.{asked}", function
+                asks = asked.startswith(BEGIN) or (
+                    asked.endswith(END) and not asked.startswith(("_", "set_"))
+                )
+                if asks and callable(function) and not inspect.isclass(function):
+                    yield f"{name}.{asked}", function
 
 
 def ask(function: Any, args: tuple[Any, ...]) -> str:

@@ -132,7 +132,9 @@ def test_torchs_own_questions_are_not_the_scripts(run_probe: RunScript) -> None:
     assert {(each[0], each[1]) for each in run.decisions} == {("item", False)}, run.decisions
     assert {each["line"] for each in run.result["placeholder_decisions"]} == {
         number
-        for number, line in enumerate(Path(run.result["config"]["script"]["path"]).read_text().splitlines(), 1)
+        for number, line in enumerate(
+            Path(run.result["config"]["script"]["path"]).read_text().splitlines(), 1
+        )
         if "the script's" in line
     }
 

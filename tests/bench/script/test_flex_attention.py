@@ -66,7 +66,10 @@ def test_it_trains(run_probe: RunScript, compiled: bool, biased: bool) -> None:
 @pytest.mark.campaign
 def test_the_price_is_that_of_what_the_mask_leaves(run_probe: RunScript) -> None:
     """Blocks of 128: causal 17/32 of all, a window of 256 at most three of 32 columns."""
-    times = {mask: run_probe(program(mask)).result["step_time_s"] for mask in ("full", "causal", "window", "documents")}
+    times = {
+        mask: run_probe(program(mask)).result["step_time_s"]
+        for mask in ("full", "causal", "window", "documents")
+    }
     assert 0.4 < times["causal"] / times["full"] < 0.8
     assert times["window"] < 0.85 * times["causal"]
     assert times["documents"] == pytest.approx(times["causal"], rel=0.3)  # captured tensors count as zeros

@@ -18,7 +18,8 @@ def test_counts_of_a_balanced_router(run_probe: RunScript) -> None:
         rows = bias.repeat_interleave(padded, dim=0)
         assert rows.shape == (128, 16), rows.shape
         rows.sum().backward()
-        assert bias.repeat_interleave(torch.ones(8, dtype=torch.long, device="cuda"), dim=0, output_size=40).shape[0] == 40
+        counts = torch.ones(8, dtype=torch.long, device="cuda")
+        assert bias.repeat_interleave(counts, dim=0, output_size=40).shape[0] == 40
         try:
             bias.repeat_interleave(torch.randint(0, 3, (8,), device="cuda"), dim=0)
         except NotImplementedError as error:

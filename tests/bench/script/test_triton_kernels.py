@@ -1,4 +1,4 @@
-"""Scripts that launch Triton kernels run, with Triton and without, eager and compiled; each launch has a price."""
+"""Scripts that launch Triton kernels run, with Triton and without, eager and compiled, each at a price."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_kernels_are_defined_and_launched(without_triton: None) -> None:
     assert (triton.cdiv(10, 4), triton.next_power_of_2(33)) == (3, 64)
 
 
-PROGRAM = KERNELS + """
+PROGRAM = (
+    KERNELS
+    + """
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -91,6 +93,7 @@ for step in range(4):
     model(torch.randn(1 << 20, 64, device="cuda")).sum().backward()
     optimizer.step()
 """
+)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

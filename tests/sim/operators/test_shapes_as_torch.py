@@ -1,4 +1,4 @@
-"""Shapes and dtypes of results are torch's, for drawn shapes: attention, and every operator torch has samples of.
+"""Shapes and dtypes of results are torch's, for drawn shapes: attention, and all that torch has samples of.
 
 torch's own generator of samples (`torch.testing`'s database of operators) draws the arguments; the expected
 results come from the CPU, which also runs what the meta device has no rule for.
@@ -29,7 +29,12 @@ def attentions() -> Iterator[tuple[str, Attention]]:
     """Attention of queries, keys and values that differ in batch, heads, lengths, head sizes and masks."""
     leading = [((2, 4), (2, 4), (2, 4)), ((2, 4), (2, 2), (2, 2)), ((2, 4), (2, 1), (2, 1))]
     leading += [((2, 4), (1, 4), (1, 4)), ((2, 1), (2, 4), (2, 4)), ((4,), (4,), (4,)), ((4,), (1,), (1,))]
-    leading += [((), (), ()), ((2, 3, 4), (2, 3, 4), (2, 3, 4)), ((2, 4), (4,), (4,)), ((2, 8), (2, 4), (2, 2))]
+    leading += [
+        ((), (), ()),
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4)),
+        ((2, 4), (4,), (4,)),
+        ((2, 8), (2, 4), (2, 2)),
+    ]
     sizes = [(64, 64), (192, 128), (64, 128), (72, 40), (20, 20), (320, 64)]
     kinds = ["plain", "causal", "mask", "bias", "grouped"]
     every = list(itertools.product(leading, sizes, [(16, 16), (16, 8), (1, 24)], kinds))
@@ -58,9 +63,7 @@ def attentions() -> Iterator[tuple[str, Attention]]:
 
 
 def geometry(value: Any) -> Any:
-    return [
-        (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in tree_leaves(value)
-    ]
+    return [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in tree_leaves(value)]
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -124,7 +127,13 @@ def samples(own_only: bool) -> Iterator[tuple[str, Any, Any]]:
     pytest.importorskip("expecttest", reason="needs expecttest (the extra `test`)")
     from torch.testing._internal.common_methods_invocations import op_db
 
-    own = own_kernels() | {"to", "clone", "argsort", "__getitem__", "nn.functional.scaled_dot_product_attention"}
+    own = own_kernels() | {
+        "to",
+        "clone",
+        "argsort",
+        "__getitem__",
+        "nn.functional.scaled_dot_product_attention",
+    }
     for info in op_db:
         if info.name in NOT_AS_CPU or not info.dtypes or (own_only and info.name not in own):
             continue

@@ -1,7 +1,7 @@
-"""FlexAttention in compiled graphs: one operator, in the place of the template that Inductor would tune on the GPU.
+"""FlexAttention in compiled graphs: one operator, in the place of the template that Inductor would tune.
 
-The part of the score matrix that is computed is found by the program's own `mask_mod`, at a grid of positions.
-Tensors that it captures have no values here and count as zeros: documents are then as long as the sequence.
+The program's own `mask_mod`, asked at a grid of positions, says which part of the score matrix is computed.
+Tensors that it captures have no values here and count as zeros: documents are as long as the sequence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ _LIBRARIES: list[torch.library.Library] = []
 
 
 def _forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, captured: Sequence[torch.Tensor], density: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    captured: Sequence[torch.Tensor],
+    density: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the output, and the logarithms of sums and maxima of each row's scores."""
     rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2)]
@@ -79,9 +83,10 @@ def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
         register()
         backward = name.endswith("backward")
         query, key, value = node.args[:3]
-        mask, captured, of_mask = node.args[9 if backward else 4], *node.args[-2:]
+        mask: Any = node.args[9 if backward else 4]
+        given, of_mask = node.args[-2:]
         density = _density(gm, mask, of_mask, query, key)
-        captured = [each for each in captured if isinstance(getattr(each, "meta", {}).get("val"), torch.Tensor)]
+        captured = [each for each in given if isinstance(_meta(each), torch.Tensor)]
         grad = (node.args[5],) if backward else ()
         ours: Any = torch.ops.fsdpbench
         operator = (ours.flex_attention_backward if backward else ours.flex_attention).default
@@ -97,14 +102,19 @@ def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
     gm.recompile()
 
 
+def _meta(argument: Any) -> Any:
+    """Return the fake value of a node's argument; None for anything else."""
+    return getattr(argument, "meta", {}).get("val")
+
+
 def _density(gm: Any, mask: Any, captured: Sequence[Any], query: torch.fx.Node, key: torch.fx.Node) -> float:
     """Return the share of the score matrix that a mask leaves."""
     lengths = [int(node.meta["val"].shape[2]) for node in (query, key)]
     with unset_fake_temporarily(), torch.device("cpu"):
         rows, columns = (torch.linspace(0, n - 1, min(n, _POINTS)).long() for n in lengths)
         others = [
-            torch.zeros([int(n) for n in each.meta["val"].shape], dtype=each.meta["val"].dtype)
-            if isinstance(getattr(each, "meta", {}).get("val"), torch.Tensor)
+            torch.zeros([int(n) for n in meta.shape], dtype=meta.dtype)
+            if isinstance(meta := _meta(each), torch.Tensor)
             else each
             for each in captured
         ]

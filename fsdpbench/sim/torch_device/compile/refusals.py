@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,9 +88,8 @@ def refuse_options(options: dict[str, Any]) -> None:
             raise refused(f"Inductor's {name}", "leave that option out")
 
 
-def without_tuning(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `torch.compile` without the timing of templates on the GPU, and count that: products
-    are priced as the library's, and FlexAttention by its mask."""
+def without_tuning(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of `torch.compile` without the timing of templates on the GPU, and count that."""
     mode, of_inductor = str(options.get("mode") or ""), dict(options.get("options") or {})
     if mode.startswith("max-autotune"):
         REPORT.untuned += 1

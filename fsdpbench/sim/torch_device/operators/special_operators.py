@@ -366,7 +366,9 @@ def _counted(operator: Any, by_shape: Kernel) -> Kernel:
 def _repeated(operator: Any, by_shape: Kernel) -> Kernel:
     """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
 
-    def kernel(repeats: torch.Tensor, *args: Any, output_size: int | None = None, **kwargs: Any) -> torch.Tensor:
+    def kernel(
+        repeats: torch.Tensor, *args: Any, output_size: int | None = None, **kwargs: Any
+    ) -> torch.Tensor:
         if output_size is None:
             known = known_of(repeats) if ACCELERATOR.known_values else None
             if known is None:

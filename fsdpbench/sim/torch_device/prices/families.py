@@ -6,7 +6,7 @@ Operators without a row are priced by their bytes as well, and reported as unkno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -226,12 +226,12 @@ def price(
     return own(call, costs) if own is not None else rule_of(func)(call, costs)
 
 
-def price_of_kernel(name: str, arguments: dict[str, Any], costs: KernelCosts) -> OperatorCost:
+def price_of_kernel(name: str, arguments: Mapping[str, object], costs: KernelCosts) -> OperatorCost:
     """Return the cost of a launch of the Triton kernel `name`; `arguments` by name, tensors on meta."""
     operator = SimpleNamespace(_schema=SimpleNamespace(name=f"{_KERNELS}{name}"))
     tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
     rule = _OF_USERS.get(operator._schema.name) or OF_LIBRARIES.get(operator._schema.name, UNKNOWN)
-    return rule(Call(operator, tensors, arguments, ()), costs)
+    return rule(Call(operator, tensors, dict(arguments), ()), costs)
 
 
 def has_own_price(func: Any) -> bool:
@@ -251,8 +251,8 @@ def rule_of(func: Any) -> Price:
 def operator_price(name: Any) -> Callable[[Price], Price]:
     """Let the decorated function price the operator `name` (`namespace::operator`), before the table's rule.
 
-    `name` may be a Triton kernel, or `triton::` and its function's name. The `Call` of a kernel has its tensors as
-    `args`, and tensors and numbers by name as `kwargs`; its results are unknown.
+    `name` may be a Triton kernel, or `triton::` and its function's name. The `Call` of a kernel has its
+    tensors as `args`, and tensors and numbers by name as `kwargs`; its results are unknown.
 
         from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
         @operator_price("mylib::fused_norm")

@@ -1,7 +1,7 @@
 """Prices of kernels and operators of libraries that training programs use, by their full names.
 
-Kernels of Triton are `triton::` and the function's name. Their bytes are those of their arguments: a kernel reads
-its inputs and writes its results once, both of which are arguments.
+Kernels of Triton are `triton::` and the function's name. Their bytes are those of their arguments: a kernel
+reads its inputs and writes its results once, both of which are arguments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _flex(backward: bool) -> Price:
         query, key, value = call.args[:3]
         dtype = compute_type(query.dtype)
         rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
-        dense = rule(99)(call._replace(args=(*call.args[:1] * backward, query, key, value), kwargs={}), costs)
+        args = (query, query, key, value) if backward else (query, key, value)
+        dense = rule(99)(call._replace(args=args, kwargs={}), costs)
         duration = round(dense.duration_ns * call.args[-1] / rate)
         name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
         return OperatorCost(name, duration, dense.workspace_bytes)
@@ -77,8 +78,8 @@ _ELEMENTWISE, _ROWS = moves("pointwise"), moves("reduction")
 # fmt: off
 _LIGER_ELEMENTWISE = (
     "_geglu_tanh_forward_kernel", "_geglu_tanh_backward_kernel", "_swiglu_forward_kernel",
-    "_swiglu_backward_kernel", "_triton_rope", "_triton_qwen2vl_mrope", "_llama4_rope_kernel", "_dyt_fwd_kernel",
-    "_dyt_bwd_kernel", "element_mul_kernel",
+    "_swiglu_backward_kernel", "_triton_rope", "_triton_qwen2vl_mrope", "_llama4_rope_kernel",
+    "_dyt_fwd_kernel", "_dyt_bwd_kernel", "element_mul_kernel",
 )
 _LIGER_ROWS = (
     "_rms_norm_forward_kernel", "_rms_norm_backward_kernel", "_block_rms_norm_forward_kernel",

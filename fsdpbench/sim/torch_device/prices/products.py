@@ -127,8 +127,8 @@ def _attention_shape(
 ) -> tuple[int, int, int, int, int]:
     """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors.
 
-    Values may have another head size: it is the mean over the kernel's products with queries or keys, and with
-    values.
+    Values may have another head size: it is the mean over the kernel's products with queries or keys, and
+    with values.
     """
     size = query.shape[3]
     if value.shape[3] != size:
@@ -149,7 +149,7 @@ def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
         args = call.args
         causal = bool(argument(call, causal_at, "is_causal", False))
         dtype = compute_type(args[0].dtype)
-        shape, kv_heads = _attention_shape(*args[:3], 1, 1), args[1].shape[1]
+        shape, kv_heads = _attention_shape(args[0], args[1], args[2], 1, 1), args[1].shape[1]
         duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
         return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
 
