@@ -166,6 +166,9 @@ INTERNALS = {
     "unset_fake_temporarily": Internal(
         "torch._subclasses.fake_tensor:unset_fake_temporarily", "FlexAttention"
     ),
+    "barrier_after_init": Internal(
+        "torch.distributed.distributed_c10d:_is_barrier_after_init", "scripts with TORCH_DIST_INIT_BARRIER=1"
+    ),
     "has_triton": Internal("torch.utils._triton:has_triton", "scripts that launch Triton kernels"),
     "has_triton_package": Internal(
         "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"
