@@ -2,13 +2,13 @@
 
     python ci/programs_memory.py ENVIRONMENT FOLDER [--only NAME]
 
-ENVIRONMENT is the virtual environment of `ci/programs/titan.toml`. Each program of `PROGRAMS` runs on simulated GPUs
-without checkpointing in FOLDER. The sum is made by torch
+ENVIRONMENT is the virtual environment of `ci/programs/titan.toml`. Each program of `PROGRAMS` runs on simulated
+GPUs without checkpointing in FOLDER. The sum is made by torch
 alone, of the program's own model on the meta device:
 
     parameters and the optimizer's states, sharded       bytes over ranks
     activations                                          distinct tensors that autograd saves in forward
-    the loss                                             its gradient twice (of the chosen entries, of the softmax)
+    the loss                                             its gradient twice (chosen entries, softmax)
     the output's weight                                  gathered, since backward begins with it
 
 The table is written to `ci/measured/programs_memory.txt`.
@@ -43,7 +43,7 @@ triton.__version__ = "0.0.0"
 sys.modules |= {"triton": triton, "triton.language": MagicMock()}
 from torchtitan.protocols.train_spec import get_train_spec
 
-def flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+def flash(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     # the kernels of GPUs: the meta device composes attention and norms
     return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
 
@@ -127,8 +127,8 @@ def main() -> None:
         failed |= abs(simulated / total - 1) > 0.1
         shares = ", ".join(f"{part} {size / 2**30:.2f}" for part, size in parts.items())
         lines.append(
-            f"{name:18} {gpus:4} {total / 2**30:9.2f} {simulated / 2**30:9.2f} {simulated / total - 1:+7.1%}   "
-            f"{shares}"
+            f"{name:18} {gpus:4} {total / 2**30:9.2f} {simulated / 2**30:9.2f} "
+            f"{simulated / total - 1:+7.1%}   {shares}"
         )
         print(lines[-1], flush=True)
     table = "\n".join(lines) + "\n"

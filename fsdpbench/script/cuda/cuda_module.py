@@ -181,6 +181,8 @@ _ONLY_CUDA_PRIVATE: dict[str, Any] = {
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,
     "ipc_collect": _nothing,
+    "get_sync_debug_mode": lambda: 0,
+    "set_sync_debug_mode": _nothing,
     "is_tf32_supported": lambda: True,
     "can_device_access_peer": lambda device, peer: True,
     "get_arch_list": _architectures,
