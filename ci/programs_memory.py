@@ -2,8 +2,8 @@
 
     python ci/programs_memory.py ENVIRONMENT FOLDER [--only NAME]
 
-ENVIRONMENT is the virtual environment of `ci/programs/titan.toml`. Each program of `PROGRAMS` runs on simulated
-GPUs without checkpointing in FOLDER. The sum is made by torch
+ENVIRONMENT is the virtual environment of `ci/programs/titan.toml`. Each program of `PROGRAMS` runs on
+simulated GPUs without checkpointing in FOLDER. The sum is made by torch
 alone, of the program's own model on the meta device:
 
     parameters and the optimizer's states, sharded       bytes over ranks
@@ -45,7 +45,8 @@ from torchtitan.protocols.train_spec import get_train_spec
 
 def flash(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     # the kernels of GPUs: the meta device composes attention and norms
-    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[0]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention
+    return kernel(query, key, value, 0.0, is_causal, scale=scale)[0]
 
 class FusedNorm(torch.autograd.Function):
     @staticmethod
