@@ -160,6 +160,16 @@ INTERNALS = {
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),
+    "flex_permute_strides": Internal(
+        "torch._higher_order_ops.flex_attention:_permute_strides", "FlexAttention"
+    ),
+    "unset_fake_temporarily": Internal(
+        "torch._subclasses.fake_tensor:unset_fake_temporarily", "FlexAttention"
+    ),
+    "barrier_after_init": Internal(
+        "torch.distributed.distributed_c10d:_is_barrier_after_init", "scripts with TORCH_DIST_INIT_BARRIER=1"
+    ),
+    "has_triton": Internal("torch.utils._triton:has_triton", "scripts that launch Triton kernels"),
     "has_triton_package": Internal(
         "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"
     ),

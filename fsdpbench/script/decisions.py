@@ -27,7 +27,7 @@ import torch
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
-from fsdpbench.script.own_files import OwnFiles, is_only_printed, is_only_shown
+from fsdpbench.script.own_files import OwnFiles, is_of_torch, is_only_printed, is_only_shown
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.operators.known_values import (
     forget,
@@ -67,9 +67,12 @@ class Decisions:
         _Tensors(self).install()
 
     def record(self, operation: str, answer: Any) -> None:
-        """Record that the script's innermost line asked `operation` and got `answer`."""
+        """Record that the script's innermost line asked `operation` and got `answer`.
+
+        Not where torch's own code asks: it checks what healthy training has.
+        """
         frame = self._own_files.innermost()
-        if frame is None or _is_written_down():
+        if frame is None or _is_written_down() or is_of_torch(_asking()):
             return
         if operation in ("float", "numpy") and is_only_shown(frame):
             return
@@ -321,10 +324,16 @@ def _came_from_device(tensor: torch.Tensor) -> bool:
 
 def _is_written_down() -> bool:
     """Return whether one of Python's writers asks, not the script."""
+    frame = _asking()
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WRITERS
+
+
+def _asking() -> FrameType | None:
+    """Return the frame that asks for a value, behind the bench's own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_the_bench(frame):
         frame = frame.f_back
-    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WRITERS
+    return frame
 
 
 def _is_of_the_bench(frame: FrameType) -> bool:

@@ -22,6 +22,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PASSES_ON = (f"{_TORCH}_tensor.py", f"{_TORCH}testing{os.sep}")
 # Python's library and this project, which may lie below the script's folder too.
 _NOT_THE_SCRIPTS = (_PYTHON, _PACKAGE)
 
@@ -106,6 +107,12 @@ class OwnFiles:
                 library = frame
             frame = frame.f_back
         return library
+
+
+def is_of_torch(frame: FrameType | None) -> bool:
+    """Return whether a frame runs torch's own code, and not a method that passes a question on."""
+    name = frame.f_code.co_filename if frame is not None else ""
+    return name.startswith(_TORCH) and not name.startswith(_PASSES_ON)
 
 
 _PRINTS = {

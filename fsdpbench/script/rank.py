@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -142,6 +142,9 @@ class _Run:
             record.loader = self.observed.loaders.to_dict(steps.count)
             kind = steps.flops[-1].main_type if steps.flops else None
             observed = {**self.observed.to_dict(steps.count), "computes_in": kind}
+            step_ns = 1e9 * median(steps.step_times_s) * max(1, steps.count)
+            unknown = self.simulation.accelerator.unknown_ns
+            record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
             _export(self.requests, steps, record)
         elif record.status is Status.OK:

@@ -33,7 +33,7 @@ from fsdpbench.sim.torch_device.device_module import DeviceModule, SimulatedDevi
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, register_backend
 from fsdpbench.sim.torch_device.operators.attention import register_attention, register_shape_rules
 from fsdpbench.sim.torch_device.operators.autocast import register_autocast, register_host_optimizer
-from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels
+from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels, register_launches
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import install
@@ -65,6 +65,7 @@ def preload() -> None:
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
     _REGISTERED.append(register_shape_rules())
+    _REGISTERED.append(register_launches())
     _REGISTERED.extend(register_autocast())
     register_host_optimizer()
 

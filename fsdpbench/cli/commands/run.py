@@ -240,7 +240,9 @@ def _tell_notes(result: Result) -> None:
     for line in script_notes(result):
         tell(f"note: {one_line(line)}")
     if unknown := result.unknown_operators:
-        tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))
+        share = result.stored("script.unknown_share") or {}
+        named = [f"{name} ({share[name]:.1%} of a step)" if name in share else name for name in unknown]
+        tell(one_line(f"note: costed by their bytes alone: {', '.join(named)}"))
     tell(f"the script's output: {Path(str(result.folder)) / 'stdout.log'}")
 
 

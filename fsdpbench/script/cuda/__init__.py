@@ -7,7 +7,7 @@ Scripts name their device in many ways; each way has a file here:
 `cuda_module.py`    `torch.cuda.*` and its submodules
 `distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
 `profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
-`compiling.py`      `torch.compile`, and `import triton` where it is not installed
+`compiling.py`      `torch.compile`
 `refusals.py`       parts of torch that cannot be simulated, refused by name with the remedy
 ==================  ===================================================================================
 
@@ -22,7 +22,6 @@ from fsdpbench.script.cuda.compiling import (
     compile_notes,
     leave_cache_alone,
     map_compile,
-    map_triton,
     wants_compiled,
 )
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
@@ -30,6 +29,7 @@ from fsdpbench.script.cuda.device_names import map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
 from fsdpbench.script.cuda.refusals import Replacements, refuse_what_cannot_be_simulated
+from fsdpbench.script.triton_kernels import map_triton
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation

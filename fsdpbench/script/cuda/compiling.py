@@ -6,28 +6,25 @@ Where the script switches it off, as torch has it, the eager program is simulate
 from __future__ import annotations
 
 import functools
-import importlib.machinery
 import inspect
 import os
+import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from types import FunctionType, ModuleType
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
+import fsdpbench.script
 from fsdpbench.base.torch_internals import (
-    INTERNALS,
     dynamo_torch_variables,
     find,
-    has_triton_package,
     replace,
     trace_rules,
 )
 from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
-from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError, Replacements
+from fsdpbench.script.cuda.refusals import Replacements
+from fsdpbench.script.triton_kernels import without_stand_in
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
@@ -76,6 +73,11 @@ def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
             "torch.compile compiled no graph: what it was called for was not run, or Dynamo skips it (units "
             "of FSDP1 without use_orig_params=True, say); the eager program was simulated"
         )
+    if compilation.get("untuned"):
+        notes.append(
+            "max-autotune times kernels on the GPU: products have the library's price here, and "
+            "FlexAttention that of the part of the scores that its mask leaves"
+        )
     notes += [
         f"torch.compile gave up {place}: it was compiled more often than "
         "torch._dynamo.config.recompile_limit allows, and runs eager from then on"
@@ -115,9 +117,10 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
 
     def _compiled(model: Any, options: dict[str, Any]) -> Any:
         from fsdpbench.sim.torch_device.compile.front_end import install
-        from fsdpbench.sim.torch_device.compile.refusals import refuse_mode
+        from fsdpbench.sim.torch_device.compile.refusals import refuse_mode, without_tuning
 
         refuse_mode(options, sanitized=accelerator.sanitizer is not None)
+        options = dict(without_tuning(options))
         install(without_stand_in)
         show_to_dynamo()
         if not _Requests.made and _Requests.leave_alone is not None:
@@ -156,7 +159,9 @@ def show_to_dynamo() -> None:
     function of Python's to it: it would trace into it, break the graph there, and compile its frames. Called
     once, when all is replaced and before anything is compiled.
     """
-    trace_rules.add("fsdpbench.script")
+    for module in pkgutil.iter_modules(fsdpbench.script.__path__):
+        if module.name != "triton_kernels":  # launches stay in the graph
+            trace_rules.add(f"fsdpbench.script.{module.name}")
     trace_rules.clear_lru_cache()  # its table is made by names: now it has what stands there
     table = trace_rules.get_torch_obj_rule_map()
     for function, rule in list(table.items()):
@@ -180,7 +185,7 @@ def _stand_ins(functions: list[Any]) -> list[Any]:
     for function in functions:
         for place in (sys.modules.get(getattr(function, "__module__", None) or ""), *_PLACES):
             stands = getattr(place, getattr(function, "__name__", ""), None)
-            if stands is not None and getattr(stands, "__module__", "").startswith("fsdpbench."):
+            if stands is not None and stands is not function:  # a wrapper has the name of torch's module
                 found.append(stands)
     return found
 
@@ -202,141 +207,3 @@ def _calling_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(type(self)(inspect.unwrap(self.value)), tx, args, given)
 
     return call_function
-
-
-_NAME = "triton"
-_COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
-"""The package whose modules ask for Triton."""
-
-
-def map_triton() -> None:
-    """Let Triton be imported from now on, unless the real one can be.
-
-    Kernels may be defined, and are refused when they are launched: scripts and libraries define Triton
-    kernels at import, beside the functions that they use, and most are never called.
-    """
-    # torch looks for Triton once and remembers; it must not take this for the real one.
-    if not has_triton_package():
-        sys.meta_path.append(_Finder())
-        replace(torch.library, wrap_triton=_as_it_is)  # it looks for Triton's types
-        sys.meta_path.insert(0, _CompilersFinder())
-
-
-def _as_it_is(kernel: Any) -> Any:
-    """Return the kernel, which is refused when it is launched; in the place of
-    `torch.library.wrap_triton`."""
-    return kernel
-
-
-@contextmanager
-def without_stand_in() -> Iterator[None]:
-    """Hide the stand-in for Triton inside: torch's compiler, when it is imported, asks for the real one."""
-    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
-    modules = {name: module for name, module in sys.modules.items() if isinstance(module, _Module)}
-    for finder in finders:
-        sys.meta_path.remove(finder)
-    for name in modules:
-        del sys.modules[name]
-    try:
-        yield
-    finally:
-        sys.meta_path.extend(finders)
-        sys.modules.update(modules)
-
-
-class _Kernel:
-    """A function that was to be compiled."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __getitem__(self, grid: Any) -> _Kernel:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSimulatedError(f"Triton kernel {self.__name__}", CUDA_CODE)
-
-
-class _Anything:
-    """Substitute for anything in Triton: a type, a constant, a decorator, a call that makes one of these."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __getattr__(self, name: str) -> _Anything:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(f"{self.__name__}.{name}")
-
-    def __getitem__(self, index: Any) -> _Anything:
-        return self
-
-    __iter__ = None  # else iteration over it would go by `__getitem__`, without an end
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):
-            return _Kernel(args[0].__name__)
-        if len(args) == 1 and not kwargs and isinstance(args[0], _Kernel):
-            return args[0]
-        return self
-
-
-_KERNEL_TYPES = ("JITFunction", "Autotuner")
-"""Triton's types of kernels, which libraries look for."""
-
-
-class _Module(ModuleType):
-    __version__ = "0.0.0"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _KERNEL_TYPES:
-            return _Kernel
-        return _Anything(f"{self.__name__}.{name}")
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds Triton and every submodule that is asked for."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] != _NAME:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-class _CompilersFinder(MetaPathFinder):
-    """Has the modules of torch's compiler imported without the stand-in, whoever imports them first: a script
-    may reset the compiler, or change its settings, before it compiles anything."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not f"{name}.".startswith(f"{_COMPILER}."):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is not None and hasattr(loader, "exec_module"):
-            loader.exec_module = _without_stand_in(loader.exec_module)
-        return spec
-
-
-def _without_stand_in(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def exec_module(module: ModuleType) -> None:
-        with without_stand_in():
-            execute(module)
-
-    return exec_module

@@ -91,6 +91,7 @@ def _map_submodules(accelerator: Accelerator) -> None:
     patch("cuda_nvtx", _taking_its_place(_Ranges(accelerator)))
     replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
     replace(torch.version, cuda=_CUDA_VERSION)
+    replace(torch.backends.cuda, is_flash_attention_available=lambda: True)
     replace(
         torch.accelerator,
         is_available=lambda: True,
@@ -180,6 +181,8 @@ _ONLY_CUDA_PRIVATE: dict[str, Any] = {
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,
     "ipc_collect": _nothing,
+    "get_sync_debug_mode": lambda: 0,
+    "set_sync_debug_mode": _nothing,
     "is_tf32_supported": lambda: True,
     "can_device_access_peer": lambda device, peer: True,
     "get_arch_list": _architectures,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from fsdpbench.base.torch_internals import replace
+from fsdpbench.base.torch_internals import patch, replace
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, SimProcessGroup
 
@@ -39,6 +39,8 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replacements.add(torch.multiprocessing.spawn, _spawning(simulation))
+    # TORCH_DIST_INIT_BARRIER=1 waits in a store for ranks that do not run.
+    patch("barrier_after_init", lambda original: lambda: 0)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
     replace(dist, is_nccl_available=lambda: True)
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)

@@ -34,6 +34,7 @@ _ALLOCATOR = "the caching allocator is simulated as it is; leave other allocator
 _REFUSED: tuple[tuple[str, str], ...] = (
     ("torch.cuda.CUDAGraph", _EAGER),
     ("torch.cuda.graph", _EAGER),
+    ("torch.cuda.graph_pool_handle", _EAGER),
     ("torch.cuda.make_graphed_callables", _EAGER),
     ("torch.nn.DataParallel", _ONE_DEVICE),
     ("torch.cuda.comm.broadcast", _ONE_DEVICE),

@@ -80,6 +80,7 @@ class Accelerator:
         self.events_traced = 0
         self.bytes_traced = 0
         self.unknown_operators: dict[str, int] = {}
+        self.unknown_ns: dict[str, int] = {}
         self.flops: FlopCount | None = None
         self.jitter: Lateness | None = None
         self.known_values = 0
@@ -98,6 +99,7 @@ class Accelerator:
         """Reset the state of the previous simulation."""
         self.stream = DEFAULT_STREAM
         self.streams, self.process_groups, self.unknown_operators = {}, [], {}
+        self.unknown_ns = {}
         self.trace = self.graph_pool = self.holders = self.flops = None
         self.on_out_of_memory = self.on_value = None
         self.follows_numbers = False

@@ -105,6 +105,40 @@ for step in range(6):
     }
 
 
+def test_torchs_own_questions_are_not_the_scripts(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        from torch.nn import init
+        from torch.nn.utils import clip_grad_norm_
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).cuda()
+        for fill in (init.trunc_normal_, init.xavier_uniform_, init.orthogonal_, init.sparse_, init.dirac_):
+            try: fill(model[0].weight, *((0.1,) if fill is init.sparse_ else ()))
+            except (NotImplementedError, ValueError): pass
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        scaler = torch.amp.GradScaler("cuda")
+        for step in range(3):
+            with torch.autocast("cuda", torch.float16):
+                loss = model(torch.randn(4, 8, device="cuda")).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            scaler.step(optimizer); scaler.update(); plateau.step(loss)
+            torch.distributions.Normal(loss.detach(), 1.0).sample()
+            if 3.0 in loss.detach(): pass  # the script's
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert {(each[0], each[1]) for each in run.decisions} == {("item", False)}, run.decisions
+    assert {each["line"] for each in run.result["placeholder_decisions"]} == {
+        number
+        for number, line in enumerate(
+            Path(run.result["config"]["script"]["path"]).read_text().splitlines(), 1
+        )
+        if "the script's" in line
+    }
+
+
 def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
     """Copies, elements, numpy's own kinds, text: followed, or (`= `) noted where it was read."""
     run = run_probe(

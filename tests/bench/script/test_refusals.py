@@ -23,8 +23,8 @@ def exported():
     torch.utils.checkpoint  # loaded by then
 for name, call in {
     'backend="cudagraphs"': lambda: torch.compile(torch.nn.Linear(2, 2), backend="cudagraphs"),
-    "templates": lambda: torch.compile(lambda value: value, mode="max-autotune-no-cudagraphs")(x),
     "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
+    "torch.cuda.graph_pool_handle": lambda: torch.cuda.graph_pool_handle(),
     "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(None, ()),
     "torch.nn.DataParallel": lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
     "torch.utils.cpp_extension.load_inline": lambda: load_inline("name", "source"),

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.campaign
 WAYS = Path(__file__).parent / "ways_of_compiling.py"
 REFUSED = {
-    "flex": ("CompileRefusedError", "FlexAttention", "scaled_dot_product_attention"),
     "region": ("CompileRefusedError", "nested_compile_region", "ways_of_compiling.py", "as it is"),
-    "triton": ("NotSimulatedError", "Triton kernel fill", "use torch's operators"),
-    "max_autotune": ("CompileRefusedError", "templates", 'mode="default"'),
-    "set_for_all": ("CompileRefusedError", "templates", 'mode="default"'),
     "cudagraphs": ("CompileRefusedError", 'backend="cudagraphs"', "reduce-overhead"),
 }
 

@@ -275,40 +275,9 @@ def two_devices() -> None:
     compiled(lambda x, y: x * 2 + y.to(x.device))(x(), torch.randn(8, 64))
 
 
-def _flex() -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    q = torch.randn(1, 2, 128, 64, device=D, requires_grad=True)
-    torch.compile(flex_attention)(q, q, q)
-
-
 def _region() -> None:
     part = torch.compiler.nested_compile_region(lambda x: F.gelu(x) + 1)
     torch.compile(lambda x: part(part(x)), fullgraph=True)(x())
-
-
-def _triton() -> None:
-    import triton
-    from torch.library import triton_op, wrap_triton
-
-    @triton.jit
-    def fill(x: Any, n: Any) -> None:
-        pass
-
-    @triton_op("of_ways::fill", mutates_args={})
-    def filled(x: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_like(x)
-        wrap_triton(fill)[(1,)](made, n=8)
-        return made
-
-    torch.compile(lambda x: filled(x))(torch.randn(8, device=D))
-
-
-def _set_for_all() -> None:
-    import torch._inductor.config
-
-    with torch._inductor.config.patch(max_autotune=True):
-        torch.compile(block())(x())
 
 
 def _suppressed() -> None:
@@ -317,11 +286,7 @@ def _suppressed() -> None:
 
 
 REFUSED: dict[str, Callable[[], None]] = {
-    "flex": _flex,
     "region": _region,
-    "triton": _triton,
-    "max_autotune": lambda: torch.compile(block(), mode="max-autotune")(x()),
-    "set_for_all": _set_for_all,
     "cudagraphs": lambda: torch.compile(block(), backend="cudagraphs")(x()),
     "suppressed": _suppressed,
 }

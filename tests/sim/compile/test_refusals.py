@@ -19,9 +19,6 @@ from fsdpbench.systems import get_system
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "max-autotune"}, 'templates.*use mode="default" or "reduce-overhead"'),
-        ({"mode": "max-autotune-no-cudagraphs"}, "templates that are timed on the GPU"),
-        ({"options": {"max_autotune_gemm": True}}, "templates"),
         ({"options": {"cpp_wrapper": True}}, "cpp_wrapper.*leave that option out"),
         ({"backend": "cudagraphs"}, 'mode="reduce-overhead"'),
     ],

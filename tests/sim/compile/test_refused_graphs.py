@@ -43,7 +43,6 @@ def graph_of(name: str) -> torch.fx.Graph:
         ("cond", 'torch\'s cond, File "train.py", line 7, in forward.*decide it in Python'),
         ("while_loop", "control flow"),
         ("triton_kernel_wrapper_functional", "Triton kernel.*train.py.*operator_price"),
-        ("flex_attention", "FlexAttention.*train.py.*scaled_dot_product_attention"),
         ("invoke_subgraph", "nested_compile_region.*call the function as it is"),
     ],
 )

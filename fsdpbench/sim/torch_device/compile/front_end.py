@@ -100,7 +100,7 @@ def _hide_the_simulator() -> None:
     Dynamo inspects every frame while compiled code runs, also those of an eager operator's kernel.
     """
     trace_rules.add("fsdpbench.sim")
-    trace_rules.add("fsdpbench.base.torch_internals")
+    trace_rules.add("fsdpbench.base")
 
 
 def _no_name(filename: str, lineno: int) -> None:

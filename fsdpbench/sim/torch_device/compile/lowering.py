@@ -19,6 +19,7 @@ from fsdpbench.base.torch_internals import (
     inductor_virtualized,
 )
 from fsdpbench.sim.torch_device.compile.cuda_graphs import why_not_captured
+from fsdpbench.sim.torch_device.compile.flex import replace_flex_attention
 from fsdpbench.sim.torch_device.compile.plan import Launch
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.compile.pretended import pretended_gpu, properties
@@ -30,6 +31,8 @@ SETTINGS: dict[str, Any] = {
     "compile_threads": 1,
     "benchmark_harness": False,
     "triton.autotune_at_compile_time": False,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
 }
 
 
@@ -39,6 +42,7 @@ def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **abou
     Sizes may be symbols. `captures`: as a CUDA graph. Raises `CompileRefusedError` with the construct that
     cannot be simulated.
     """
+    replace_flex_attention(gm)
     refuse_graph(gm.graph)
     inputs = _retarget(gm, example_inputs)
     static = tuple(about.get("static_input_idxs") or ()) if captures else None

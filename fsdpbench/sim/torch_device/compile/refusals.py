@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,15 +25,6 @@ def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
 
 
 _NO_COUNTERPART = {
-    **dict.fromkeys(
-        ("flex_attention", "flex_attention_backward"),
-        (
-            "FlexAttention",
-            "use scaled_dot_product_attention (is_causal=True, or a mask), or make your attention an "
-            "operator (torch.library.custom_op, register_fake) with a price "
-            "(fsdpbench.sim.prices.operator_price)",
-        ),
-    ),
     "invoke_subgraph": (
         "a region that is compiled once (torch.compiler.nested_compile_region)",
         "call the function as it is: graphs that are alike are lowered once here",
@@ -85,20 +76,28 @@ def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
     return None
 
 
-REFUSED_OPTIONS = ("max_autotune", "max_autotune_gemm", "cpp_wrapper", "fx_wrapper", "freezing")
+REFUSED_OPTIONS = ("cpp_wrapper", "fx_wrapper", "freezing")
 """Inductor's settings by name; a program may also set them for all that it compiles."""
+_TUNED = ("max_autotune", "max_autotune_gemm")
 
 
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise `CompileRefusedError` for Inductor's settings (by name) without a counterpart."""
-    if options.get("max_autotune") or options.get("max_autotune_gemm"):
-        raise refused(
-            'templates that are timed on the GPU (mode="max-autotune", "max-autotune-no-cudagraphs")',
-            'use mode="default" or "reduce-overhead": products then come from the library, as eager ones do',
-        )
-    for name in REFUSED_OPTIONS[2:]:
+    for name in REFUSED_OPTIONS:
         if options.get(name):
             raise refused(f"Inductor's {name}", "leave that option out")
+
+
+def without_tuning(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of `torch.compile` without the timing of templates on the GPU, and count that."""
+    mode, of_inductor = str(options.get("mode") or ""), dict(options.get("options") or {})
+    if mode.startswith("max-autotune"):
+        REPORT.untuned += 1
+        return {**options, "mode": "default" if mode.endswith("no-cudagraphs") else "reduce-overhead"}
+    if any(of_inductor.pop(name, False) for name in _TUNED):
+        REPORT.untuned += 1
+        return {**options, "options": of_inductor}
+    return options
 
 
 def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
@@ -107,8 +106,7 @@ def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
     if sanitized:
         # Dynamo silently compiles nothing while a dispatch mode sees every operator.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
-    autotunes = str(options.get("mode")).startswith("max-autotune")
-    refuse_options({**(options.get("options") or {}), **({"max_autotune": True} if autotunes else {})})
+    refuse_options(dict(options.get("options") or {}))
     if options.get("backend") == "cudagraphs":
         raise refused('backend="cudagraphs"', 'use the default backend with mode="reduce-overhead"')
 
@@ -147,6 +145,9 @@ class CompileReport:
 
     plans: list[Planned] = field(default_factory=list)
     calls: int = 0
+    untuned: int = 0
+    """Calls of `torch.compile` that asked for kernels timed on the GPU."""
+
     refused: Counter[str] = field(default_factory=Counter)
     """Failures after which the program continues (`suppress_errors`, for example)."""
 
@@ -165,6 +166,7 @@ class CompileReport:
             "kernels": sum(len(plan.launches) for plan in self.plans),
             "kernel_bytes": sum(launch.nbytes for plan in self.plans for launch in plan.launches),
             "fallbacks": dict(sorted(fallbacks.items())),
+            **({"untuned": self.untuned} if self.untuned else {}),
             **({"refused": dict(self.refused)} if self.refused else {}),
             **({"past_recompile_limit": dict(self.past_limit)} if self.past_limit else {}),
             **self._cuda_graphs(),

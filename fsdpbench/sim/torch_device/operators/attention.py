@@ -3,8 +3,8 @@ lacks.
 
 torch's fallback for unknown devices composes attention of matrix products and a softmax, with a matrix of
 scores in memory. CUDA's choice is flash attention for half-precision inputs without a mask, and the
-memory-efficient kernel for masks and float32. Flash attention takes grouped queries directly, the other
-expanded keys and values.
+memory-efficient kernel for masks, float32 and values of another head size. Flash attention takes grouped
+queries directly, the other expanded keys and values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fsdpbench.sim.torch_device.strict.words import cpp_type, refuse_broadcast, 
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
+_FLASH, _EFFICIENT, _COMPOSED = "flash", "efficient", "composed"
 # Rows of masks must begin at multiples of this many elements.
 _MASK_ALIGNMENT = 16
 
@@ -38,18 +39,18 @@ def scaled_dot_product_attention(
     `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for shapes that do not fit.
     """
     _refuse_misfits(query, key, value, attn_mask, is_causal)
-    unbatched = query.dim() == 3
+    ops = torch.ops.aten
+    unbatched = query.dim() == key.dim() == value.dim() == 3
     if unbatched:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-    heads, key_heads = query.shape[1], key.shape[1]
-    if heads != key_heads and (not enable_gqa or heads % key_heads):
-        raise RuntimeError(
-            f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries "
-            "need enable_gqa=True and a whole number of query heads for each key head"
-        )
-    ops = torch.ops.aten
-    if attn_mask is None and query.dtype in _FLASH_DTYPES and query.shape[-1] <= _FLASH_HEAD_SIZE:
-        size = query.shape[-1]
+    kernel = _choose_kernel(query, key, value, attn_mask, enable_gqa)
+    if kernel == _COMPOSED:
+        composed = ops._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return composed.squeeze(0) if unbatched else composed
+    heads, key_heads, size = query.shape[1], key.shape[1], query.shape[-1]
+    if kernel == _FLASH:
         if size % 8:
             scale = size**-0.5 if scale is None else scale
             query, key, value = (_pad_head(tensor) for tensor in (query, key, value))
@@ -67,6 +68,30 @@ def scaled_dot_product_attention(
             query, key, value, mask, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
     return result.squeeze(0) if unbatched else result
+
+
+def _choose_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> str:
+    """Return the kernel that CUDA takes. Broadcast batches or heads, other dimensions than 4, and a choice of
+    `torch.nn.attention.sdpa_kernel` without fused kernels compose attention. Raises `RuntimeError` for heads
+    that do not fit."""
+    settings = torch.backends.cuda
+    if query.dim() != 4 or key.dim() != 4 or value.dim() != 4:
+        return _COMPOSED
+    heads, key_heads = query.shape[1], key.shape[1]
+    broadcast = 1 in (heads, key_heads) or key_heads != value.shape[1]
+    if heads != key_heads and not broadcast and (not enable_gqa or heads % key_heads):
+        raise RuntimeError(
+            f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries "
+            "need enable_gqa=True and a whole number of query heads for each key head"
+        )
+    grouped = enable_gqa and key_heads == value.shape[1] and heads % key_heads == 0
+    if not query.shape[0] == key.shape[0] == value.shape[0] or (heads != key_heads and not grouped):
+        return _COMPOSED
+    flash = mask is None and query.dtype in _FLASH_DTYPES and query.shape[-1] <= _FLASH_HEAD_SIZE
+    if flash and query.shape[-1] == value.shape[-1] and settings.flash_sdp_enabled():
+        return _FLASH
+    others = settings.mem_efficient_sdp_enabled() or settings.cudnn_sdp_enabled()
+    return _EFFICIENT if others and key_heads == value.shape[1] else _COMPOSED
 
 
 def _refuse_misfits(
@@ -205,7 +230,7 @@ def _into(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-_RULES = {
+SHAPE_RULES = {
     **{
         f"{name}.out": _into(name)
         for name in ("_scaled_mm", "_scaled_mm_v2")
@@ -230,6 +255,6 @@ def register_shape_rules() -> torch.library.Library:
     `bincount` with `minlength`, and scaled products written into a tensor.
     """
     library = torch.library.Library("aten", "IMPL", "Meta")
-    for name, rule in _RULES.items():
+    for name, rule in SHAPE_RULES.items():
         library.impl(name, rule)
     return library

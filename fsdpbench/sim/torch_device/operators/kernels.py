@@ -2,11 +2,14 @@
 
 Only operators that torch does not compose of others get one: autograd, views' bookkeeping, autocast and the
 decompositions stay torch's own, and so does the resulting order of allocations and launches.
+
+Launches of kernels that torch does not know, Triton's for example, are one operator, `fsdpbench::launch`.
+Their effect is unknown: they may write all their tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,24 +19,26 @@ from fsdpbench.base.torch_internals import (
     dispatch_has_kernel_for_dispatch_key,
 )
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.known_values import follow
+from fsdpbench.sim.torch_device.operators.known_values import follow, forget
 from fsdpbench.sim.torch_device.operators.plans import (
     Plan,
     call_text,
     carry_out,
+    inputs_text,
     make_plan,
     numbers_in,
     sparse_refused,
 )
 from fsdpbench.sim.torch_device.operators.special_operators import SPECIAL_OPERATORS
-from fsdpbench.sim.torch_device.prices.families import has_own_price
+from fsdpbench.sim.torch_device.prices.families import has_own_price, price_of_kernel
+from fsdpbench.sim.torch_device.tensors import is_on_device, meta_twin, record_of
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
 # Composed of other operators for most devices, one kernel on CUDA.
-_ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
+ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
 _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
 
@@ -51,7 +56,7 @@ def register_kernels() -> list[torch.library.Library]:
             continue
         if has_kernel(qualified, "PrivateUse1"):
             continue
-        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in _ONE_KERNEL:
+        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in ONE_KERNEL:
             continue
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is None:
@@ -170,3 +175,40 @@ def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], num
             key += (kind, value)  # 1, 1.0 and True are equal as keys, but not as arguments
         else:
             key.append(value)
+
+
+_LAUNCH = "launch(str kernel, str[] names, Tensor(a!)[] tensors, str[] numbered, Scalar[] numbers) -> ()"
+
+
+def register_launches() -> torch.library.Library:
+    """Define the operator `fsdpbench::launch`; the caller must keep the returned library."""
+    library = torch.library.Library("fsdpbench", "FRAGMENT")
+    library.define(_LAUNCH)
+    library.impl("launch", _launch_kernel, "PrivateUse1")
+    library.impl("launch", lambda *args: None, "Meta")
+    return library
+
+
+def _launch_kernel(
+    kernel: str,
+    names: Sequence[str],
+    tensors: Sequence[torch.Tensor],
+    numbered: Sequence[str],
+    numbers: Sequence[float],
+) -> None:
+    """Launch `kernel` with named tensors and numbers on the current stream."""
+    accelerator = ACCELERATOR
+    accelerator.require_started()
+    if accelerator.backward.is_active:
+        accelerator.backward.arrive(tensors)
+    on_device = [tensor for tensor in tensors if is_on_device(tensor)]
+    arguments = dict(zip((*names, *numbered), (*map(meta_twin, tensors), *numbers), strict=True))
+    plan = Plan(kernel, [], None, price_of_kernel(kernel, arguments, accelerator.kernel_costs))
+    plan.cpu_ns = accelerator.cpu_costs.operator_ns
+    if accelerator.sanitizer is not None:
+        operator: Any = torch.ops.fsdpbench.launch.default
+        plan.uses = accelerator.sanitizer.uses_of(operator, (kernel, names, tensors, numbered, numbers), {})
+    if accelerator.known_values:
+        for tensor in on_device:
+            forget(record_of(tensor.untyped_storage()))
+    carry_out(accelerator, plan, list(tensors), inputs_text(tensors) if accelerator.trace is not None else "")

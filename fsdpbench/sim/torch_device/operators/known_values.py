@@ -191,7 +191,8 @@ def _evaluate(
         count = math.prod(taken[0].shape) // max(1, math.prod(results[0].shape))
         value = values[0].to(results[0].dtype)
         return Known(value * count if name == "sum" else value**count, assumed)
-    if torch.Tag.pointwise in operator.tags and len(results) == 1:
+    pointwise = torch.Tag.pointwise in operator.tags or name == "floor_divide"  # which torch does not tag
+    if pointwise and len(results) == 1:
         found = operator(*map(_host_twin, args), **{key: _host_twin(value) for key, value in kwargs.items()})
         return Known(found.reshape(1), assumed)
     return None

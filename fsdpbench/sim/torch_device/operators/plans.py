@@ -148,6 +148,7 @@ def data_dependent(func: Any) -> NotImplementedError:
     """Return the error of an operator whose result has no shape without data."""
     form = {
         "aten::bincount": "minlength=",
+        "aten::repeat_interleave": "output_size=",
         "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: masks of topk's "
         "indices (== expert, one_hot), or rows sorted by expert and counted by torch.bincount(minlength=), "
         "docs/parallel.md",
@@ -320,6 +321,8 @@ def _launch(accelerator: Accelerator, plan: Plan) -> None:
     if plan.cost.unknown:
         counts = accelerator.unknown_operators
         counts[plan.name] = counts.get(plan.name, 0) + 1
+        times = accelerator.unknown_ns
+        times[plan.name] = times.get(plan.name, 0) + plan.duration_ns
 
 
 def _reshape(plan: Plan, tensors: list[torch.Tensor]) -> None:

@@ -363,6 +363,23 @@ def _counted(operator: Any, by_shape: Kernel) -> Kernel:
     return kernel
 
 
+def _repeated(operator: Any, by_shape: Kernel) -> Kernel:
+    """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
+
+    def kernel(
+        repeats: torch.Tensor, *args: Any, output_size: int | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        if output_size is None:
+            known = known_of(repeats) if ACCELERATOR.known_values else None
+            if known is None:
+                raise data_dependent(operator)
+            output_size = int(known.value.item()) * repeats.numel()
+        result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
+        return result
+
+    return kernel
+
+
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Raise for operators whose result's shape depends on values."""
 
@@ -392,6 +409,7 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill),
     "bincount": _counted,
     "histc": _counted,
+    "repeat_interleave": _repeated,
     **CHOICE_OPERATORS,
     "unique_dim": _refused,
     "_unique": _refused,

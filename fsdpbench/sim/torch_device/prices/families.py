@@ -6,12 +6,14 @@ Operators without a row are priced by their bytes as well, and reported as unkno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.prices.libraries import OF_LIBRARIES
 from fsdpbench.sim.torch_device.prices.memory import (
     bags_added,
     bags_read,
@@ -66,7 +68,7 @@ FAMILIES = (
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift",
         "lift_fresh", "set_", "resize_", "resize_as_", "_reshape_alias", "record_stream", "_unsafe_view",
         "empty_permuted", "_efficientzerotensor", "is_pinned", "squeeze_", "unsqueeze_", "t_", "transpose_",
-        "as_strided_", "swapaxes_", "swapdims_",
+        "as_strided_", "swapaxes_", "swapdims_", "detach_",
     )),
     Family("matrix products", product(0), ("mm", "bmm")),
     Family("scaled products", scaled, ("_scaled_mm", "_scaled_mm_v2")),
@@ -126,6 +128,7 @@ FAMILIES = (
         "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
         "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
         "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward",
+        "diagonal_scatter", "fill", "narrow_copy", "logspace", "masked_scatter",
     )),
     Family("reductions to some dimensions", reduction("reduction"), (
         "sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm", "nansum", "any", "all",
@@ -146,7 +149,7 @@ FAMILIES = (
         "max_pool3d_with_indices_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward",
         "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "multi_margin_loss",
         "multilabel_margin_loss_forward", "soft_margin_loss", "_linalg_check_errors",
-        "nvfp4_amax",
+        "nvfp4_amax", "_safe_softmax", "vdot", "renorm", "adaptive_max_pool3d",
     )),
     Family("sorting, and what selects by digits", moves("reduction", passes=4), (
         "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode",
@@ -174,6 +177,8 @@ FAMILIES = (
         "upsample_trilinear3d", "upsample_nearest1d_backward", "upsample_nearest3d_backward",
         "upsample_linear1d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward",
         "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
+        "rsub", "hardswish", "max_unpool2d", "max_unpool3d", "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa",
     )),
 )
 _ACTIVATIONS = {
@@ -204,6 +209,7 @@ PATTERNS = (
 UNKNOWN = moves("pointwise", unknown=True)
 
 
+_KERNELS = "triton::"
 _BY_NAME: dict[str, Price] = {name: family.price for family in FAMILIES for name in family.operators}
 _OF_USERS: dict[str, Price] = {}
 
@@ -220,6 +226,14 @@ def price(
     return own(call, costs) if own is not None else rule_of(func)(call, costs)
 
 
+def price_of_kernel(name: str, arguments: Mapping[str, object], costs: KernelCosts) -> OperatorCost:
+    """Return the cost of a launch of the Triton kernel `name`; `arguments` by name, tensors on meta."""
+    operator = SimpleNamespace(_schema=SimpleNamespace(name=f"{_KERNELS}{name}"))
+    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    rule = _OF_USERS.get(operator._schema.name) or OF_LIBRARIES.get(operator._schema.name, UNKNOWN)
+    return rule(Call(operator, tensors, dict(arguments), ()), costs)
+
+
 def has_own_price(func: Any) -> bool:
     """Return whether a user has set this operator's price, by whatever rule."""
     return func._schema.name in _OF_USERS
@@ -228,14 +242,17 @@ def has_own_price(func: Any) -> bool:
 def rule_of(func: Any) -> Price:
     """Return the rule of an operator's family."""
     name = operator_name(func)
-    found = _BY_NAME.get(name)
+    found = OF_LIBRARIES.get(func._schema.name) or _BY_NAME.get(name)
     if found is not None:
         return found
     return next((pattern.price for pattern in PATTERNS if pattern.matches(func, name)), UNKNOWN)
 
 
-def operator_price(name: str) -> Callable[[Price], Price]:
+def operator_price(name: Any) -> Callable[[Price], Price]:
     """Let the decorated function price the operator `name` (`namespace::operator`), before the table's rule.
+
+    `name` may be a Triton kernel, or `triton::` and its function's name. The `Call` of a kernel has its
+    tensors as `args`, and tensors and numbers by name as `kwargs`; its results are unknown.
 
         from fsdpbench.sim.torch_device.prices import OperatorCost, operator_price, tensor_bytes
         @operator_price("mylib::fused_norm")
@@ -248,6 +265,10 @@ def operator_price(name: str) -> Callable[[Price], Price]:
 
     Raises `ValueError` if `name` has no namespace, or has a price of a user's already.
     """
+    if not isinstance(name, str):
+        while not isinstance(getattr(name, "__name__", None), str) and hasattr(name, "fn"):
+            name = name.fn  # what tunes a kernel
+        name = f"{_KERNELS}{getattr(name, '__name__', '')}"
     namespace, separator, operator = name.partition("::")
     if not (namespace and separator and operator):
         raise ValueError(

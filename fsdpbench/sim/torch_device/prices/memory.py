@@ -65,10 +65,10 @@ def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor])
 def bytes_moved(call: Call) -> int:
     """Return the bytes of all inputs, all outputs, and again the inputs that the schema says are written."""
     func, args, kwargs, outs = call
-    inputs = tensors_in(args, kwargs)
+    inputs = tensors_in(args, kwargs if hasattr(func._schema, "arguments") else {})
     known = {id(tensor) for tensor in inputs}
     total = sum(map(tensor_bytes, inputs)) + sum(tensor_bytes(out) for out in outs if id(out) not in known)
-    arguments = func._schema.arguments
+    arguments = getattr(func._schema, "arguments", ())  # a kernel of Triton has none
     for index, each in enumerate(arguments):
         if each.alias_info is None or not each.alias_info.is_write:
             continue

@@ -122,9 +122,18 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     return OperatorCost(f"conv_bprop_{dtype}_{groups}x{m}x{n}x{k}", duration)
 
 
-def _attention_shape(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int, int, int, int]:
-    """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors."""
-    return query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.shape[3]
+def _attention_shape(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, with_keys: int, with_values: int
+) -> tuple[int, int, int, int, int]:
+    """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors.
+
+    Values may have another head size: it is the mean over the kernel's products with queries or keys, and
+    with values.
+    """
+    size = query.shape[3]
+    if value.shape[3] != size:
+        size = (with_keys * size + with_values * value.shape[3]) // (with_keys + with_values)
+    return query.shape[0], query.shape[1], query.shape[2], key.shape[2], size
 
 
 def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
@@ -140,7 +149,7 @@ def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
         args = call.args
         causal = bool(argument(call, causal_at, "is_causal", False))
         dtype = compute_type(args[0].dtype)
-        shape, kv_heads = _attention_shape(args[0], args[1]), args[1].shape[1]
+        shape, kv_heads = _attention_shape(args[0], args[1], args[2], 1, 1), args[1].shape[1]
         duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
         return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
 
@@ -152,10 +161,10 @@ def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
 
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args = call.args
-        query, key = args[1], args[2]
+        query, key, value = args[1:4]
         causal = bool(argument(call, causal_at, "is_causal", False))
         dtype = compute_type(query.dtype)
-        shape = _attention_shape(query, key)
+        shape = _attention_shape(query, key, value, 3, 2)
         duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
         duration += _bias_ns(args, bias_at, costs)
         return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
@@ -169,7 +178,8 @@ def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     Row sums, the gradient of the queries in float32 (lengths rounded to 128, head size to 32), and expanded
     key and value gradients with grouped queries.
     """
-    batch, heads, length, kv_length, size = _attention_shape(query, key)
+    batch, heads, length, size = query.shape
+    kv_length = key.shape[2]
     rounded = -(-length // 128) * 128
     wide = -(-size // 32) * 32 if size <= 192 else 256
     sizes = [batch * heads * rounded * 4, batch * heads * rounded * wide * 4]

@@ -1,0 +1,108 @@
+"""Prices of kernels and operators of libraries that training programs use, by their full names.
+
+Kernels of Triton are `triton::` and the function's name. Their bytes are those of their arguments: a kernel
+reads its inputs and writes its results once, both of which are arguments.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fsdpbench.base.configuration.compute_type import compute_type
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.prices.memory import moves
+from fsdpbench.sim.torch_device.prices.products import (
+    Call,
+    OperatorCost,
+    Price,
+    attention_backward,
+    attention_forward,
+)
+from fsdpbench.sim.torch_device.strict.words import bind
+
+
+def _flash(backward: bool) -> Price:
+    """Return the rule of flash-attn's operators: tensors of (batch, length, heads, size), or packed ones of
+    (tokens, heads, size), whose sequences are taken as equally long."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        given = bind(call.func, call.args, call.kwargs)
+        query, key = given["q"], given["k"]
+        if query.dim() == 3:
+            batch = given["cu_seqlens_q"].shape[0] - 1
+            lengths = query.shape[0] // batch, key.shape[0] // batch
+        else:
+            batch, lengths = query.shape[0], (query.shape[1], key.shape[1])
+        dtype = compute_type(query.dtype)
+        price = costs.attention_backward_ns if backward else costs.attention_forward_ns
+        shape = batch, query.shape[-2], *lengths, query.shape[-1]
+        duration = price(*shape, bool(given["causal"]), dtype, key.shape[-2])
+        return OperatorCost(f"flash_{'bwd' if backward else 'fwd'}_kernel_{dtype}", duration)
+
+    return cost
+
+
+def _four_bits(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price bitsandbytes' product with a weight of 4 bits: the weight is expanded, then multiplied."""
+    given = bind(call.func, call.args, call.kwargs)
+    a, n = given["A"], call.outs[0].shape[-1]
+    m, k, dtype = a.numel() // a.shape[-1], a.shape[-1], compute_type(a.dtype)
+    duration = costs.gemm_ns(m, n, k, 1, dtype) + costs.memory_bound_ns(n * k // 2, "pointwise")
+    return OperatorCost(f"gemm_4bit_{m}x{n}x{k}", duration)
+
+
+def _eight_bits(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price bitsandbytes' product of int8 as one of bf16, whose rate every profile has."""
+    a, b = call.args[0], call.args[1]
+    m, k, n = a.numel() // a.shape[-1], a.shape[-1], b.shape[0]
+    return OperatorCost(f"gemm_int8_{m}x{n}x{k}", costs.gemm_ns(m, n, k, 1, compute_type(torch.bfloat16)))
+
+
+def _flex(backward: bool) -> Price:
+    """Return the rule of FlexAttention: dense attention, by the share of the scores that the mask leaves."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        query, key, value = call.args[:3]
+        dtype = compute_type(query.dtype)
+        rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
+        args = (query, query, key, value) if backward else (query, key, value)
+        dense = rule(99)(call._replace(args=args, kwargs={}), costs)
+        duration = round(dense.duration_ns * call.args[-1] / rate)
+        name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
+        return OperatorCost(name, duration, dense.workspace_bytes)
+
+    return cost
+
+
+_ELEMENTWISE, _ROWS = moves("pointwise"), moves("reduction")
+# fmt: off
+_LIGER_ELEMENTWISE = (
+    "_geglu_tanh_forward_kernel", "_geglu_tanh_backward_kernel", "_swiglu_forward_kernel",
+    "_swiglu_backward_kernel", "_triton_rope", "_triton_qwen2vl_mrope", "_llama4_rope_kernel",
+    "_dyt_fwd_kernel", "_dyt_bwd_kernel", "element_mul_kernel",
+)
+_LIGER_ROWS = (
+    "_rms_norm_forward_kernel", "_rms_norm_backward_kernel", "_block_rms_norm_forward_kernel",
+    "_block_rms_norm_backward_kernel", "_layer_norm_forward_kernel", "_layer_norm_backward_kernel",
+    "_group_norm_forward_kernel", "_group_norm_backward_kernel", "_fused_add_rms_norm_forward_kernel",
+    "_fused_add_rms_norm_backward_kernel", "liger_cross_entropy_kernel", "_kldiv_kernel_forward",
+    "_kldiv_kernel_backward", "_jsd_kernel", "_selective_log_softmax_kernel",
+)
+_BITSANDBYTES = (
+    "int8_vectorwise_quant", "int8_vectorwise_dequant", "int8_mm_dequant", "int8_double_quant",
+    "dequantize_4bit", "quantize_4bit", "dequantize_blockwise", "quantize_blockwise",
+)
+# fmt: on
+OF_LIBRARIES: dict[str, Price] = {
+    **{f"triton::{name}": _ELEMENTWISE for name in _LIGER_ELEMENTWISE},
+    **{f"triton::{name}": _ROWS for name in _LIGER_ROWS},
+    "triton::_fill_indices_kernel": _ELEMENTWISE,  # TorchTitan's, of Llama 4
+    **{f"bitsandbytes::{name}": _ELEMENTWISE for name in _BITSANDBYTES},
+    **{f"bitsandbytes::optimizer_update_{name}": moves("optimizer") for name in ("32bit", "8bit_blockwise")},
+    **dict.fromkeys(("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit"), _four_bits),
+    **dict.fromkeys(("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm"), _eight_bits),
+    "fsdpbench::flex_attention": _flex(False),
+    "fsdpbench::flex_attention_backward": _flex(True),
+    **{f"flash_attn::_flash_attn{kind}_forward": _flash(False) for kind in ("", "_varlen")},
+    **{f"flash_attn::_flash_attn{kind}_backward": _flash(True) for kind in ("", "_varlen")},
+}

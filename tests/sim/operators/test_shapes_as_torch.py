@@ -1,0 +1,184 @@
+"""Shapes and dtypes of results are torch's, for drawn shapes: attention, and all that torch has samples of.
+
+torch's own generator of samples (`torch.testing`'s database of operators) draws the arguments; the expected
+results come from the CPU, which also runs what the meta device has no rule for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+pytestmark = pytest.mark.simulated
+
+NOT_AS_CPU = {"native_batch_norm", "_native_batch_norm_legit", "bincount"}
+"""The CPU leaves statistics of evaluation empty; `bincount` has as many bins as the values say."""
+
+Attention = Callable[[str], torch.Tensor]
+
+
+def attentions() -> Iterator[tuple[str, Attention]]:
+    """Attention of queries, keys and values that differ in batch, heads, lengths, head sizes and masks."""
+    leading = [((2, 4), (2, 4), (2, 4)), ((2, 4), (2, 2), (2, 2)), ((2, 4), (2, 1), (2, 1))]
+    leading += [((2, 4), (1, 4), (1, 4)), ((2, 1), (2, 4), (2, 4)), ((4,), (4,), (4,)), ((4,), (1,), (1,))]
+    leading += [
+        ((), (), ()),
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4)),
+        ((2, 4), (4,), (4,)),
+        ((2, 8), (2, 4), (2, 2)),
+    ]
+    sizes = [(64, 64), (192, 128), (64, 128), (72, 40), (20, 20), (320, 64)]
+    kinds = ["plain", "causal", "mask", "bias", "grouped"]
+    every = list(itertools.product(leading, sizes, [(16, 16), (16, 8), (1, 24)], kinds))
+    for heads, (size, of_values), lengths, kind in random.Random(0).sample(every, 150):
+        if kind == "grouped" and not all(heads):
+            continue
+
+        def attend(
+            device: str, *, dtype: Any = torch.bfloat16, h: Any = heads, s: Any = (size, of_values),
+            n: Any = lengths, kind: str = kind,
+        ) -> torch.Tensor:  # fmt: skip
+            shapes = [(*h[0], n[0], s[0]), (*h[1], n[1], s[0]), (*h[2], n[1], s[1])]
+            made = [torch.zeros(x, device=device, dtype=dtype, requires_grad=True) for x in shapes]
+            mask = {"mask": torch.bool, "bias": dtype}.get(kind)
+            result = F.scaled_dot_product_attention(
+                *made,
+                attn_mask=None if mask is None else torch.zeros(n, device=device, dtype=mask),
+                is_causal=kind == "causal",
+                enable_gqa=kind == "grouped",
+            )
+            result.sum().backward()
+            assert [x.grad.shape for x in made] == [x.shape for x in made]
+            return result
+
+        yield f"{kind} {heads} {size}/{of_values} {lengths}", attend
+
+
+def geometry(value: Any) -> Any:
+    return [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in tree_leaves(value)]
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The geometry of what a call returns, or its error."""
+    try:
+        return geometry(call())
+    except (RuntimeError, IndexError, ValueError) as error:
+        return error
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_attention(dtype: str) -> None:
+    from device_training import start
+
+    sim = start()
+    differing, ran = {}, 0
+    for name, attend in attentions():
+        expected = outcome(lambda: attend("cpu", dtype=getattr(torch, dtype)))  # type: ignore[call-arg]  # noqa: B023
+        got = outcome(lambda: attend("sim", dtype=getattr(torch, dtype)))  # type: ignore[call-arg]  # noqa: B023
+        if got != expected and not (isinstance(got, Exception) and isinstance(expected, Exception)):
+            differing[name] = (got, expected)
+        ran += not isinstance(got, Exception)
+    assert not differing, differing
+    assert ran > 60
+    assert sim.unknown_operators == {}
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernel"),
+    [
+        ("FLASH_ATTENTION", "flash"),
+        ("EFFICIENT_ATTENTION", "efficient"),
+        ("MATH", "softmax"),
+    ],
+)
+def test_the_kernel_is_one_that_the_program_allows(backend: str, kernel: str) -> None:
+    from device_training import start
+
+    start()
+    x = torch.zeros(2, 4, 16, 64, device="sim", dtype=torch.bfloat16, requires_grad=True)
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        result = F.scaled_dot_product_attention(x, x, x)
+    nodes, names = [result.grad_fn], []
+    while nodes:
+        node = nodes.pop()
+        names.append(node.name().lower())
+        nodes += [each for each, _ in node.next_functions if each is not None]
+    assert any(kernel in name for name in names), names
+
+
+def own_kernels() -> set[str]:
+    """Names of operators that have a simulated kernel of their own, or a shape rule of ours."""
+    from fsdpbench.sim.torch_device.operators import attention, kernels, special_operators
+
+    names = {*special_operators.SPECIAL_OPERATORS, *attention.SHAPE_RULES, *kernels.ONE_KERNEL}
+    return {name.partition(".")[0].removesuffix("_") for name in names}
+
+
+def samples(own_only: bool) -> Iterator[tuple[str, Any, Any]]:
+    """Operators of torch's database with samples of their arguments on the host."""
+    pytest.importorskip("expecttest", reason="needs expecttest (the extra `test`)")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    own = own_kernels() | {
+        "to",
+        "clone",
+        "argsort",
+        "__getitem__",
+        "nn.functional.scaled_dot_product_attention",
+    }
+    for info in op_db:
+        if info.name in NOT_AS_CPU or not info.dtypes or (own_only and info.name not in own):
+            continue
+        dtype = torch.float32 if torch.float32 in info.dtypes else sorted(info.dtypes, key=str)[0]
+        torch.manual_seed(0)
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype), 25):
+            yield f"{info.name}.{info.variant_test_name}", info.op, sample
+
+
+def on(device: str) -> Callable[[Any], Any]:
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) if x.is_cpu else x
+
+    return lambda value: tree_map_only(torch.Tensor, moved, value)
+
+
+def compared(own_only: bool) -> tuple[int, dict[str, Any]]:
+    """How many calls of torch's samples were compared, and those that differ from the CPU's."""
+    moved, count, differing = on("sim"), 0, {}
+    for name, operator, sample in samples(own_only):
+        expected = outcome(lambda: operator(sample.input, *sample.args, **sample.kwargs))  # noqa: B023
+        arguments = moved((sample.input, sample.args, sample.kwargs))
+        got = outcome(lambda: operator(arguments[0], *arguments[1], **arguments[2]))  # noqa: B023
+        if isinstance(expected, Exception) or isinstance(got, Exception):
+            continue  # tests of refusals compare errors
+        count += 1
+        if got != expected:
+            differing[name] = (got, expected)
+    return count, differing
+
+
+def test_operators_with_a_kernel_of_their_own() -> None:
+    from device_training import start
+
+    start()
+    count, differing = compared(own_only=True)
+    assert not differing, differing
+    assert count > 300
+
+
+@pytest.mark.campaign
+def test_all_of_torchs_operators() -> None:
+    from device_training import start
+
+    start()
+    count, differing = compared(own_only=False)
+    assert not differing, differing
+    assert count > 6000
