@@ -80,12 +80,15 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
 
 
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
+_NUMBERS = 64
+"""Elements of a copy that is numbers to print, not a part of a model."""
 
 
 def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
     """Mark a tensor of the host as copied from the device without values."""
     host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
-    ACCELERATOR.copied_to_host = True
+    if host.numel() > _NUMBERS:
+        ACCELERATOR.copied_to_host = True
     return host
 
 
