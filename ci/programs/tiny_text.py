@@ -1,4 +1,4 @@
-"""Make `text.jsonl`, `text.txt` and a tokenizer of 1,000 words in the current folder."""
+"""Make `texts/train.jsonl`, `pairs/train.jsonl` (preferences), `text.txt` and a tokenizer of 1,000 words here."""
 
 import json
 import random
@@ -29,7 +29,13 @@ Path("tokenizer/tokenizer_config.json").write_text(
         }
     )
 )  # fmt: skip
-with open("text.jsonl", "w") as lines, open("text.txt", "w") as plain, open("pairs.jsonl", "w") as pairs:
+for folder in ("texts", "pairs"):
+    Path(folder).mkdir(exist_ok=True)
+with (
+    open("texts/train.jsonl", "w") as lines,
+    open("text.txt", "w") as plain,
+    open("pairs/train.jsonl", "w") as pairs,
+):
     for _ in range(400):
         text = " ".join(random.choices(WORDS, k=300))
         lines.write(json.dumps({"text": text}) + "\n")

@@ -33,6 +33,7 @@ from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.host_fills import skip_large_fills
+from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
@@ -92,6 +93,7 @@ class _Run:
         counted.on_step = self.steps.ended
         self.files = ScriptFiles(folder, self.simulation.accelerator)
         self.files.install()
+        run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
             self.recorder.follow_files(self.files.overlay, rank_0 / "files")

@@ -17,7 +17,7 @@ given = parser.parse_args()
 
 tokenizer = AutoTokenizer.from_pretrained("llama")
 model = AutoModelForCausalLM.from_pretrained("llama")
-data = load_dataset("json", data_files="text.jsonl", split="train")
+data = load_dataset("json", data_files="texts/train.jsonl", split="train")
 data = data.map(
     lambda rows: tokenizer(rows["text"], truncation=True, max_length=512),
     batched=True,

@@ -38,7 +38,9 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend", _called_as_asked)
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
-    replacements.add(torch.multiprocessing.spawn, _spawning(simulation))
+    spawn = _spawning(simulation)
+    for starter in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
+        replacements.add(starter, spawn)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
     replace(dist, is_nccl_available=lambda: True)
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)

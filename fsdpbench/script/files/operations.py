@@ -118,7 +118,7 @@ class ScriptFiles:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
             anew = "w" in mode or "x" in mode
             replaces = anew and not overlay.keeps(path) and overlay.is_before(path)
-            if "b" in mode and replaces and os.path.isfile(path):
+            if "b" in mode and replaces and not REAL.isdir(path):
                 return self._writing.open(path, mode, buffering)
             place = overlay.plain_place(path, extends=not anew)
             return original(place if place != path else file, mode, buffering, *args, **options)
@@ -249,6 +249,8 @@ class ScriptFiles:
             if not concerns(overlay, src, options) or not overlay.concerns(dst):
                 return original(src, dst, *args, **options)
             source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
+            if overlay.has(target) or overlay.is_real(target):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
             free = not REAL.lexists(target) and not overlay.keeps(target)
             if not free or overlay.has(source) or not overlay.is_made(source):
                 shutil.copyfile(src, dst)  # files from before are not to change by another name

@@ -101,7 +101,10 @@ class Sequence:
             base.close()
             return rows
         if not data.startswith(b"P:"):
-            return "empty" if not data else self.shape(path, data)
+            try:
+                return self.shape(path, data)
+            except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError, OSError):
+                return "damaged"
         folder = os.path.dirname(path)
         if folder not in self.replaced and (folder not in self.guarded or path not in BEFORE):
             number = os.open(path, os.O_RDONLY)
@@ -111,7 +114,7 @@ class Sequence:
             os.close(number)
             if subprocess.run(["cat", path], capture_output=True).stdout != data:
                 return "another program sees another file"
-        return data.decode()
+        return data.decode('latin1')
 
     def shape(self, path: str, data: bytes) -> Any:
         if data[:6] == b"\x93NUMPY":
