@@ -22,7 +22,16 @@ from fsdpbench.script.interposing import around
 
 _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "colossalai.cli.")
 """Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
-_COUNTS = ("nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices")
+_COUNTS = (
+    "nproc",
+    "nnodes",
+    "num_processes",
+    "num_machines",
+    "num_gpus",
+    "num_nodes",
+    "config_file",
+    "devices",
+)
 
 
 class OtherWorldError(ValueError):

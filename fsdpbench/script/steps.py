@@ -183,9 +183,14 @@ class Steps:
         return self.times_s[len(self.warmup_times_s) :]
 
     @property
+    def wanted(self) -> int:
+        """Return the number of steps that are measured."""
+        return self._warmup + self._timed + self._to_trace
+
+    @property
     def notes(self) -> list[str]:
         """Return remarks on this measurement for its reader."""
-        wanted = self._warmup + self._timed + self._to_trace
+        wanted = self.wanted
         if self.count >= wanted:
             return []
         missing = [] if self.traced_times_s else ["times by kind, communication and overlap"]

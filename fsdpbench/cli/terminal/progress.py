@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from rich.console import Console, Group
@@ -15,6 +16,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
+from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
 
@@ -73,20 +75,36 @@ def _sampled(result: Result) -> list[str]:
 
 
 class WaitingProgress(Progress):
-    """The progress of one configuration: a line every ten seconds, with its time limit in seconds."""
+    """The progress of one configuration, with its time limit in seconds: one line that changes on a terminal,
+    else a line after 10 s, 20 s, 40 s and so on."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timeout_s
         self._began = self._reported = time.monotonic()
+        self._pause = _PATIENCE_S
+        self._over = False
 
     def begin(self, total: int, already_done: int) -> None:
         self._began = self._reported = time.monotonic()
 
-    def tick(self) -> None:
+    def tick(self, states: Callable[[], list[PointState]]) -> None:
         now = time.monotonic()
-        if now - self._reported >= _PATIENCE_S:
-            self._reported = now
-            _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
+        if now - self._reported < self._pause:
+            return
+        self._reported = now
+        is_terminal = sys.stderr.isatty()
+        self._pause = 1.0 if is_terminal else now - self._began
+        for state in states():
+            steps = state.steps or "no step yet"
+            used = f"{state.processor_s:.0f} s of processor time"
+            words = f"{steps}, {now - self._began:.0f} s ({used}; --timeout {self._timeout:g})"
+            tell(words if state.waits is None else f"{words}; {state.waits}", end="", over=is_terminal)
+            tell("", end="" if is_terminal else "\n")
+            self._over = is_terminal
+
+    def end(self) -> None:
+        if self._over:
+            tell("")
 
 
 class PlainProgress(Progress):
@@ -132,7 +150,7 @@ class LiveProgress(Progress):
         self._ended.append((config.name, result))
         self.tick()
 
-    def tick(self) -> None:
+    def tick(self, states: Callable[[], list[PointState]] = list) -> None:
         if self._live is not None:
             self._live.update(self._view())
 

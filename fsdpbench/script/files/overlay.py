@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.formats import holds_arrays
 
@@ -267,7 +268,7 @@ class Overlay(Layer):
 
     def _save(self) -> None:
         state = {"made": sorted(self.made), "holding": sorted(self.holding)}
-        self._state.write_text(json.dumps(state))
+        write_whole(self._state, json.dumps(state))
 
     # ------------------------------------------------------------------------------------------ the layer
 

@@ -175,7 +175,13 @@ class Numbered(NamedTuple):
     many: int
 
 
-Choice = Chosen | Share | Numbered
+class Bytes(NamedTuple):
+    """The bytes that came from the host: a random state, a seed, an encoded object."""
+
+    values: torch.Tensor
+
+
+Choice = Chosen | Share | Numbered | Bytes
 
 
 class StorageRecord(weakref.ref):

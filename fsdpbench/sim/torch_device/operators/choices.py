@@ -20,6 +20,7 @@ import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.tensors import (
+    Bytes,
     Choice,
     Chosen,
     Numbered,
@@ -75,9 +76,12 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the positions of a mask that is true everywhere, or a part of them, on the host; None for
-    others."""
+    """Return the positions of a mask that is true everywhere, or the bytes that came from the host, or a part
+    of them, on the host; None for others."""
     numbered = choice_of(tensor)
+    if isinstance(numbered, Bytes):
+        values = numbered.values.view(tensor.dtype)
+        return values.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
     if not isinstance(numbered, Numbered):
         return None
     every = torch.arange(numbered.many)

@@ -26,7 +26,7 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
-from fsdpbench.sim.torch_device.tensors import Choice, Known, forget, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import Bytes, Choice, Known, forget, is_on_device, record_of
 
 Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -75,10 +75,22 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     if ACCELERATOR.follows_numbers and target.numel() == 1:
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
+    elif ACCELERATOR.follows_numbers and _are_bytes(target, source):
+        mark(target, Bytes(source.detach().clone().reshape(-1)))
     elif ACCELERATOR.known_values:
         forget(record_of(target.untyped_storage()))
 
 
+def _are_bytes(target: torch.Tensor, source: Any) -> bool:
+    """Return whether the host's `source` is the whole content of a small storage of bytes."""
+    if not isinstance(source, torch.Tensor) or source.dtype is not torch.uint8 or holds_placeholders(source):
+        return False
+    record = record_of(target.untyped_storage())
+    whole = record is not None and record.nbytes == target.numel() <= _MOST_BYTES
+    return whole and target.dtype is torch.uint8 and target.is_contiguous()
+
+
+_MOST_BYTES = 1 << 14
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
 _NUMBERS = 64
 """Elements of a copy that is numbers to print, not a part of a model."""
@@ -251,7 +263,11 @@ def follow_collective(
     reduces = kind in ("all_reduce", "reduce_scatter")
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
+    sent = choice_of(inputs[0]) if kind == "broadcast" and inputs else None
     for output in outputs:
+        if isinstance(sent, Bytes):
+            mark(output, sent)
+            continue
         if same is None:
             forget(record_of(output.untyped_storage()))
             continue
