@@ -93,6 +93,7 @@ class _Run:
         self.optimizers = Optimizers(self.own_files)
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
+        self.optimizers.on_made = self.steps.begin
         self.files = ScriptFiles(folder, self.simulation.accelerator)
         self.files.install()
         run_workers_here()
@@ -226,7 +227,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
         reasons += optimizers.without_steps()
     reasons += decisions.in_words()
     return (
-        f"{'; '.join(reasons)}; at least 2 are needed, better 7. --steps-by names another way to count them"
+        f"{'; '.join(reasons)}; at least 1 is needed, better 7. --steps-by names another way to count them"
     )
 
 
