@@ -226,9 +226,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
     if source.steps_by is StepsBy.OPTIMIZER:
         reasons += optimizers.without_steps()
     reasons += decisions.in_words()
-    return (
-        f"{'; '.join(reasons)}; at least 1 is needed, better 7. --steps-by names another way to count them"
-    )
+    return f"{'; '.join(reasons)}; at least 1 is needed, better 7. --steps-by names another way to count them"
 
 
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:

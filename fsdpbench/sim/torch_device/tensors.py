@@ -175,13 +175,13 @@ class Numbered(NamedTuple):
     many: int
 
 
-class Bytes(NamedTuple):
-    """The bytes that came from the host: a random state, a seed, an encoded object."""
+class Listed(NamedTuple):
+    """The whole numbers that came from the host, as one row: a random state, labels, an attention mask."""
 
     values: torch.Tensor
 
 
-Choice = Chosen | Share | Numbered | Bytes
+Choice = Chosen | Share | Numbered | Listed
 
 
 class StorageRecord(weakref.ref):
