@@ -160,7 +160,7 @@ def run(folder: Path, environment: Path, row: dict[str, Any], *, sanitize: bool)
         "allocated_bytes": peak.get("allocated"),
         "reserved_bytes": peak.get("reserved"),
         "mfu": result.get("mfu"),
-        "cpu_s": result.get("cpu_s"),
+        "cpu_s": (result.get("bench") or {}).get("cpu_s"),
         "wall_s": round(time.monotonic() - began, 1),
         "compiled": result.get("compiled"),
         "unknown_operators": sorted(result.get("unknown_operators") or {}),

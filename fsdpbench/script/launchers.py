@@ -61,7 +61,8 @@ def _launching(original: Any) -> Callable[..., Any]:
         _check(config.max_nodes, config.nproc_per_node)
         if callable(entry):
             return {int(os.environ["RANK"]): entry(*arguments)}
-        run_program([str(entry), *map(str, arguments)])
+        rank = os.environ["LOCAL_RANK"]
+        run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)])
         return {}
 
     return launch

@@ -1,4 +1,4 @@
-"""FSDP2 times tensor parallelism with accelerate's `ParallelismConfig`, as its guide shows."""
+"""FSDP2 in a mesh of replicas and shards with accelerate's `ParallelismConfig`, as its guide shows."""
 
 import torch
 from accelerate import Accelerator
@@ -6,7 +6,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 from transformers import AutoModelForCausalLM
 
-config = ParallelismConfig(dp_shard_size=4, tp_size=2)
+config = ParallelismConfig(dp_replicate_size=2, dp_shard_size=4)
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2,
     auto_wrap_policy="transformer_based_wrap",
@@ -14,9 +14,7 @@ plugin = FullyShardedDataParallelPlugin(
     reshard_after_forward=True,
 )
 accelerator = Accelerator(mixed_precision="bf16", parallelism_config=config, fsdp_plugin=plugin)
-model = AutoModelForCausalLM.from_pretrained(
-    "llama", tp_plan="auto", device_mesh=accelerator.torch_device_mesh["tp"], use_cache=False
-)
+model = AutoModelForCausalLM.from_pretrained("llama", use_cache=False)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 model, optimizer = accelerator.prepare(model, optimizer)
 for step in range(12):

@@ -1,5 +1,7 @@
 """A loop of one's own with Fabric and FSDP, as its guide shows. Started by `fabric run`, or as it is."""
 
+import os
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,8 @@ policy = {torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer}
 fabric = L.Fabric(
     accelerator="cuda", devices=8, strategy=FSDPStrategy(auto_wrap_policy=policy), precision="bf16-mixed"
 )
-fabric.launch()
+if "LT_CLI_USED" not in os.environ:  # `fabric run` has started the processes
+    fabric.launch()
 fabric.seed_everything(42)
 with fabric.rank_zero_first():
     tokens = torch.randint(0, 1000, (2000, 257))

@@ -3,7 +3,6 @@
 import lightning as L
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos import Transformer
 from lightning.pytorch.strategies import FSDPStrategy
 from torch.utils.data import DataLoader, Dataset
@@ -49,6 +48,5 @@ if __name__ == "__main__":
         strategy=FSDPStrategy(auto_wrap_policy=policy, activation_checkpointing_policy=policy),
         precision="bf16-true",
         max_steps=12,
-        callbacks=[ModelCheckpoint(every_n_train_steps=4)],
-    )
+        )
     trainer.fit(LanguageModel(vocab_size=1000), DataLoader(Tokens(), batch_size=8, num_workers=2))

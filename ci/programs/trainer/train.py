@@ -30,7 +30,6 @@ arguments = TrainingArguments(
     bf16=True,
     logging_steps=2,
     report_to=[],
-    save_steps=4,
     fsdp=True,
     fsdp_config={"version": given.fsdp_version, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
 )

@@ -80,26 +80,28 @@ class WaitingProgress(Progress):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timeout_s
-        self._began = self._reported = time.monotonic()
-        self._pause = _PATIENCE_S
-        self._over = False
+        self._began = self._asked = time.monotonic()
+        self._next_s = _PATIENCE_S
+        self._over = self._waits = False
 
     def begin(self, total: int, already_done: int) -> None:
-        self._began = self._reported = time.monotonic()
+        self._began = self._asked = time.monotonic()
 
     def tick(self, states: Callable[[], list[PointState]]) -> None:
-        now = time.monotonic()
-        if now - self._reported < self._pause:
+        now, is_terminal = time.monotonic(), sys.stderr.isatty()
+        if now - self._asked < (1.0 if is_terminal else _PATIENCE_S):
             return
-        self._reported = now
-        is_terminal = sys.stderr.isatty()
-        self._pause = 1.0 if is_terminal else now - self._began
+        self._asked = now
         for state in states():
-            steps = state.steps or "no step yet"
-            used = f"{state.processor_s:.0f} s of processor time"
-            words = f"{steps}, {now - self._began:.0f} s ({used}; --timeout {self._timeout:g})"
-            tell(words if state.waits is None else f"{words}; {state.waits}", end="", over=is_terminal)
-            tell("", end="" if is_terminal else "\n")
+            news = bool(state.waits) and not self._waits
+            self._waits = bool(state.waits)
+            if not (is_terminal or news or now - self._began >= self._next_s):
+                continue
+            self._next_s = max(self._next_s, 2 * (now - self._began))
+            used = f"{now - self._began:.0f} s, {state.processor_s:.0f} s of them on processors"
+            words = f"{state.steps or 'no step yet'} after {used} (--timeout {self._timeout:g})"
+            words = f"{words}; {state.waits}" if state.waits else words
+            tell(words, end="" if is_terminal else "\n", over=is_terminal)
             self._over = is_terminal
 
     def end(self) -> None:

@@ -38,6 +38,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend", _called_as_asked)
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
+    replace(SimProcessGroup, monitored_barrier=_barrier)
     spawn = _spawning(simulation)
     for starter in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
         replacements.add(starter, spawn)
