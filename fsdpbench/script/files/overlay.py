@@ -1,11 +1,12 @@
-"""A layer over the file system: a simulated run changes copies of the user's files here.
+"""A layer over files from before the run, which stay as they are; and what the run makes beside it.
 
     files/                                the run's folder
       home/me/ckpt/model.pt               is over /home/me/ckpt/model.pt, which stays as it is
       home/me/ckpt/.gone.step-10          /home/me/ckpt/step-10 was removed by the script; it is still there
 
-All of it is on the disk, so that data loaders' processes see the same. Symbolic links in the layer are the
-script's own, and lead to where the script sees what they name.
+A file without tensors replaces one from before really. New files are made really; those that hold tensors
+are moved here when the script has ended. Symbolic links in the layer are the script's own, and lead to where
+the script sees what they name.
 """
 
 from __future__ import annotations
