@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, default_data_colla
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
-parser.add_argument("--with-tracking", action="store_true")
+parser.add_argument("--checkpointing-steps", type=int, default=None)
 args = parser.parse_args()
 
 accelerator = Accelerator(gradient_accumulation_steps=1)
@@ -55,6 +55,7 @@ while done < args.steps:
         if done % 4 == 0:
             losses = accelerator.gather_for_metrics(loss.detach().repeat(4))
             accelerator.print(f"step {done}: loss {losses.mean().item():.3f}")
+        if args.checkpointing_steps and done % args.checkpointing_steps == 0:
             accelerator.save_state(f"saved/step_{done}")
         if done >= args.steps:
             break

@@ -9,7 +9,9 @@ from diffusers.optimization import get_cosine_schedule_with_warmup
 from torch.utils.data import DataLoader, TensorDataset
 
 plugin = FullyShardedDataParallelPlugin(
-    fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["JointTransformerBlock"]
+    fsdp_version=2,
+    auto_wrap_policy="transformer_based_wrap",
+    transformer_cls_names_to_wrap=["JointTransformerBlock"],
 )
 accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
 model = SD3Transformer2DModel(

@@ -48,5 +48,5 @@ if __name__ == "__main__":
         strategy=FSDPStrategy(auto_wrap_policy=policy, activation_checkpointing_policy=policy),
         precision="bf16-true",
         max_steps=12,
-        )
+    )
     trainer.fit(LanguageModel(vocab_size=1000), DataLoader(Tokens(), batch_size=8, num_workers=2))

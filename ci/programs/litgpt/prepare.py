@@ -25,7 +25,11 @@ torch.manual_seed(0)
 torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
 (folder / "model_config.yaml").write_text(yaml.dump(asdict(config)))
 rows = [
-    {"instruction": " ".join(random.choices(words, k=30)), "input": "", "output": " ".join(random.choices(words, k=60))}
+    {
+        "instruction": " ".join(random.choices(words, k=30)),
+        "input": "",
+        "output": " ".join(random.choices(words, k=60)),
+    }
     for _ in range(400)
 ]
 Path("rows.json").write_text(json.dumps(rows))

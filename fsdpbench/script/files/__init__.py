@@ -5,8 +5,8 @@ script writes them.
     torch.save(state, "best.pt")   ──>  runs/<name>/<config>/files/home/me/best.pt, if a real best.pt is there
     torch.load("best.pt")          ──>  the same file
 
-`overlay.py` is the layer over files from before the run, and remembers what the run made; `operations.py` lets
-`os`, `shutil` and `open` go through it; `writing.py` finds out which files hold tensors, with `formats.py`.
+`overlay.py` is the layer over files from before the run, and remembers what the run made; `operations.py`
+lets `os`, `shutil` and `open` go through it; `writing.py` finds out which files hold tensors, with `formats.py`.
 """
 
 from __future__ import annotations

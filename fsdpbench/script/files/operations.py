@@ -42,16 +42,19 @@ class ScriptFiles:
         for name in ("lstat", "readlink"):
             self._replace(os, name, functools.partial(looking.by_path, follow=False))
         for name in _CHANGING:
-            self._replace(os, name, self._changing)
+            self._replace(os, name, self._through(self._change, follow=True))
+        both = ("src", "dst")
         own = {
-            "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
-            "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
-            "listdir": looking.listing, "scandir": looking.scanning, "symlink": self._linking,
-            "link": self._hard_linking, "system": self._shell,
+            "open": self._os_open, "mkdir": self._through(self._make_folder, follow=True),
+            "rmdir": self._through(self._remove_folder), "remove": self._through(self._remove),
+            "unlink": self._through(self._remove), "rename": self._through(self._rename, both),
+            "replace": self._through(self._rename, both), "listdir": looking.listing,
+            "scandir": looking.scanning, "symlink": self._linking,
+            "link": self._through(self._hard_link, both), "system": self._shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
-        self._replace(shutil, "rmtree", self._removing_trees)
+        self._replace(shutil, "rmtree", self._through(self._remove_tree))
         self._replace(subprocess.Popen, "__init__", self._starting)
         self._replace(sqlite3, "connect", self._connecting)
         self._replace(builtins, "open", self._opening)
@@ -112,10 +115,10 @@ class ScriptFiles:
                     self._writing.escaped.note()  # what it copies of this may hold tensors
                 return original(found, mode, buffering, *args, **options)
             path = overlay.resolve(file)
-            if "x" in mode and (overlay.has(path) or overlay.is_real(path)):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
-            if "r" in mode and not (overlay.has(path) or overlay.is_real(path)):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+            if "x" in mode and self._exists(path):
+                raise _error(errno.EEXIST, file)
+            if "r" in mode and not self._exists(path):
+                raise _error(errno.ENOENT, file)
             anew = "w" in mode or "x" in mode
             replaces = anew and not overlay.keeps(path) and overlay.is_before(path)
             if "b" in mode and replaces and not REAL.isdir(path):
@@ -133,13 +136,13 @@ class ScriptFiles:
                 return original(path, flags, mode, dir_fd=dir_fd)
             writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
             resolved = overlay.resolve(path)
-            is_there = overlay.has(resolved) or overlay.is_real(resolved)
+            is_there = self._exists(resolved)
             if flags & os.O_DIRECTORY or not (writes or (flags & os.O_CREAT and not is_there)):
                 return original(overlay.visible(path), flags, mode)
             if is_there and flags & os.O_CREAT and flags & os.O_EXCL:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise _error(errno.EEXIST, path)
             if not is_there and not flags & os.O_CREAT:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise _error(errno.ENOENT, path)
             place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
             return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
 
@@ -159,73 +162,64 @@ class ScriptFiles:
 
     # --------------------------------------------------------------------------------------------- changing
 
-    def _changing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _through(
+        self, act: Callable[..., Any], names: tuple[str, ...] = ("path",), *, follow: bool = False
+    ) -> Callable[[Any], Any]:
+        """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
+        be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
+
+        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                named = [options[name] for name in names[len(args) :] if name in options]
+                given = [*args[: len(names)], *named]
+                if not all(concerns(self._overlay, each, options) for each in given):
+                    return original(*args, **options)
+                paths = [self._overlay.resolve(each, follow=follow) for each in given]
+                others = {
+                    name: value
+                    for name, value in options.items()
+                    if name not in names and not name.endswith("dir_fd")
+                }
+                return act(original, *paths, *args[len(names) :], **others)
+
+            return call
+
+        return wrapper
+
+    def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
         overlay = self._overlay
+        in_place = overlay.is_real(path) and not overlay.keeps(path)
+        return original(path if in_place else overlay.copy_up(path), *args, **options)
 
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if not concerns(overlay, path, options):
-                return original(path, *args, **options)
-            resolved = overlay.resolve(path, follow=options.get("follow_symlinks", True))
-            if overlay.is_real(resolved) and not overlay.keeps(resolved):
-                return original(path, *args, **options)
-            return original(overlay.copy_up(resolved), *args, **options)
+    def _make_folder(self, original: Any, path: str, mode: int = 0o777) -> None:
+        self._overlay.make_folder(path, lambda place: original(place, mode))
 
-        return call
+    def _remove(self, original: Any, path: str) -> None:
+        self._check_kind(path, is_folder=False)
+        self._overlay.remove(path)
 
-    def _mkdir(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
+    def _remove_folder(self, original: Any, path: str) -> None:
+        self._check_kind(path, is_folder=True)
+        if self._overlay.names(path):
+            raise _error(errno.ENOTEMPTY, path)
+        self._overlay.remove(path, tree=True)
 
-        def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None or not overlay.concerns(path):
-                return original(path, mode, dir_fd=dir_fd)
-            resolved = overlay.resolve(path)
-            return overlay.make_folder(resolved, lambda place: original(place, mode))
+    def _check_kind(self, path: str, *, is_folder: bool) -> None:
+        if (os.path.isdir(path) and not os.path.islink(path)) is not is_folder and self._exists(path):
+            raise _error(errno.ENOTDIR if is_folder else errno.EISDIR, path)
 
-        return mkdir
+    def _exists(self, path: str) -> bool:
+        return self._overlay.has(path) or self._overlay.is_real(path)
 
-    def _removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-        folders = original.__name__ == "rmdir"
+    def _remove_tree(
+        self, original: Any, path: str, ignore_errors: bool = False, *args: Any, **options: Any
+    ) -> None:
+        tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
+        if self._exists(path) or not tolerant:
+            self._overlay.remove(path, tree=True)
 
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None or not overlay.concerns(path):
-                return original(path, dir_fd=dir_fd)
-            resolved = overlay.resolve(path, follow=False)
-            if os.path.isdir(resolved) and not os.path.islink(resolved):
-                if not folders:
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-                if overlay.names(resolved):
-                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-            elif folders:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            return overlay.remove(resolved, tree=folders)
-
-        return remove
-
-    def _removing_trees(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
-            if not concerns(overlay, path, options):
-                return original(path, ignore_errors, *args, **options)
-            resolved = overlay.resolve(path, follow=False)
-            tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
-            if tolerant and not (overlay.has(resolved) or overlay.is_real(resolved)):
-                return None
-            return overlay.remove(resolved, tree=True)
-
-        return rmtree
-
-    def _renaming(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def rename(src: Any, dst: Any, **options: Any) -> None:
-            if not concerns(overlay, src, options) or not overlay.concerns(dst):
-                return original(src, dst, **options)
-            source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
-            return overlay.rename(source, target, self._writing.holds)
-
-        return rename
+    def _rename(self, original: Any, source: str, target: str) -> None:
+        self._overlay.rename(source, target, self._writing.holds)
 
     def _linking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         overlay = self._overlay
@@ -234,33 +228,24 @@ class ScriptFiles:
             if not concerns(overlay, dst, options):
                 return original(src, dst, *args, **options)
             path = overlay.resolve(dst, follow=False)
-            if overlay.is_real(path) or overlay.has(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
-            if REAL.lexists(path) or overlay.keeps(path):
-                return original(src, overlay.place(path))
-            return original(src, overlay.own(path))
+            if self._exists(path):
+                raise _error(errno.EEXIST, path)
+            is_over = REAL.lexists(path) or overlay.keeps(path)
+            return original(src, overlay.place(path) if is_over else overlay.own(path))
 
         return symlink
 
-    def _hard_linking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hard_link(self, original: Any, source: str, target: str, **options: Any) -> None:
         overlay = self._overlay
-
-        def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
-            if not concerns(overlay, src, options) or not overlay.concerns(dst):
-                return original(src, dst, *args, **options)
-            source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
-            if overlay.has(target) or overlay.is_real(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
-            free = not REAL.lexists(target) and not overlay.keeps(target)
-            if not free or overlay.has(source) or not overlay.is_made(source):
-                shutil.copyfile(src, dst)  # files from before are not to change by another name
-                return None
-            original(source, overlay.own(target))
-            if source in overlay.holding:
-                overlay.hold(target)
-            return None
-
-        return link
+        if self._exists(target):
+            raise _error(errno.EEXIST, target)
+        free = not REAL.lexists(target) and not overlay.keeps(target)
+        if not free or overlay.has(source) or not overlay.is_made(source):
+            shutil.copyfile(source, target)  # files from before are not to change by another name
+            return
+        original(source, overlay.own(target))
+        if source in overlay.holding:
+            overlay.hold(target)
 
     # --------------------------------------------------------------------------------------- other programs
 
@@ -297,6 +282,10 @@ class ScriptFiles:
                     "another program would change the files from before the run, or not find those with "
                     "tensors; use Python's os and shutil",
                 )
+
+
+def _error(number: int, path: Any) -> OSError:
+    return OSError(number, os.strerror(number), path)
 
 
 _REMOVING = {"rm", "mv", "rsync", "rmdir", "unlink", "truncate"}
@@ -349,7 +338,7 @@ class Looking:
         return scandir
 
     def _layered(self, path: Any) -> str | None:
-        """Return the folder `path`, resolved, if the script sees another one there than the system; else None."""
+        """Return the folder `path`, resolved, if the script sees another one there than the system."""
         overlay = self._overlay
         if overlay.is_empty or not overlay.concerns(path):
             return None

@@ -90,10 +90,16 @@ class Layer:
         if self.is_empty:
             return False
         while path != "/":
-            if REAL.lexists(self.marker(path)):
+            if REAL.lexists(self.marker(path)) and not self._is_written_since(path):
                 return True
             path = os.path.dirname(path)
         return False
+
+    def _is_written_since(self, path: str) -> bool:
+        """Return whether another program, or C code, wrote the file `path` after the script removed it."""
+        if not REAL.lexists(path) or REAL.isdir(path):
+            return False
+        return bool(REAL.lstat(path).st_mtime_ns > REAL.lstat(self.marker(path)).st_mtime_ns)
 
     def is_real(self, path: str) -> bool:
         """Return whether there is a real file or folder at `path` that the script can see."""
@@ -240,12 +246,16 @@ class Overlay(Layer):
     def keeps(self, path: str) -> bool:
         """Return whether all that the script writes to `path` belongs into the layer."""
         folder = os.path.dirname(path)
-        if self.has(path) or self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
+        if self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
+            return True
+        if self.has(path) and REAL.lexists(path):
             return True
         return self.is_before(path) and not REAL.isdir(path) and self.guards(folder)
 
     def own(self, path: str) -> str:
         """Return `path` as the script's from now on: it is written really, without tensors."""
+        if self.has(path):
+            remove(self.over(path), tree=True)
         if self.hides(path):
             REAL.remove(self.marker(path))
             if REAL.lexists(path):
@@ -256,7 +266,7 @@ class Overlay(Layer):
 
     def plain_place(self, path: str, *, extends: bool) -> str:
         """Return the place to write a file without tensors. `extends`: what is in it stays."""
-        if self.keeps(path):
+        if self.keeps(path) or (extends and self.has(path)):
             return self.copy_up(path) if extends else self.place(path)
         return path if extends and self.is_real(path) else self.own(path)
 

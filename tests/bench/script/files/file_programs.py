@@ -114,7 +114,7 @@ class Sequence:
             os.close(number)
             if subprocess.run(["cat", path], capture_output=True).stdout != data:
                 return "another program sees another file"
-        return data.decode('latin1')
+        return data.decode("latin1")
 
     def shape(self, path: str, data: bytes) -> Any:
         if data[:6] == b"\x93NUMPY":
@@ -219,10 +219,12 @@ class Sequence:
             torch.save(self.state(), file)
 
     def op_save_whole(self) -> None:
+        self.guarded.add("")
         torch.save(self.state(), "made.tmp")
         os.replace("made.tmp", self.tensor_name())
 
     def op_save_by_number(self) -> None:
+        self.guarded.add("")
         name = self.tensor_name()
         number, temporary = tempfile.mkstemp(dir=".")
         with os.fdopen(number, "wb") as file:

@@ -186,7 +186,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert run.written(tmp_path / "ckpt-1" / "model.pt").is_file()
 
 
-def test_other_programs_and_libraries_in_c_find_what_was_written(run_probe: RunScript, tmp_path: Path) -> None:
+def test_other_programs_and_libraries_in_c_find_what_was_written(
+    run_probe: RunScript, tmp_path: Path
+) -> None:
     """After a number of the device was read, as Hugging Face's datasets writes its cache."""
     run = run_probe(
         HEAD
