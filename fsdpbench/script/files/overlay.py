@@ -120,7 +120,8 @@ class Layer:
         if self.has(path):
             inside = REAL.listdir(self.over(path))
             for name in inside:
-                if name.startswith(_GONE):
+                real = os.path.join(path, name.removeprefix(_GONE))
+                if name.startswith(_GONE) and not self._is_written_since(real):
                     found.pop(name.removeprefix(_GONE), None)
             found.update(dict.fromkeys(name for name in inside if not name.startswith(_GONE)))
         return list(found)
@@ -256,10 +257,9 @@ class Overlay(Layer):
         """Return `path` as the script's from now on: it is written really, without tensors."""
         if self.has(path):
             remove(self.over(path), tree=True)
-        if self.hides(path):
-            REAL.remove(self.marker(path))
-            if REAL.lexists(path):
-                REAL.remove(path)
+        if self.hides(path) and REAL.lexists(path):
+            REAL.remove(path)
+        self.show(path)
         if REAL.isdir(os.path.dirname(path)) and not self.is_made(path):
             self.made.add(path)
         return path
@@ -311,6 +311,11 @@ class Overlay(Layer):
             REAL.makedirs(os.path.dirname(marker))
             os.close(REAL.open(marker, os.O_CREAT | os.O_WRONLY))
 
+    def show(self, path: str) -> None:
+        """Let the script see the real `path` again."""
+        if REAL.lexists(self.marker(path)):
+            REAL.remove(self.marker(path))
+
     def copy_up(self, path: str) -> str:
         """Copy the real file `path` into the layer, to be changed there; return the copy's path."""
         target = self.place(path)
@@ -353,7 +358,7 @@ class Overlay(Layer):
         names = REAL.listdir(path) if REAL.isdir(path) and not self.hides(parent) else None
         if names is None or any(holds_arrays(os.path.join(path, name)) is not False for name in names):
             return make(self.place(path))
-        REAL.remove(self.marker(path))
+        self.show(path)
         for name in names:
             self.hide(os.path.join(path, name))
         return None

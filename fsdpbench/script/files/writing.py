@@ -79,11 +79,7 @@ class Writing:
             with io.FileIO(over) as source, io.FileIO(path, "w") as target:
                 shutil.copyfileobj(source, target)
             REAL.remove(over)
-        self._reveal(path)
-
-    def _reveal(self, path: str) -> None:
-        if self.overlay.hides(path):
-            REAL.remove(self.overlay.marker(path))
+        self.overlay.show(path)
         self.overlay.made.add(path)
 
     def mapped(self, number: int) -> None:
