@@ -1,13 +1,13 @@
 """Public training programs on simulated GPUs: environments, runs, and the table `docs/programs.md`.
 
-    python ci/programs.py FOLDER                      all of ci/programs/*.toml; environments are made in FOLDER
-    python ci/programs.py FOLDER --only trl-sft       some programs; the rows of the others stay
+    python ci/programs.py FOLDER                   all of ci/programs/*.toml; makes environments in FOLDER
+    python ci/programs.py FOLDER --only trl-sft    some programs; the rows of the others stay
     python ci/programs.py FOLDER --environment hf=PATH    use an environment that is there already
-    python ci/programs.py FOLDER --sanitize           each program again, with `fsdpbench run --sanitize`
-    python ci/programs.py FOLDER --table              write the table of the results in ci/measured/programs
+    python ci/programs.py FOLDER --sanitize        each program again, with `fsdpbench run --sanitize`
+    python ci/programs.py FOLDER --table           write the table of the results in ci/measured/programs
 
-A program is a row of a file of rows in `ci/programs` (huggingface.toml explains the columns). Its folder in `ci/programs`, if it has one, is copied to where it
-runs; `prepare.py` of that folder (or the `prepare` of the row) makes its data and random weights first.
+A program is a row of a file of rows in `ci/programs` (huggingface.toml explains the columns). Its folder in
+`ci/programs`, if it has one, is copied to where it runs; `prepare.py` of that folder (or the `prepare` of the row) makes its data and random weights first.
 `command` is what comes after `fsdpbench run`; `{python}`, `{scripts}` and `{site}` are the environment's
 interpreter, its folder of commands and its packages' folder. Nothing is downloaded but packages.
 """
@@ -37,9 +37,10 @@ OFFLINE = {
 }
 HEAD = """# Public programs that were tried
 
-Each program runs unmodified on simulated GPUs, with random weights and small data made on the spot. `python ci/programs.py FOLDER`
-makes the environments, runs all and writes this page. "Its example" says where the program's text comes from: *in the package* (the
-installed file is started), *as documented* (written as the package's documentation shows it, because the wheel has no example).
+Each program runs unmodified on simulated GPUs, with random weights and small data made on the spot.
+`python ci/programs.py FOLDER` makes the environments, runs all and writes this page. "Its example" says where
+the program's text comes from: *in the package* (the installed file is started), *as documented* (written as
+the package's documentation shows it, because the wheel has no example).
 
 "Ready" is the processor time of the whole run, imports included. MFU is empty where dtypes are mixed.
 
@@ -192,7 +193,8 @@ def page(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
     median = f", {times[len(times) // 2]:.0f} s of processor time in the median" if times else ""
     lines = [HEAD + f"{len(good)} of {len(known)} run{median}.\n"]
     lines += [
-        "| program | versions | its example | GPUs | step, ms | GiB allocated | GiB reserved | MFU | ready, s |",
+        "| program | versions | its example | GPUs | step, ms | GiB allocated | GiB reserved | MFU "
+        "| ready, s |",
         "|---|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for row, found in good:
@@ -201,7 +203,8 @@ def page(rows: list[dict[str, Any]], results: dict[str, Any]) -> str:
         memory = [f"{(found[f'{kind}_bytes'] or 0) / 2**30:.2f}" for kind in ("allocated", "reserved")]
         lines.append(
             f"| {row['title']} | {versions} | {row['example']} | {found['gpus']} × {found['hardware']} | "
-            f"{1e3 * found['step_time_s']:,.1f} | {memory[0]} | {memory[1]} | {mfu} | {found['cpu_s'] or 0:.0f} |"
+            f"{1e3 * found['step_time_s']:,.1f} | {memory[0]} | {memory[1]} | {mfu} | "
+            f"{found['cpu_s'] or 0:.0f} |"
         )
     notes = [(row, row["needed"]) for row, _ in good if row.get("needed")]
     if notes:

@@ -1,4 +1,4 @@
-"""Make `texts/train.jsonl`, `pairs/train.jsonl` (preferences), `text.txt` and a tokenizer of 1,000 words here."""
+"""Make `texts/train.jsonl`, `pairs/train.jsonl` (preferences), `text.txt` and a tokenizer of 1,000 words."""
 
 import json
 import random

@@ -113,7 +113,7 @@ class PointPool:
             raise BenchError(
                 "no configuration can be started: the fork server ended, its error is above"
             ) from None
-        used = UsedTime(process.pid)
+        used = UsedTime(process.pid or 0)
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp(), used))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:

@@ -21,7 +21,7 @@ _IDLE = 0.05
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds of a process group until now: on processors (all together), and waiting for one (the process
+    """Seconds that a process group used so far: on processors (all together), and waiting for one (the process
     that waited longest)."""
 
     at: float

@@ -23,7 +23,7 @@ with accelerator.main_process_first():
     tokenized = raw.map(lambda rows: tokenizer(rows["text"]), batched=True, remove_columns=["text"])
 
     def group(rows):
-        joined = {name: sum(rows[name], []) for name in rows}
+        joined = {name: [token for row in rows[name] for token in row] for name in rows}
         total = len(joined["input_ids"]) // 512 * 512
         parts = {name: [tokens[i : i + 512] for i in range(0, total, 512)] for name, tokens in joined.items()}
         parts["labels"] = parts["input_ids"].copy()

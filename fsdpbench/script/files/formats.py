@@ -1,7 +1,7 @@
 """Which files hold arrays, by their first bytes: what was in memory may have been written by any library.
 
 A script that copied tensors into arrays or bytes (`tensor.numpy()`, `torch.save` into a buffer) may write
-them anywhere. Of the files written after that, those in a format for arrays are taken to hold them. Formats
+them anywhere. Of the files written after that, those in a format for arrays are assumed to hold them. Formats
 of tables, databases and text are never a checkpoint.
 """
 

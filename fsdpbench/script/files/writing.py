@@ -1,7 +1,7 @@
 """Files that hold simulated tensors, and the writers of tensors: torch, safetensors, numpy.
 
 `torch.save` and safetensors say which file they write to. Once tensors have become bytes or arrays in memory,
-`formats.py` decides by the content. A file from before the run is written anew in the layer first: it is
+`formats.py` decides by the content. A file that replaces one from before the run is written in the layer first: it is
 known at its end whether it holds tensors. If not, it takes the place of the old one.
 """
 
@@ -43,7 +43,7 @@ class Writing:
         return path in self.overlay.holding or self.escaped.may_be_in(path, unknown=False)
 
     def open(self, path: str, mode: str, buffering: int) -> Any:
-        """Open the file `path` (resolved), from before the run, to write it anew."""
+        """Open the file `path` (resolved), from before the run, to replace its content."""
         place = self.overlay.place(path)
         raw = _Raw(place, mode.replace("b", "").replace("t", ""))
         raw.writing, raw.name = self, path
@@ -57,7 +57,7 @@ class Writing:
         return file
 
     def ended(self, raw: _Raw, number: int) -> None:
-        """Decide where a complete file belongs. `number`: its descriptor, until now."""
+        """Decide where a complete file belongs. `number`: the descriptor that it had."""
         path = str(raw.name)
         if self._open.pop(number, None) is None:
             return

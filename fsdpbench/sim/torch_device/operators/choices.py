@@ -39,8 +39,8 @@ _SCATTERS = {"scatter", "scatter_"}
 _LARGEST = {"any", "max", "amax"}
 _OF_NUMBERS = {
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor",
-    "bitwise_and", "bitwise_or", "bitwise_not", "sum", "count_nonzero", "any", "all", "cumsum", "clone", "roll",
-    "clamp", "clamp_min", "add", "sub", "mul", "_to_copy", "max", "min", "amax", "copy_",
+    "bitwise_and", "bitwise_or", "bitwise_not", "sum", "count_nonzero", "any", "all", "cumsum", "clone",
+    "roll", "clamp", "clamp_min", "add", "sub", "mul", "_to_copy", "max", "min", "amax", "copy_",
 }  # fmt: skip
 """Operators on whole numbers that are computed on the host beside."""
 _SUMS = {"sum", "count_nonzero"}
