@@ -7,8 +7,8 @@
     python ci/programs.py FOLDER --table           write the table of the results in ci/measured/programs
 
 A program is a row of a file of rows in `ci/programs` (huggingface.toml explains the columns). Its folder in
-`ci/programs`, if it has one, is copied to where it runs; `prepare.py` of that folder (or the `prepare` of the row) makes its data and random weights first.
-`command` is what comes after `fsdpbench run`; `{python}`, `{scripts}` and `{site}` are the environment's
+`ci/programs`, if it has one, is copied to where it runs; `prepare.py` of that folder (or the `prepare` of the row) makes its data and random weights
+first. `command` is what comes after `fsdpbench run`; `{python}`, `{scripts}` and `{site}` are the environment's
 interpreter, its folder of commands and its packages' folder. Nothing is downloaded but packages.
 """
 

@@ -21,8 +21,8 @@ _IDLE = 0.05
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds that a process group used so far: on processors (all together), and waiting for one (the process
-    that waited longest)."""
+    """Seconds that a process group used so far: on processors (all together), and waiting for one (the
+    process that waited longest)."""
 
     at: float
     processor_s: float

@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch.distributed.launcher.api import elastic_launch
 
 from fsdpbench.script.interposing import around
 
-_STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "colossalai.cli.")
+_STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
 """Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
+_PROGRAMS = ("python", "torchrun")
 _COUNTS = (
     "nproc",
     "nnodes",
@@ -88,6 +90,7 @@ def _starting(original: Any) -> Callable[..., Any]:
         environment: Mapping[str, str] = options.get("env") or os.environ
         process.args, process.pid, process.returncode = words, os.getpid(), 0
         process.stdin = process.stdout = process.stderr = None
+        process._communication_started = False
         world = environment.get("WORLD_SIZE", os.environ["WORLD_SIZE"])
         if world != os.environ["WORLD_SIZE"]:
             raise OtherWorldError(1, int(world))
@@ -100,20 +103,25 @@ def _starting(original: Any) -> Callable[..., Any]:
 
 
 def _is_worker(words: Any) -> bool:
-    """Return whether a launcher starts a Python program with these words."""
+    """Return whether a launcher starts a Python program, or another launcher, with these words."""
     if isinstance(words, (str, bytes)) or not words:
         return False
-    caller = sys._getframe(2).f_globals
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == subprocess.__file__:
+        frame = frame.f_back
+    caller = {} if frame is None else frame.f_globals
     spec = caller.get("__spec__")
     name = str(caller.get("__name__")) if spec is None else spec.name
-    return name.startswith(_STARTERS) and os.path.basename(os.fsdecode(words[0])).startswith("python")
+    return name.startswith(_STARTERS) and os.path.basename(os.fsdecode(words[0])).startswith(_PROGRAMS)
 
 
 def run_program(words: Sequence[str]) -> None:
     """Run a command line in this process: `[python, -u, train.py, ...]`, `[python, -m, package.train, ...]`
     or `[train.py, ...]`."""
     rest = list(words)
-    if os.path.basename(rest[0]).startswith("python"):
+    if os.path.basename(rest[0]) == "torchrun":
+        rest = ["-m", "torch.distributed.run", *rest[1:]]
+    elif os.path.basename(rest[0]).startswith("python"):
         rest = rest[1:]
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[1:]

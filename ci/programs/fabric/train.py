@@ -31,7 +31,6 @@ for step, (batch,) in enumerate(loader):
     optimizer.step()
     optimizer.zero_grad()
     fabric.print(f"step {step}: {loss.item():.3f}")
-    if step == 4:
-        fabric.save("checkpoint", {"model": model, "optimizer": optimizer, "step": step})
     if step == 12:
         break
+fabric.save("checkpoint", {"model": model, "optimizer": optimizer})

@@ -17,7 +17,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 _LAUNCHERS = {
-    "torchrun", "accelerate", "deepspeed", "fabric", "composer", "torch.distributed.run",
+    "torchrun", "accelerate", "deepspeed", "fabric", "composer", "llamafactory-cli", "torch.distributed.run",
     "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip

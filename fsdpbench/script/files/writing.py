@@ -1,8 +1,8 @@
 """Files that hold simulated tensors, and the writers of tensors: torch, safetensors, numpy.
 
 `torch.save` and safetensors say which file they write to. Once tensors have become bytes or arrays in memory,
-`formats.py` decides by the content. A file that replaces one from before the run is written in the layer first: it is
-known at its end whether it holds tensors. If not, it takes the place of the old one.
+`formats.py` decides by the content. A file that replaces one from before the run is written in the layer
+first: at its end it is known whether it holds tensors. If not, it takes the place of the old one.
 """
 
 from __future__ import annotations
