@@ -6,10 +6,11 @@
     python ci/programs.py FOLDER --sanitize        each program again, with `fsdpbench run --sanitize`
     python ci/programs.py FOLDER --table           write the table of the results in ci/measured/programs
 
-A program is a row of a file of rows in `ci/programs` (huggingface.toml explains the columns). Its folder in
-`ci/programs`, if it has one, is copied to where it runs; `prepare.py` of that folder (or the `prepare` of the row) makes its data and random weights
-first. `command` is what comes after `fsdpbench run`; `{python}`, `{scripts}` and `{site}` are the environment's
-interpreter, its folder of commands and its packages' folder. Nothing is downloaded but packages.
+A program is a row of a file in `ci/programs` (huggingface.toml explains the columns). Its folder in
+`ci/programs`, if it has one, is copied to where it runs; `prepare.py` of that folder (or the `prepare` of the
+row) makes its data and random weights first. `command` is what comes after `fsdpbench run`; `{python}`,
+`{scripts}` and `{site}` are the environment's interpreter, its folder of commands and its packages' folder.
+Nothing is downloaded but packages.
 """
 
 from __future__ import annotations

@@ -18,7 +18,14 @@ folder = Path("checkpoint")
 folder.mkdir(exist_ok=True)
 tokenizer.save(str(folder / "tokenizer.json"))
 (folder / "tokenizer_config.json").write_text(
-    json.dumps({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True})
+    json.dumps(
+        {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "add_bos_token": True,
+            "tokenizer_class": "GPTNeoXTokenizer",
+        }
+    )
 )
 config = Config.from_name("pythia-160m", n_layer=6)
 torch.manual_seed(0)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 words = [f"word{number}" for number in range(1000)]
 rows = [
-    {"instruction": " ".join(random.choices(words, k=30)), "input": "", "output": " ".join(random.choices(words, k=90))}
+    {
+        "instruction": " ".join(random.choices(words, k=30)),
+        "input": "",
+        "output": " ".join(random.choices(words, k=90)),
+    }
     for _ in range(400)
 ]
 Path("rows.json").write_text(json.dumps(rows))

@@ -19,7 +19,7 @@ from fsdpbench.reports.result import Status as Status
 
 TRACE_FOLDER = "trace"
 STEPS_FILE = "steps.txt"
-"""In the folder of a script that runs: its steps until now, in words."""
+"""In the folder of a script that runs: its steps so far, in words."""
 
 
 def write_record(record: RankRecord, folder: Path) -> Path:
