@@ -1,4 +1,4 @@
-"""Causal language modelling with accelerate, without Trainer: as `run_clm_no_trainer.py` does it."""
+"""Causal language modelling with accelerate, without Trainer, as transformers' example without Trainer does it."""
 
 import argparse
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.overlay import REAL, Layer, Overlay
+from fsdpbench.script.files.overlay import REAL, Layer, Overlay, settle
 from fsdpbench.script.files.writing import Checkpoints, Writing
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
@@ -68,7 +68,7 @@ class ScriptFiles:
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
         overlay = self._overlay
-        overlay.settle(self._writing.holds)
+        settle(overlay, self._writing.holds)
         if overlay.is_empty:
             return None
         kept, gone = overlay.kept(), overlay.gone()
@@ -254,7 +254,7 @@ class ScriptFiles:
 
         def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
             words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
-            self._refuse(words, options.get("cwd") or os.getcwd())
+            _refuse(self._overlay, words, options.get("cwd") or os.getcwd())
             original(process, args, *others, **options)
 
         return init
@@ -263,25 +263,25 @@ class ScriptFiles:
         """Wrap `os.system`: programs that would change files from before are refused."""
 
         def system(command: Any) -> int:
-            self._refuse(os.fsdecode(command).split(), os.getcwd())
+            _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
             return original(command)
 
         return system
 
-    def _refuse(self, words: list[str], folder: Any) -> None:
-        """Refuse programs that would move or remove files from before the run, or do not find the layer's."""
-        names = {os.path.basename(word) for word in words}
-        if not names & (_REMOVING | _COPYING):
-            return
-        overlay = self._overlay
-        for word in words[1:]:
-            path = overlay.resolve(os.path.join(folder, word))
-            if overlay.has(path) or (names & _REMOVING and overlay.is_before(path) and word[:1] != "-"):
-                raise NotSimulatedError(
-                    f"'{' '.join(words)[:80]}'",
-                    "another program would change the files from before the run, or not find those with "
-                    "tensors; use Python's os and shutil",
-                )
+
+def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
+    """Refuse programs that would move or remove files from before the run, or do not find the layer's."""
+    names = {os.path.basename(word) for word in words}
+    if not names & (_REMOVING | _COPYING):
+        return
+    for word in words[1:]:
+        path = overlay.resolve(os.path.join(folder, word))
+        if overlay.has(path) or (names & _REMOVING and overlay.is_before(path) and word[:1] != "-"):
+            raise NotSimulatedError(
+                f"'{' '.join(words)[:80]}'",
+                "another program would change the files from before the run, or not find those with "
+                "tensors; use Python's os and shutil",
+            )
 
 
 def _error(number: int, path: Any) -> OSError:

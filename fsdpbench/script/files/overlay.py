@@ -218,7 +218,7 @@ class Overlay(Layer):
         self.on_place: Callable[[str], object] | None = None
         """Called with each path over which a file is about to be written here, or that holds tensors."""
         self._linked: set[str] = set()
-        self._state = Path(f"{self.root}.open.json")
+        self.state = Path(f"{self.root}.open.json")
 
     # ------------------------------------------------------------------------------- what belongs to whom
 
@@ -279,7 +279,7 @@ class Overlay(Layer):
 
     def _save(self) -> None:
         state = {"made": sorted(self.made), "holding": sorted(self.holding)}
-        write_whole(self._state, json.dumps(state))
+        write_whole(self.state, json.dumps(state))
 
     # ------------------------------------------------------------------------------------------ the layer
 
@@ -423,31 +423,31 @@ class Overlay(Layer):
             self.hold(target + each.removeprefix(source))
         return None
 
-    # ---------------------------------------------------------------------------------- the run has ended
 
-    def settle(self, holds: Callable[[str], bool]) -> None:
-        """Move all files that hold tensors into the layer; of a folder that the run has made all with it."""
-        links = []
-        for made in sorted(self.made):
-            if os.path.islink(made):
-                links.append(made)
-            elif REAL.isdir(made):
-                self._settle_folder(made, holds)
-            elif REAL.lexists(made) and holds(made):
-                self.absorb(made)
-        for link in links:
-            if REAL.lexists(link) and not os.path.exists(link):
-                self.absorb(link)
-        self._state.unlink(missing_ok=True)
+def settle(overlay: Overlay, holds: Callable[[str], bool]) -> None:
+    """Move all files that hold tensors into the layer; of a folder that the run has made all with it."""
+    links = []
+    for made in sorted(overlay.made):
+        if os.path.islink(made):
+            links.append(made)
+        elif REAL.isdir(made):
+            _settle_folder(overlay, made, holds)
+        elif REAL.lexists(made) and holds(made):
+            overlay.absorb(made)
+    for link in links:
+        if REAL.lexists(link) and not os.path.exists(link):
+            overlay.absorb(link)
+    overlay.state.unlink(missing_ok=True)
 
-    def _settle_folder(self, folder: str, holds: Callable[[str], bool]) -> None:
-        inside = [os.path.join(folder, name) for name in REAL.listdir(folder)]
-        folders = [path for path in inside if REAL.isdir(path)]
-        if any(holds(path) for path in inside if path not in folders):
-            return self.absorb(folder)
-        for each in folders:
-            self._settle_folder(each, holds)
-        return None
+
+def _settle_folder(overlay: Overlay, folder: str, holds: Callable[[str], bool]) -> None:
+    inside = [os.path.join(folder, name) for name in REAL.listdir(folder)]
+    folders = [path for path in inside if REAL.isdir(path)]
+    if any(holds(path) for path in inside if path not in folders):
+        return overlay.absorb(folder)
+    for each in folders:
+        _settle_folder(overlay, each, holds)
+    return None
 
 
 def settle_after_death(folder: Path) -> None:
@@ -458,7 +458,7 @@ def settle_after_death(folder: Path) -> None:
     except (OSError, ValueError):
         return
     overlay.made, overlay.holding = set(state["made"]), set(state["holding"])
-    overlay.settle(overlay.holding.__contains__)
+    settle(overlay, overlay.holding.__contains__)
 
 
 def _is_in(path: str, folder: str) -> bool:

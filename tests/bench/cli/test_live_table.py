@@ -91,5 +91,4 @@ def test_a_long_run_says_how_far_it_is_and_what_it_waits_for(
     assert capsys.readouterr().err.splitlines() == [
         "1 of 7 steps after 11 s, 3 s of them on processors (--timeout 600)",
         "2 of 7 steps after 32 s, 3 s of them on processors (--timeout 600); stands in x",
-        "2 of 7 steps after 45 s, 3 s of them on processors (--timeout 600); stands in x",
     ]
