@@ -1,4 +1,4 @@
-"""Causal language modelling with accelerate, without Trainer, as transformers' example without Trainer does it."""
+"""Causal language modelling with accelerate alone, as transformers' example without Trainer."""
 
 import argparse
 
