@@ -22,19 +22,22 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.shared_log import SharedLog
 from fsdpbench.base.reading import MIB, read_tail
-from fsdpbench.engine.results.records import Status, read_records
+from fsdpbench.engine.results.records import STEPS_FILE, Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
 from fsdpbench.launch.rank_files import how_it_ended, innermost_frame
+from fsdpbench.launch.used_time import PointState, UsedTime
 from fsdpbench.reports.result import Result
 
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0
 """Past its own timeout a point may still write its result; then it is killed."""
 _ANSWER_S = 0.5
+_PATIENCE_S = 30.0
+"""What does nothing for that long says what it waits for."""
 
 
 @dataclass
@@ -44,10 +47,11 @@ class _Running:
     process: Any
     began: float
     started: str
+    used: UsedTime
 
     @property
-    def deadline(self) -> float:
-        return self.began + self.config.measurement.timeout_s + _GRACE_S
+    def is_late(self) -> bool:
+        return self.used.used_s() > self.config.measurement.timeout_s + _GRACE_S
 
 
 class PointPool:
@@ -87,6 +91,10 @@ class PointPool:
     def has_room(self) -> bool:
         return len(self._running) < self.jobs
 
+    def states(self) -> list[PointState]:
+        """Return how far each running point is."""
+        return [_state_of(point) for point in self._running if point.process.is_alive()]
+
     def start(self, config: Config, folder: Path) -> None:
         """Start `config`; what it leaves is in `folder`, which exists already."""
         try:
@@ -103,14 +111,15 @@ class PointPool:
             raise BenchError(
                 "no configuration can be started: the fork server ended, its error is above"
             ) from None
-        self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
+        used = UsedTime(process.pid or 0)
+        self._running.append(_Running(config, folder, process, time.monotonic(), timestamp(), used))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
         """Yield points that ended within `wait_s` seconds, each with its folder and result."""
         wait([point.process.sentinel for point in self._running], timeout=wait_s)
         for point in list(self._running):
             if point.process.is_alive():
-                if time.monotonic() < point.deadline:
+                if time.monotonic() - point.began < point.config.measurement.timeout_s or not point.is_late:
                     continue
                 place = _place(point)
                 _kill(point)
@@ -138,6 +147,14 @@ def _place(point: _Running) -> str:
     return ""
 
 
+def _state_of(point: _Running) -> PointState:
+    done = read_tail(point.folder / STEPS_FILE, 100).split()
+    idle = point.used.idle_s()
+    place = _place(point) if idle > _PATIENCE_S else ""
+    waits = f"has done nothing for {idle:.0f} s{place}" if place else None
+    return PointState(point.config, point.used.processor_s(), " ".join(done) or None, waits)
+
+
 def _result_of(point: _Running) -> Result:
     if (result := result_in(point.folder)) is not None:
         return result  # else it died before or while writing
@@ -149,6 +166,10 @@ def _result_of(point: _Running) -> Result:
 
 def _late_result(point: _Running, outcome: Outcome) -> Result:
     took = time.monotonic() - point.began
+    if (point.folder / "files.open.json").exists():  # its files with tensors are where it wrote them
+        from fsdpbench.script.files.overlay import settle_after_death
+
+        settle_after_death(point.folder)
     try:
         free = shutil.disk_usage(point.folder).free
         if outcome.status is not Status.OK and free < _FULL_DISK_BYTES:

@@ -30,6 +30,7 @@ from fsdpbench.engine.results.result import Outcome
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result
 
 _START_GRACE_S = 120.0
@@ -108,6 +109,10 @@ class SlurmPool:
     def start(self, config: Config, folder: Path) -> None:
         """Take `config` in; jobs are submitted together, so that simulated ones become an array."""
         self._waiting.append((config, folder))
+
+    def states(self) -> list[PointState]:
+        """Return nothing: the queue does not say how far a job is."""
+        return []
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, Result]]:
         """Yield points whose jobs have ended, each with its folder and result."""

@@ -50,9 +50,9 @@ class OwnFiles:
     """The files of one script: answers by their names, as code objects have them."""
 
     def __init__(self, source: ScriptSource) -> None:
-        self._script = source.path
+        self._script = source.program[0]
         self._folder = str(source.own_folder) + os.sep
-        self._whole = str(Path(source.path).absolute())
+        self._whole = str(Path(self._script).absolute())
         self._known: dict[str, bool] = {}
 
     def whole_name(self, name: str) -> str:

@@ -22,17 +22,19 @@ import torch
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import ScriptSource, StepsBy
+from fsdpbench.base.files.whole_files import write_whole
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.base.torch_internals import dynamo  # noqa: F401
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.sim import SimDevice
-from fsdpbench.engine.results.records import RankRecord, Status, trace_path, write_record
+from fsdpbench.engine.results.records import STEPS_FILE, RankRecord, Status, trace_path, write_record
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.host_fills import skip_large_fills
+from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
@@ -86,12 +88,15 @@ class _Run:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
         trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
         self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        self._ends: list[float] = []
         self.device.on_out_of_memory(self._out_of_memory)
         self.optimizers = Optimizers(self.own_files)
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
-        counted.on_step = self.steps.ended
+        counted.on_step = self._step_ended
+        self.optimizers.on_made = self.steps.begin
         self.files = ScriptFiles(folder, self.simulation.accelerator)
         self.files.install()
+        run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
             self.recorder.follow_files(self.files.overlay, rank_0 / "files")
@@ -100,6 +105,14 @@ class _Run:
         variation = config.what_if.variation if config.what_if is not None else None
         self.varied = Varied(variation, waits, self.simulation) if variation else None
         self.observed = Observed(self.own_files, waits, folder, self.simulation)
+
+    def _step_ended(self) -> None:
+        """End a step, and say how far the script is to those who wait for it."""
+        self._ends.append(time.monotonic())
+        done = len(self._ends)
+        pace = f", {(self._ends[-1] - self._ends[0]) / (done - 1):.1f} s each" if done > 1 else ""
+        write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
+        self.steps.ended()
 
     def _out_of_memory(self, message: str) -> None:
         record = self.record
@@ -126,6 +139,7 @@ class _Run:
     def conclude(self, status: Status, cause: str | None) -> Status:
         """Write the record of a script that ended with `status`; return the final status."""
         record, device, steps = self.record, self.device, self.steps
+        (self.folder / STEPS_FILE).unlink(missing_ok=True)
         record.status, record.cause = status, cause
         record.redirected_files = self.files.settle()
         steps.finish()
@@ -215,9 +229,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
     if source.steps_by is StepsBy.OPTIMIZER:
         reasons += optimizers.without_steps()
     reasons += decisions.in_words()
-    return (
-        f"{'; '.join(reasons)}; at least 2 are needed, better 7. --steps-by names another way to count them"
-    )
+    return f"{'; '.join(reasons)}; at least 1 is needed, better 7. --steps-by names another way to count them"
 
 
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:

@@ -75,8 +75,15 @@ class Steps:
         self._trace: SimulatedTrace | None = None
         self._traced_until = 0
         self._done = False
+        self._began: Marker | None = None
+        self._first: tuple[StepMemory, Flops] | None = None
 
     # --------------------------------------------------------------------------------------- the script runs
+
+    def begin(self) -> None:
+        """Note that training may begin now: an optimizer was made."""
+        if not self.count:
+            self._began = self._accelerator.timeline.record(self._accelerator.stream)
 
     def ended(self) -> None:
         """End a step.
@@ -117,6 +124,7 @@ class Steps:
     def _end_timed_step(self) -> None:
         self._mark()
         memory, flops = self._take_memory(), self._take_flops()
+        self._first = self._first or (memory, flops)
         if self.count > self._warmup:
             self.memory.append(memory)
             self.flops.append(flops)
@@ -157,6 +165,8 @@ class Steps:
         if self._trace is not None:
             self._close_trace()
         self._accelerator.timeline.drain()
+        if self.count == 1 and self._first is not None:
+            self.memory, self.flops = [self._first[0]], [self._first[1]]
 
     def _close_trace(self) -> None:
         """Write the trace if it holds a whole step, else drop it."""
@@ -179,15 +189,24 @@ class Steps:
 
     @property
     def step_times_s(self) -> list[float]:
-        """Return the times of the timed steps."""
+        """Return the times of the timed steps; of a single step that from when its optimizer was made."""
+        if self.count == 1 and self._began is not None:
+            return [(self._stretches[0][0].time - self._began.time) / 1e9]
         return self.times_s[len(self.warmup_times_s) :]
+
+    @property
+    def wanted(self) -> int:
+        """Return the number of steps that are measured."""
+        return self._warmup + self._timed + self._to_trace
 
     @property
     def notes(self) -> list[str]:
         """Return remarks on this measurement for its reader."""
-        wanted = self._warmup + self._timed + self._to_trace
+        wanted = self.wanted
         if self.count >= wanted:
             return []
+        if self.count == 1:
+            return ["the script made one step: its first, which also allocates memory and builds its states"]
         missing = [] if self.traced_times_s else ["times by kind, communication and overlap"]
         if self.count <= self._warmup:
             missing.append("a step after the warm-up")
@@ -225,6 +244,7 @@ class Optimizers:
 
     def __init__(self, own_files: OwnFiles) -> None:
         self.on_step: Callable[[], None] | None = None
+        self.on_made: Callable[[], None] = lambda: None
         self._own_files = own_files
         self._made: list[MadeOptimizer] = []
         self._leading: torch.optim.Optimizer | None = None
@@ -237,6 +257,7 @@ class Optimizers:
             made = MadeOptimizer(type(optimizer).__name__, self._own_files.place(self._own_files.innermost()))
             self._made.append(made)
             setattr(optimizer, MADE, made)
+            self.on_made()
 
         return init
 

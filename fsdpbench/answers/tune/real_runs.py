@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fsdpbench.answers.tune.front import Candidate, Goal, judged
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.index import refresh_index
 from fsdpbench.engine.results.store import Store
+from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.runner import run_sweep
 from fsdpbench.sweep.trials import Progress, jobs_for
@@ -88,8 +89,8 @@ class _Continued(Progress):
     def finished(self, config: Config, result: Result) -> None:
         self._inner.finished(config, result)
 
-    def tick(self) -> None:
-        self._inner.tick()
+    def tick(self, states: Callable[[], list[PointState]]) -> None:
+        self._inner.tick(states)
 
     def end(self) -> None: ...
 

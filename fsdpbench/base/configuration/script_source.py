@@ -6,14 +6,20 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, read_bytes
 
+_LAUNCHERS = {
+    "torchrun", "accelerate", "deepspeed", "fabric", "composer", "llamafactory-cli", "torch.distributed.run",
+    "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
+}  # fmt: skip
 _LEFT_OUT = ("module", "check_ranks")
 """Not recorded where they say nothing."""
 
@@ -52,24 +58,41 @@ class ScriptSource:
     ) -> ScriptSource:
         """Return the source of the script at `path`; `check_ranks`: ranks to compare. Raises `UsageError` if
         the file cannot be read."""
+        source = cls(str(path), arguments, "", steps_by, to_the_end, module, check_ranks)
         try:
-            digest = hashlib.sha256(read_bytes(path, LARGEST_JSON)).hexdigest()
+            content = read_bytes(path, LARGEST_JSON)
+            if source.program[0] != str(path):
+                content += read_bytes(Path(source.program[0]), LARGEST_JSON)
         except UnreadableError as error:
             raise UsageError(f"--script {error}") from None
-        return cls(str(path), arguments, digest, steps_by, to_the_end, module, check_ranks)
+        return replace(source, digest=hashlib.sha256(content).hexdigest())
+
+    @property
+    def program(self) -> tuple[str, str]:
+        """Return the file and the module's name of the training program: those that a launcher starts."""
+        if (self.module or Path(self.path).name) not in _LAUNCHERS:
+            return self.path, self.module
+        for option, word in pairwise(("", *self.arguments)):
+            if option in ("-m", "--module") and not word.startswith("-"):
+                return str(file_of_module(word)), word
+            if word.endswith(".py") and Path(word).is_file():
+                return word, ""
+        return self.path, self.module
 
     @property
     def name(self) -> str:
         """Return the file's name, or the module's."""
-        return self.module or Path(self.path).name
+        path, module = self.program
+        return module or Path(path).name
 
     @property
     def own_folder(self) -> Path:
         """Where the script's own files are: beside it, or in its package."""
-        path = Path(self.path).absolute()
-        if not self.module:
+        file, module = self.program
+        path = Path(file).absolute()
+        if not module:
             return path.parent
-        package = self.module.partition(".")[0]
+        package = module.partition(".")[0]
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 
     def to_dict(self) -> dict[str, Any]:

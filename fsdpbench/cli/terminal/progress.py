@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 from rich.console import Console, Group
@@ -15,6 +16,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import best_words, compiled_words, each, headline, plus_minus, shortened
+from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
 
@@ -73,20 +75,38 @@ def _sampled(result: Result) -> list[str]:
 
 
 class WaitingProgress(Progress):
-    """The progress of one configuration: a line every ten seconds, with its time limit in seconds."""
+    """The progress of one configuration, with its time limit in seconds: one line that changes on a terminal,
+    else a line after 10 s, 20 s, 40 s and so on."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timeout_s
-        self._began = self._reported = time.monotonic()
+        self._began = self._asked = time.monotonic()
+        self._next_s = _PATIENCE_S
+        self._over = self._waits = False
 
     def begin(self, total: int, already_done: int) -> None:
-        self._began = self._reported = time.monotonic()
+        self._began = self._asked = time.monotonic()
 
-    def tick(self) -> None:
-        now = time.monotonic()
-        if now - self._reported >= _PATIENCE_S:
-            self._reported = now
-            tell(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
+    def tick(self, states: Callable[[], list[PointState]]) -> None:
+        now, is_terminal = time.monotonic(), sys.stderr.isatty()
+        if now - self._asked < (1.0 if is_terminal else _PATIENCE_S):
+            return
+        self._asked = now
+        for state in states():
+            news = bool(state.waits) and not self._waits
+            self._waits = bool(state.waits)
+            if not (is_terminal or news or now - self._began >= self._next_s):
+                continue
+            self._next_s = max(self._next_s, 2 * (now - self._began))
+            used = f"{now - self._began:.0f} s, {state.processor_s:.0f} s of them on processors"
+            words = f"{state.steps or 'no step yet'} after {used} (--timeout {self._timeout:g})"
+            words = f"{words}; {state.waits}" if state.waits else words
+            tell(words, end="" if is_terminal else "\n", over=is_terminal)
+            self._over = is_terminal
+
+    def end(self) -> None:
+        if self._over:
+            tell("")
 
 
 class PlainProgress(Progress):
@@ -132,7 +152,7 @@ class LiveProgress(Progress):
         self._ended.append((config.name, result))
         self.tick()
 
-    def tick(self) -> None:
+    def tick(self, states: Callable[[], list[PointState]] = list) -> None:
         if self._live is not None:
             self._live.update(self._view())
 

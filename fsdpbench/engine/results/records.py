@@ -19,6 +19,8 @@ from fsdpbench.reports.rank_record import RankRecord as RankRecord
 from fsdpbench.reports.result import Status as Status
 
 TRACE_FOLDER = "trace"
+STEPS_FILE = "steps.txt"
+"""In the folder of a script that runs: its steps so far, in words."""
 
 
 def write_record(record: RankRecord, folder: Path) -> Path:

@@ -38,7 +38,10 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend", _called_as_asked)
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
-    replacements.add(torch.multiprocessing.spawn, _spawning(simulation))
+    replace(SimProcessGroup, monitored_barrier=_barrier)
+    spawn = _spawning(simulation)
+    for starter in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
+        replacements.add(starter, spawn)
     # TORCH_DIST_INIT_BARRIER=1 waits in a store for ranks that do not run.
     patch("barrier_after_init", lambda original: lambda: 0)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.

@@ -1,13 +1,12 @@
-"""Files of a simulated run: those with simulated tensors go into the run's folder, and are read there.
+"""Files of a simulated run: those with simulated tensors end in the run's folder, all others are where the
+script writes them.
 
-    torch.save(state, "best.pt")  ──>  runs/<name>/<config>/files/home/me/best.pt
-    torch.load("best.pt")         ──>  the same file; /home/me/best.pt of a real training stays as it is
+    torch.save(state, "new.pt")    ──>  new.pt; at the script's end runs/<name>/<config>/files/home/me/new.pt
+    torch.save(state, "best.pt")   ──>  runs/<name>/<config>/files/home/me/best.pt, if a real best.pt is there
+    torch.load("best.pt")          ──>  the same file
 
-`overlay.py` is the layer of files, past a script's own view; `operations.py` lets `os`, `shutil` and `open`
-go through it, and refuses other programs that would go past it; `writing.py` decides which files belong
-there, and lets the readers and writers of torch and safetensors go through it.
-
-Text files, such as logs, and files without tensors stay where the script writes them.
+`overlay.py` is the layer over files from before the run, and remembers what the run made; `operations.py`
+lets `os`, `shutil` and `open` go through it; `writing.py` and `formats.py` find the files with tensors.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ import functools
 import io
 import os
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.overlay import Layer, Overlay
+from fsdpbench.script.files.overlay import REAL, Layer, Overlay, settle
 from fsdpbench.script.files.writing import Checkpoints, Writing
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
@@ -31,7 +32,7 @@ class ScriptFiles:
         self._overlay = self.overlay = Overlay(folder / "files", folder)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
-        self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace, accelerator)
+        self._checkpoints = Checkpoints(self._writing, self._replace, accelerator)
 
     def install(self) -> None:
         """Put the wrappers in place: the script looks through the layer from now on."""
@@ -41,17 +42,21 @@ class ScriptFiles:
         for name in ("lstat", "readlink"):
             self._replace(os, name, functools.partial(looking.by_path, follow=False))
         for name in _CHANGING:
-            self._replace(os, name, self._changing)
+            self._replace(os, name, self._through(self._change, follow=True))
+        both = ("src", "dst")
         own = {
-            "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
-            "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
-            "listdir": looking.listing, "scandir": looking.scanning, "symlink": self._linking,
-            "link": self._copying, "system": shell,
+            "open": self._os_open, "mkdir": self._through(self._make_folder, follow=True),
+            "rmdir": self._through(self._remove_folder), "remove": self._through(self._remove),
+            "unlink": self._through(self._remove), "rename": self._through(self._rename, both),
+            "replace": self._through(self._rename, both), "listdir": looking.listing,
+            "scandir": looking.scanning, "symlink": self._linking,
+            "link": self._through(self._hard_link, both), "system": self._shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
-        self._replace(shutil, "rmtree", self._removing_trees)
-        self._replace(subprocess.Popen, "__init__", starting)
+        self._replace(shutil, "rmtree", self._through(self._remove_tree))
+        self._replace(subprocess.Popen, "__init__", self._starting)
+        self._replace(sqlite3, "connect", self._connecting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
         self._checkpoints.install()
@@ -63,11 +68,9 @@ class ScriptFiles:
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
         overlay = self._overlay
+        settle(overlay, self._writing.holds)
         if overlay.is_empty:
             return None
-        for folder in sorted(overlay.made, key=len):
-            if os.path.isdir(folder) and os.path.isdir(overlay.over(folder)):
-                overlay.absorb(folder)
         kept, gone = overlay.kept(), overlay.gone()
         if not kept and not gone:
             return None
@@ -84,7 +87,9 @@ class ScriptFiles:
         original = getattr(owner, name, None)
         if original is None:
             return
-        replacement = functools.wraps(original)(wrapper(original))
+        replacement = wrapper(original)
+        if not isinstance(replacement, type):
+            replacement = functools.wraps(original)(replacement)
         self._restore.append((owner, name, original))
         setattr(owner, name, replacement)
         for known in (
@@ -106,28 +111,22 @@ class ScriptFiles:
                 return original(file, mode, buffering, *args, **options)
             if not _WRITING_MODES & set(mode):
                 found = overlay.visible(file)
-                if "b" in mode and found is not file and str(found).startswith(overlay.root):
-                    self._writing.at_large = True  # what it copies of this may hold tensors
+                if "b" in mode and (str(found).startswith(overlay.root) or found in overlay.holding):
+                    self._writing.escaped.note()  # what it copies of this may hold tensors
                 return original(found, mode, buffering, *args, **options)
             path = overlay.resolve(file)
-            replaceable = overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)
-            if "b" in mode and replaceable and os.path.isdir(os.path.dirname(path)):
+            if "x" in mode and self._exists(path):
+                raise _error(errno.EEXIST, file)
+            if "r" in mode and not self._exists(path):
+                raise _error(errno.ENOENT, file)
+            anew = "w" in mode or "x" in mode
+            replaces = anew and not overlay.keeps(path) and overlay.is_before(path)
+            if "b" in mode and replaces and not REAL.isdir(path):
                 return self._writing.open(path, mode, buffering)
-            return original(self._text_place(path, mode), mode, buffering, *args, **options)
+            place = overlay.plain_place(path, extends=not anew)
+            return original(place if place != path else file, mode, buffering, *args, **options)
 
         return open
-
-    def _text_place(self, path: str, mode: str) -> str:
-        """Return the place to write a text file: the script's own path, unless the layer is over it."""
-        overlay = self._overlay
-        folder = os.path.dirname(path)
-        if overlay.has(path) or overlay.hides(path):
-            return overlay.place(path) if "w" in mode else overlay.copy_up(path)
-        if not overlay.is_real(folder):
-            return overlay.place(path) if overlay.has(folder) else path
-        if not os.path.lexists(path):
-            overlay.made.add(path)
-        return path
 
     def _os_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
         overlay = self._overlay
@@ -135,98 +134,92 @@ class ScriptFiles:
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if dir_fd is not None or not overlay.concerns(path):
                 return original(path, flags, mode, dir_fd=dir_fd)
-            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-                return original(overlay.visible(path), flags, mode)
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
             resolved = overlay.resolve(path)
-            if overlay.is_real(resolved) and resolved not in overlay.made and os.path.isfile(resolved):
-                place = overlay.place(resolved) if flags & os.O_TRUNC else overlay.copy_up(resolved)
-                return original(place, flags | os.O_CREAT, mode)
-            return original(self._text_place(resolved, "w"), flags, mode)
+            is_there = self._exists(resolved)
+            if flags & os.O_DIRECTORY or not (writes or (flags & os.O_CREAT and not is_there)):
+                return original(overlay.visible(path), flags, mode)
+            if is_there and flags & os.O_CREAT and flags & os.O_EXCL:
+                raise _error(errno.EEXIST, path)
+            if not is_there and not flags & os.O_CREAT:
+                raise _error(errno.ENOENT, path)
+            place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
+            return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
 
         return open
 
+    def _connecting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `sqlite3.connect`, which opens files in C."""
+        overlay = self._overlay
+
+        def connect(database: Any, *args: Any, **options: Any) -> Any:
+            text = os.fsdecode(database) if isinstance(database, (str, bytes, os.PathLike)) else ""
+            if text in ("", ":memory:") or options.get("uri") or not overlay.concerns(text):
+                return original(database, *args, **options)
+            return original(overlay.plain_place(overlay.resolve(text), extends=True), *args, **options)
+
+        return connect
+
     # --------------------------------------------------------------------------------------------- changing
 
-    def _changing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _through(
+        self, act: Callable[..., Any], names: tuple[str, ...] = ("path",), *, follow: bool = False
+    ) -> Callable[[Any], Any]:
+        """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
+        be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
+
+        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **options: Any) -> Any:
+                named = [options[name] for name in names[len(args) :] if name in options]
+                given = [*args[: len(names)], *named]
+                if not all(concerns(self._overlay, each, options) for each in given):
+                    return original(*args, **options)
+                paths = [self._overlay.resolve(each, follow=follow) for each in given]
+                others = {
+                    name: value
+                    for name, value in options.items()
+                    if name not in names and not name.endswith("dir_fd")
+                }
+                return act(original, *paths, *args[len(names) :], **others)
+
+            return call
+
+        return wrapper
+
+    def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
         overlay = self._overlay
+        in_place = overlay.is_real(path) and not overlay.keeps(path)
+        return original(path if in_place else overlay.copy_up(path), *args, **options)
 
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if not concerns(overlay, path, options):
-                return original(path, *args, **options)
-            resolved = overlay.resolve(path)
-            if resolved in overlay.made or not os.path.isfile(resolved):
-                return original(overlay.visible(path), *args, **options)
-            return original(overlay.copy_up(resolved), *args, **options)
+    def _make_folder(self, original: Any, path: str, mode: int = 0o777) -> None:
+        self._overlay.make_folder(path, lambda place: original(place, mode))
 
-        return call
+    def _remove(self, original: Any, path: str) -> None:
+        self._check_kind(path, is_folder=False)
+        self._overlay.remove(path)
 
-    def _mkdir(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
+    def _remove_folder(self, original: Any, path: str) -> None:
+        self._check_kind(path, is_folder=True)
+        if self._overlay.names(path):
+            raise _error(errno.ENOTEMPTY, path)
+        self._overlay.remove(path, tree=True)
 
-        def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None or not overlay.concerns(path):
-                return original(path, mode, dir_fd=dir_fd)
-            resolved = overlay.resolve(path)
-            parent = os.path.dirname(resolved)
-            if overlay.hides(resolved) or overlay.has(resolved) or not overlay.is_real(parent):
-                return original(overlay.place(resolved), mode)
-            original(resolved, mode)
-            overlay.made.add(resolved)
-            return None
+    def _check_kind(self, path: str, *, is_folder: bool) -> None:
+        if (os.path.isdir(path) and not os.path.islink(path)) is not is_folder and self._exists(path):
+            raise _error(errno.ENOTDIR if is_folder else errno.EISDIR, path)
 
-        return mkdir
+    def _exists(self, path: str) -> bool:
+        return self._overlay.has(path) or self._overlay.is_real(path)
 
-    def _removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-        folders = original.__name__ == "rmdir"
+    def _remove_tree(
+        self, original: Any, path: str, ignore_errors: bool = False, *args: Any, **options: Any
+    ) -> None:
+        tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
+        if self._exists(path) or not tolerant:
+            self._overlay.remove(path, tree=True)
 
-        def remove(path: Any, *, dir_fd: int | None = None) -> None:
-            if dir_fd is not None or not overlay.concerns(path):
-                return original(path, dir_fd=dir_fd)
-            resolved = overlay.resolve(path, follow=False)
-            if resolved in overlay.made and not overlay.has(resolved):
-                original(resolved)
-                overlay.made.discard(resolved)
-                return None
-            if os.path.isdir(resolved) and not os.path.islink(resolved):
-                if not folders:
-                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-                if overlay.names(resolved):
-                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-            elif folders:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-            return overlay.remove(resolved, tree=folders)
-
-        return remove
-
-    def _removing_trees(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
-            if not concerns(overlay, path, options):
-                return original(path, ignore_errors, *args, **options)
-            resolved = overlay.resolve(path, follow=False)
-            tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
-            if tolerant and not (overlay.has(resolved) or overlay.is_real(resolved)):
-                return None
-            return overlay.remove(resolved, tree=True)
-
-        return rmtree
-
-    def _renaming(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def rename(src: Any, dst: Any, **options: Any) -> None:
-            if not concerns(overlay, src, options) or not overlay.concerns(dst):
-                return original(src, dst, **options)
-            source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
-            if not overlay.rename(source, target):
-                original(source, target)
-                overlay.made.discard(source)
-                overlay.made.add(target)
-            return None
-
-        return rename
+    def _rename(self, original: Any, source: str, target: str) -> None:
+        self._overlay.rename(source, target, self._writing.holds)
 
     def _linking(self, original: Callable[..., Any]) -> Callable[..., Any]:
         overlay = self._overlay
@@ -235,55 +228,68 @@ class ScriptFiles:
             if not concerns(overlay, dst, options):
                 return original(src, dst, *args, **options)
             path = overlay.resolve(dst, follow=False)
-            if overlay.is_real(path) or overlay.has(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
-            return original(src, overlay.place(path))
+            if self._exists(path):
+                raise _error(errno.EEXIST, path)
+            is_over = REAL.lexists(path) or overlay.keeps(path)
+            return original(src, overlay.place(path) if is_over else overlay.own(path))
 
         return symlink
 
-    def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _hard_link(self, original: Any, source: str, target: str, **options: Any) -> None:
         overlay = self._overlay
+        if self._exists(target):
+            raise _error(errno.EEXIST, target)
+        free = not REAL.lexists(target) and not overlay.keeps(target)
+        if not free or overlay.has(source) or not overlay.is_made(source):
+            shutil.copyfile(source, target)  # files from before are not to change by another name
+            return
+        original(source, overlay.own(target))
+        if source in overlay.holding:
+            overlay.hold(target)
 
-        def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
-            if not concerns(overlay, src, options) or not overlay.concerns(dst):
-                return original(src, dst, *args, **options)
-            shutil.copyfile(src, dst)
-            return None
+    # --------------------------------------------------------------------------------------- other programs
 
-        return link
+    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `subprocess.Popen.__init__`: programs that would change files from before are refused."""
 
+        def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
+            words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
+            _refuse(self._overlay, words, options.get("cwd") or os.getcwd())
+            original(process, args, *others, **options)
 
-_MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
+        return init
 
+    def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `os.system`: programs that would change files from before are refused."""
 
-def starting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `subprocess.Popen.__init__`: programs that change files are refused."""
+        def system(command: Any) -> int:
+            _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
+            return original(command)
 
-    def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
-        words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
-        _refuse(words)
-        original(process, args, *others, **options)
-
-    return init
-
-
-def shell(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `os.system`: programs that change files are refused."""
-
-    def system(command: Any) -> int:
-        _refuse(os.fsdecode(command).split())
-        return original(command)
-
-    return system
+        return system
 
 
-def _refuse(words: list[str]) -> None:
-    """Refuse programs that do not see the layer, and would change the files themselves."""
-    if any(os.path.basename(word) in _MOVING for word in words):
-        raise NotSimulatedError(
-            f"'{' '.join(words)[:80]}'",
-            "another program would change the files from before the run; use Python's os and shutil",
-        )
+def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
+    """Refuse programs that would move or remove files from before the run, or do not find the layer's."""
+    names = {os.path.basename(word) for word in words}
+    if not names & (_REMOVING | _COPYING):
+        return
+    for word in words[1:]:
+        path = overlay.resolve(os.path.join(folder, word))
+        if overlay.has(path) or (names & _REMOVING and overlay.is_before(path) and word[:1] != "-"):
+            raise NotSimulatedError(
+                f"'{' '.join(words)[:80]}'",
+                "another program would change the files from before the run, or not find those with "
+                "tensors; use Python's os and shutil",
+            )
+
+
+def _error(number: int, path: Any) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+_REMOVING = {"rm", "mv", "rsync", "rmdir", "unlink", "truncate"}
+_COPYING = {"cp", "ln", "tar", "zip"}
 
 
 def concerns(layer: Layer, path: Any, options: dict[str, Any]) -> bool:
@@ -332,14 +338,15 @@ class Looking:
         return scandir
 
     def _layered(self, path: Any) -> str | None:
-        """Return the folder `path`, resolved, if a part of the layer is over it or in it; else None."""
+        """Return the folder `path`, resolved, if the script sees another one there than the system."""
         overlay = self._overlay
         if overlay.is_empty or not overlay.concerns(path):
             return None
         folder = overlay.resolve(path)
         if overlay.hides(folder) and not overlay.has(folder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return folder if os.path.isdir(overlay.over(folder)) else None
+        seen_as_is = folder == os.path.abspath(os.fsdecode(path)) and not os.path.isdir(overlay.over(folder))
+        return None if seen_as_is else folder
 
 
 class _Entry:

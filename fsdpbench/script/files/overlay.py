@@ -1,23 +1,28 @@
-"""A layer over the file system: a simulated run changes copies of the user's files here.
+"""A layer over files from before the run, which stay as they are; and what the run makes beside it.
 
     files/                                the run's folder
       home/me/ckpt/model.pt               is over /home/me/ckpt/model.pt, which stays as it is
       home/me/ckpt/.gone.step-10          /home/me/ckpt/step-10 was removed by the script; it is still there
 
-All of it is on the disk, so that data loaders' processes see the same. Symbolic links in the layer are the
-script's own, and lead to where the script sees what they name.
+A file without tensors replaces one from before really. New files are made really; those that hold tensors
+are moved here when the script has ended. Symbolic links in the layer are the script's own, and lead to where
+the script sees what they name.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files.formats import holds_arrays
 
 _GONE = ".gone."
 _MOST_LINKS = 40
@@ -82,11 +87,19 @@ class Layer:
 
     def hides(self, path: str) -> bool:
         """Return whether the script removed the real `path`, or a folder above it."""
+        if self.is_empty:
+            return False
         while path != "/":
-            if REAL.lexists(self.marker(path)):
+            if REAL.lexists(self.marker(path)) and not self._is_written_since(path):
                 return True
             path = os.path.dirname(path)
         return False
+
+    def _is_written_since(self, path: str) -> bool:
+        """Return whether another program, or C code, wrote the file `path` after the script removed it."""
+        if not REAL.lexists(path) or REAL.isdir(path):
+            return False
+        return bool(REAL.lstat(path).st_mtime_ns > REAL.lstat(self.marker(path)).st_mtime_ns)
 
     def is_real(self, path: str) -> bool:
         """Return whether there is a real file or folder at `path` that the script can see."""
@@ -102,12 +115,13 @@ class Layer:
     def names(self, path: str) -> list[str]:
         """Return the names that a script finds in the folder `path` (resolved)."""
         found: dict[str, None] = {}
-        if self.is_real(path) and os.path.isdir(path):
+        if self.is_real(path) and REAL.isdir(path):
             found.update(dict.fromkeys(REAL.listdir(path)))
         if self.has(path):
             inside = REAL.listdir(self.over(path))
             for name in inside:
-                if name.startswith(_GONE):
+                real = os.path.join(path, name.removeprefix(_GONE))
+                if name.startswith(_GONE) and not self._is_written_since(real):
                     found.pop(name.removeprefix(_GONE), None)
             found.update(dict.fromkeys(name for name in inside if not name.startswith(_GONE)))
         return list(found)
@@ -145,7 +159,7 @@ class _Real:
         self.open, self.listdir, self.rename = functions["open"], functions["listdir"], functions["replace"]
         self.remove, self.rmdir, self.mkdir = functions["remove"], functions["rmdir"], functions["mkdir"]
         self.readlink, self.lstat = functions["readlink"], functions["lstat"]
-        self.link = functions["link"]
+        self.link, self.chmod = functions["link"], functions["chmod"]
 
     def lexists(self, path: str) -> bool:
         try:
@@ -153,6 +167,10 @@ class _Real:
         except (OSError, ValueError):
             return False
         return True
+
+    def isdir(self, path: str) -> bool:
+        """Return whether `path` is a folder, and no link to one."""
+        return self.lexists(path) and stat.S_ISDIR(self.lstat(path).st_mode)
 
     def makedirs(self, path: str) -> None:
         if not self.lexists(path):
@@ -170,14 +188,14 @@ def move(source: str, target: str) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, target, follow_symlinks=False)
         REAL.remove(source)
 
 
 def remove(path: str, *, tree: bool) -> None:
     """Remove a file, an empty folder, or with `tree` a folder and what is in it."""
-    if not tree or os.path.islink(path) or not os.path.isdir(path):
-        (REAL.rmdir if os.path.isdir(path) and not os.path.islink(path) else REAL.remove)(path)
+    if not tree or not REAL.isdir(path):
+        (REAL.rmdir if REAL.isdir(path) else REAL.remove)(path)
         return
     for name in REAL.listdir(path):
         remove(os.path.join(path, name), tree=True)
@@ -185,15 +203,85 @@ def remove(path: str, *, tree: bool) -> None:
 
 
 class Overlay(Layer):
-    """The layer as it is changed. `made`: files and folders that are new in this run, at the script's own
-    paths."""
+    """The layer as it is changed, and what the run makes beside it, at the script's own paths.
+
+    `made`: new files and folders (with all in them). `holding`: those that hold simulated tensors; they
+    stay where they are until the script has ended.
+    """
 
     def __init__(self, root: Path, exempt: Path) -> None:
         super().__init__(root, exempt)
         self.made: set[str] = set()
+        self.holding: set[str] = set()
+        self.pending: set[str] = set()
+        """Files over which the script writes bytes just now."""
         self.on_place: Callable[[str], object] | None = None
-        """Called with each path that is about to be written here."""
+        """Called with each path over which a file is about to be written here, or that holds tensors."""
         self._linked: set[str] = set()
+        self.state = Path(f"{self.root}.open.json")
+
+    # ------------------------------------------------------------------------------- what belongs to whom
+
+    def is_made(self, path: str) -> bool:
+        """Return whether this run made `path`, or a folder above it."""
+        while path != "/":
+            if path in self.made:
+                return True
+            path = os.path.dirname(path)
+        return False
+
+    def is_before(self, path: str) -> bool:
+        """Return whether `path` was there before the run, seen or hidden now."""
+        return REAL.lexists(path) and not self.is_made(path)
+
+    def guards(self, folder: str) -> bool:
+        """Return whether the script wrote tensors into `folder`: files from before are left alone there."""
+        if any(os.path.dirname(path) == folder for path in self.holding):
+            return True
+        if not self.has(folder):
+            return False
+        names = (name for name in REAL.listdir(self.over(folder)) if not name.startswith(_GONE))
+        inside = (os.path.join(folder, name) for name in names)
+        return any(path not in self.pending and not REAL.isdir(self.over(path)) for path in inside)
+
+    def keeps(self, path: str) -> bool:
+        """Return whether all that the script writes to `path` belongs into the layer."""
+        folder = os.path.dirname(path)
+        if self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
+            return True
+        if self.has(path) and REAL.lexists(path):
+            return True
+        return self.is_before(path) and not REAL.isdir(path) and self.guards(folder)
+
+    def own(self, path: str) -> str:
+        """Return `path` as the script's from now on: it is written really, without tensors."""
+        if self.has(path):
+            remove(self.over(path), tree=True)
+        if self.hides(path) and REAL.lexists(path):
+            REAL.remove(path)
+        self.show(path)
+        if REAL.isdir(os.path.dirname(path)) and not self.is_made(path):
+            self.made.add(path)
+        return path
+
+    def plain_place(self, path: str, *, extends: bool) -> str:
+        """Return the place to write a file without tensors. `extends`: what is in it stays."""
+        if self.keeps(path) or (extends and self.has(path)):
+            return self.copy_up(path) if extends else self.place(path)
+        return path if extends and self.is_real(path) else self.own(path)
+
+    def hold(self, path: str) -> None:
+        """Note that a made file holds tensors, on the disk too: the process may be killed."""
+        self.holding.add(path)
+        if self.on_place is not None:
+            self.on_place(path)
+        self._save()
+
+    def _save(self) -> None:
+        state = {"made": sorted(self.made), "holding": sorted(self.holding)}
+        write_whole(self.state, json.dumps(state))
+
+    # ------------------------------------------------------------------------------------------ the layer
 
     def place(self, path: str) -> str:
         """Return the place to write over `path` (resolved); its folder exists if the script's does."""
@@ -204,7 +292,7 @@ class Overlay(Layer):
             self._linked.discard(path)
             REAL.remove(target)
         folder = os.path.dirname(path)
-        if self.has(folder) or (self.is_real(folder) and os.path.isdir(folder)):
+        if self.has(folder) or (self.is_real(folder) and REAL.isdir(folder)):
             REAL.makedirs(os.path.dirname(target))
         return target
 
@@ -223,6 +311,11 @@ class Overlay(Layer):
             REAL.makedirs(os.path.dirname(marker))
             os.close(REAL.open(marker, os.O_CREAT | os.O_WRONLY))
 
+    def show(self, path: str) -> None:
+        """Let the script see the real `path` again."""
+        if REAL.lexists(self.marker(path)):
+            REAL.remove(self.marker(path))
+
     def copy_up(self, path: str) -> str:
         """Copy the real file `path` into the layer, to be changed there; return the copy's path."""
         target = self.place(path)
@@ -230,20 +323,45 @@ class Overlay(Layer):
             shutil.copyfile(path, target)
         return target
 
-    def absorb(self, folder: str) -> None:
-        """Take a folder that this run has made into the layer, with the plain files in it."""
-        for name in REAL.listdir(folder):
-            inside = os.path.join(folder, name)
-            if os.path.isdir(inside) and not os.path.islink(inside):
-                self.absorb(inside)
-            elif self.has(inside):
-                REAL.remove(inside)
-            else:
-                move(inside, self.place(inside))
-            self.made.discard(inside)
-        REAL.makedirs(self.over(folder))
-        REAL.rmdir(folder)
-        self.made.discard(folder)
+    def absorb(self, path: str) -> None:
+        """Move a file or folder that this run has made into the layer, with all in it."""
+        over = self.over(path)
+        if REAL.isdir(path):
+            for name in REAL.listdir(path):
+                self.absorb(os.path.join(path, name))
+            REAL.makedirs(over)
+            REAL.rmdir(path)
+        elif not self.has(path):
+            REAL.makedirs(os.path.dirname(over))
+            move(path, over)
+        else:
+            REAL.remove(path)
+        self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        for known in (self.made, self.holding, self._linked):
+            known -= {each for each in known if _is_in(each, path)}
+
+    # ------------------------------------------------------------------------------------- what is changed
+
+    def make_folder(self, path: str, make: Callable[[str], None]) -> None:
+        """Make the folder `path` by `make`. Over a removed one from before that holds a checkpoint, the
+        layer has it; any other is there again, with its content removed."""
+        parent = os.path.dirname(path)
+        if not self.hides(path) or self.has(path):
+            if self.has(path) or not REAL.lexists(parent):
+                return make(self.place(path))
+            make(path)
+            if not self.is_made(path):
+                self.made.add(path)
+            return None
+        names = REAL.listdir(path) if REAL.isdir(path) and not self.hides(parent) else None
+        if names is None or any(holds_arrays(os.path.join(path, name)) is not False for name in names):
+            return make(self.place(path))
+        self.show(path)
+        for name in names:
+            self.hide(os.path.join(path, name))
+        return None
 
     def remove(self, path: str, *, tree: bool = False) -> None:
         """Remove a file, or a folder with all that is in it. What was there before the run stays there."""
@@ -251,38 +369,101 @@ class Overlay(Layer):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if self.has(path):
             remove(self.over(path), tree=tree)
-            self._linked = {each for each in self._linked if self.has(each)}
-        if path in self.made:
-            remove(path, tree=tree)
-            self.made = {each for each in self.made if each != path and not each.startswith(path + os.sep)}
-        else:
-            self.hide(path)
+        for made in [path] if self.is_made(path) else [each for each in self.made if _is_in(each, path)]:
+            if REAL.lexists(made):
+                remove(made, tree=True)
+        self._forget(path)
+        self.hide(path)
 
-    def rename(self, source: str, target: str) -> bool:
-        """Move within the layer, over `target`; False if this is not about the layer and can be done really.
+    def rename(self, source: str, target: str, holds: Callable[[str], bool]) -> None:
+        """Move `source` over `target`: really, or within the layer. `holds`: whether a file holds tensors.
 
         Raises `NotSimulatedError` for a folder that was there before the run.
         """
-        plain = source in self.made and not self.has(source)
-        if plain and not self.has(target) and not self.hides(target):
-            return False
         if not self.has(source) and not self.is_real(source):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-        if source in self.made and os.path.isdir(source):
+        is_folder = os.path.isdir(source) and not os.path.islink(source)
+        if self.is_made(source) and not self.has(source):
+            files = _files_in(source) if is_folder else [source]
+            if not self.keeps(target) and not (self.is_before(target) and any(map(holds, files))):
+                return self._rename_really(source, target, is_folder=is_folder)
             self.absorb(source)
-        elif not self.has(source) or (os.path.isdir(self.over(source)) and self.is_real(source)):
-            if os.path.isdir(source):
+        elif not self.has(source) or (REAL.isdir(self.over(source)) and self.is_real(source)):
+            if is_folder:
                 raise NotSimulatedError(
                     f"renaming the folder {source}, which was there before the run,",
                     "files from before are not changed; let the script copy what it needs",
                 )
+            if not (self.keeps(target) or self.is_before(target) or holds_arrays(source)):
+                shutil.copy2(source, self.own(target))
+                return self.hide(source)
             self.copy_up(source)
-        place = self.place(target)
-        REAL.rename(self.over(source), place)
-        self.hide(target)
-        if source in self.made:
-            REAL.remove(source)
-            self.made.discard(source)
-        else:
-            self.hide(source)
-        return True
+        REAL.rename(self.over(source), self.place(target))
+        for path in (target, source):
+            if self.is_made(path) and REAL.lexists(path):
+                remove(path, tree=True)
+            self._forget(path)
+            self.hide(path)
+        return None
+
+    def _rename_really(self, source: str, target: str, *, is_folder: bool) -> None:
+        """Move what the run made; the content of a removed folder from before stays there, hidden."""
+        if self.hides(target) and is_folder and REAL.isdir(target):
+            self.make_folder(target, REAL.mkdir)
+            for name in REAL.listdir(source):
+                self.rename(os.path.join(source, name), os.path.join(target, name), lambda path: False)
+            return self.remove(source, tree=True)
+        if self.hides(target):
+            self.own(target)
+        REAL.rename(source, target)
+        held = [each for each in self.holding if _is_in(each, source)]
+        self._forget(source)
+        self.own(target)
+        for each in held:
+            self.hold(target + each.removeprefix(source))
+        return None
+
+
+def settle(overlay: Overlay, holds: Callable[[str], bool]) -> None:
+    """Move all files that hold tensors into the layer; of a folder that the run has made all with it."""
+    links = []
+    for made in sorted(overlay.made):
+        if os.path.islink(made):
+            links.append(made)
+        elif REAL.isdir(made):
+            _settle_folder(overlay, made, holds)
+        elif REAL.lexists(made) and holds(made):
+            overlay.absorb(made)
+    for link in links:
+        if REAL.lexists(link) and not os.path.exists(link):
+            overlay.absorb(link)
+    overlay.state.unlink(missing_ok=True)
+
+
+def _settle_folder(overlay: Overlay, folder: str, holds: Callable[[str], bool]) -> None:
+    inside = [os.path.join(folder, name) for name in REAL.listdir(folder)]
+    folders = [path for path in inside if REAL.isdir(path)]
+    if any(holds(path) for path in inside if path not in folders):
+        return overlay.absorb(folder)
+    for each in folders:
+        _settle_folder(overlay, each, holds)
+    return None
+
+
+def settle_after_death(folder: Path) -> None:
+    """Move the files with tensors of a script whose process was killed into its run's `folder`."""
+    overlay = Overlay(folder / "files", folder)
+    try:
+        state = json.loads(Path(f"{overlay.root}.open.json").read_text())
+    except (OSError, ValueError):
+        return
+    overlay.made, overlay.holding = set(state["made"]), set(state["holding"])
+    settle(overlay, overlay.holding.__contains__)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
+def _files_in(folder: str) -> list[str]:
+    return [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]

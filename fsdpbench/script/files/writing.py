@@ -1,13 +1,15 @@
-"""The files that belong into the layer: those with simulated tensors; and a script's checkpoints.
+"""Files that hold simulated tensors, and the writers of tensors: torch, safetensors, numpy.
 
-A file that is opened to write bytes is written in the layer first. When it is closed it is known whether
-tensors went in: `torch.save` marks the file that it writes to; once tensors have become bytes or arrays in
-memory, any file may hold them. A file without tensors is moved to the place where the script wanted it.
+`torch.save` and safetensors say which file they write to. Once tensors have become bytes or arrays in memory,
+`formats.py` decides by the content. A file that replaces one from before the run is written in the layer
+first: at its end it is known whether it holds tensors. If not, it takes the place of the old one.
 """
 
 from __future__ import annotations
 
+import errno
 import io
+import mmap
 import os
 import shutil
 import sys
@@ -17,103 +19,127 @@ from typing import Any
 
 import torch
 
-from fsdpbench.script.files.overlay import Overlay, move
+from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files.formats import Escaped
+from fsdpbench.script.files.overlay import REAL, Overlay
 from fsdpbench.script.numbers import plain
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
-_LOGS = ("tfevents",)
+_NUMBERS = 64
+"""Elements of a tensor that is read as numbers, not as a part of a model."""
 
 
 class Writing:
-    """The files that are being written. `at_large`: bytes of tensors are in the process's memory."""
+    """The files that are being written over files from before, and what holds tensors."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.overlay = overlay
-        self.at_large = False
-        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.escaped = Escaped()
+        self._open: dict[int, _Raw] = {}
+        self._files: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def holds(self, path: str) -> bool:
+        """Return whether a file (resolved, at its own place) holds simulated tensors."""
+        return path in self.overlay.holding or self.escaped.may_be_in(path, unknown=False)
 
     def open(self, path: str, mode: str, buffering: int) -> Any:
-        """Open the file `path` (resolved) in the layer to write bytes."""
-        overlay = self.overlay
-        if "x" in mode and (overlay.has(path) or overlay.is_real(path)):
-            raise FileExistsError(17, os.strerror(17), path)
-        was_kept = overlay.has(path) or overlay.hides(path)
-        if "a" in mode or "r" in mode:
-            overlay.copy_up(path)
-        raw = _Raw(overlay.place(path), mode.replace("b", "").replace("t", ""))
-        raw.writing, raw.tainted, raw.name = self, was_kept, path
+        """Open the file `path` (resolved), from before the run, to replace its content."""
+        place = self.overlay.place(path)
+        raw = _Raw(place, mode.replace("b", "").replace("t", ""))
+        raw.writing, raw.name = self, path
+        self._open[raw.fileno()] = raw
+        self.overlay.pending.add(path)
         file: Any = raw
         if buffering != 0:
             size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
             file = io.BufferedRandom(raw, size) if "+" in mode else io.BufferedWriter(raw, size)
-        self._open.add(file)
+        self._files.add(file)
         return file
 
-    def holds_tensors(self, file: Any, *, alone: bool) -> None:
-        """Note that tensors were written to an open file, or to an object that only looks like one; `alone`:
-        no other file describes them."""
+    def ended(self, raw: _Raw, number: int) -> None:
+        """Decide where a complete file belongs. `number`: the descriptor that it had."""
+        path = str(raw.name)
+        if self._open.pop(number, None) is None:
+            return
+        self.overlay.pending.discard(path)
+        over = self.overlay.over(path)
+        if REAL.lexists(over) and not raw.tainted and not self.escaped.may_be_in(over, unknown=True):
+            self.publish(path)
+
+    def publish(self, path: str) -> None:
+        """Put a file without tensors at the place where the script wanted it."""
+        over = self.overlay.over(path)
+        if self.overlay.is_real(path):
+            REAL.chmod(over, REAL.lstat(path).st_mode & 0o7777)
+        try:
+            REAL.rename(over, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with io.FileIO(over) as source, io.FileIO(path, "w") as target:
+                shutil.copyfileobj(source, target)
+            REAL.remove(over)
+        self.overlay.show(path)
+        self.overlay.made.add(path)
+
+    def mapped(self, number: int) -> None:
+        """Put a file in its place before it is mapped into memory: it is written after it was closed."""
+        raw = self._open.pop(number, None)
+        if raw is None:
+            return
+        path = str(raw.name)
+        self.overlay.pending.discard(path)
+        self.publish(path)
+        if os.fstat(number).st_ino != os.lstat(path).st_ino:  # another file system: a copy
+            place = REAL.open(path, os.O_RDWR)
+            os.dup2(place, number)
+            os.close(place)
+
+    def written(self, file: Any) -> None:
+        """Note that tensors were written to an open file, or to an object that only looks like one."""
         raw = getattr(file, "raw", file)
+        path = path_of(raw)
         if isinstance(raw, _Raw):
             raw.tainted = True
-        if not (alone and isinstance(raw, _Raw)):
-            self.at_large = True
+        elif path is None:
+            self.escaped.note()
+        elif self.overlay.concerns(path) and not path.startswith(self.overlay.root):
+            self.overlay.hold(path)
 
-    def closed(self, path: str, *, tainted: bool) -> None:
-        """Move a complete file to the place where the script wanted it, unless it belongs into the layer."""
-        overlay = self.overlay
-        if tainted or not overlay.has(path):
-            return
-        if self.at_large and not any(word in os.path.basename(path) for word in _LOGS):
-            return
-        folder = os.path.dirname(path)
-        is_new = folder in overlay.made or not overlay.is_real(folder)
-        if is_new and _has_files(overlay.over(folder), but=os.path.basename(path)):
-            return  # a part of the checkpoint there
-        self._publish(path)
-
-    def _publish(self, path: str) -> None:
-        written = self.overlay.over(path)
-        if self.overlay.is_real(path):
-            with io.FileIO(written) as source, io.FileIO(path, "w") as target:
-                shutil.copyfileobj(source, target)
-            os.remove(written)
-            return
-        if not os.path.isdir(os.path.dirname(path)):
-            return
-        move(written, path)
-        self.overlay.made.add(path)
+    def refuse_extending(self, file: Any) -> None:
+        """Raise `NotSimulatedError` if tensors are about to be written into a file from before the run."""
+        raw = getattr(file, "raw", file)
+        path = None if isinstance(raw, _Raw) else path_of(raw)
+        if path is not None and self.overlay.concerns(path) and self.overlay.is_before(path):
+            raise NotSimulatedError(
+                f"saving tensors into {path}, which was there before the run,", "open it with 'wb'"
+            )
 
     def close_all(self) -> None:
         """Close the files that the script left open when it ended: they are complete now."""
-        for file in list(self._open):
-            if not file.closed:
-                file.close()
+        for file in list(self._files):
+            file.close()
 
 
 class _Raw(io.FileIO):
     """A file that reports when it is closed. `name` is the one that the script gave."""
 
     writing: Writing
-    tainted: bool
+    tainted = False
 
     def close(self) -> None:
         if not self.closed:
+            number = self.fileno()
             super().close()
-            self.writing.closed(str(self.name), tainted=self.tainted)
+            self.writing.ended(self, number)
 
 
-def _has_files(folder: str, *, but: str) -> bool:
-    """Return whether a folder of the layer holds files, except `but` and marks of removed ones."""
+def path_of(file: Any) -> str | None:
+    """Return the path of an open file (resolved), None for an object that only looks like one."""
     try:
-        return any(
-            entry.is_file() and entry.name != but and not entry.name.startswith(".gone.")
-            for entry in os.scandir(folder)
-        )
-    except OSError:
-        return False
-
-
-_SHARDED = "torch.distributed.checkpoint"
+        return os.path.realpath(REAL.readlink(f"/proc/self/fd/{file.fileno()}"))
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def _with_plain_numbers(value: Any) -> Any:
@@ -126,23 +152,23 @@ def _with_plain_numbers(value: Any) -> Any:
 
 
 class Checkpoints:
-    """The wrappers of `torch.save`, `torch.load` and safetensors' functions.
+    """The wrappers of `torch.save`, `torch.load`, safetensors' functions and memory maps.
 
     `replace(owner, name, wrapper)` puts a function in another's place while the script runs.
     """
 
     def __init__(
         self,
-        overlay: Overlay,
         writing: Writing,
         replace: Callable[[Any, str, Callable[[Any], Any]], None],
         accelerator: Accelerator,
     ) -> None:
         self._accelerator = accelerator
-        self._overlay = overlay
+        self._overlay = writing.overlay
         self._writing = writing
         self._replace = replace
         self._saw_storage = False
+        self._file: Any = None
 
     def install(self) -> None:
         """Let checkpoints go through the layer from now on."""
@@ -152,29 +178,41 @@ class Checkpoints:
         self._replace(torch.serialization, "location_tag", self._seen)
         for name in ("numpy", "__array__"):
             self._replace(torch.Tensor, name, self._array)
+        self._replace(mmap, "mmap", self._mapping)
         self._install_safetensors()
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
             obj = _with_plain_numbers(obj)
-            before, self._saw_storage = self._saw_storage, False
+            before = self._saw_storage, self._file
+            self._saw_storage, self._file = False, f
             try:
-                if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):
-                    path = overlay.resolve(f)
-                    was_there = overlay.has(path) or overlay.hides(path)
-                    original(obj, overlay.place(path), *args, **options)
-                    self._writing.closed(path, tainted=self._saw_storage or was_there)
+                if isinstance(f, (str, os.PathLike)) and self._overlay.concerns(f):
+                    path = self._overlay.resolve(f)
+                    self._to_path(path, lambda place: original(obj, place, *args, **options))
                 else:
                     original(obj, f, *args, **options)
                     if self._saw_storage:
-                        caller = str(sys._getframe(1).f_globals.get("__name__"))
-                        self._writing.holds_tensors(f, alone=not caller.startswith(_SHARDED))
+                        self._writing.written(f)
+                        if str(sys._getframe(1).f_globals.get("__name__")).startswith(_SHARDED):
+                            self._writing.escaped.note()  # the file that describes it belongs to it
             finally:
-                self._saw_storage = before or self._saw_storage
+                self._saw_storage, self._file = before[0] or self._saw_storage, before[1]
 
         return save
+
+    def _to_path(self, path: str, write: Callable[[str], Any]) -> None:
+        """Write a file by `write(place)`: over one from before, in the layer."""
+        overlay = self._overlay
+        if overlay.keeps(path) or overlay.is_before(path):
+            kept = overlay.keeps(path)
+            write(overlay.place(path))
+            if not kept and not self._saw_storage:
+                self._writing.publish(path)
+            return
+        write(overlay.own(path))
+        if self._saw_storage:
+            overlay.hold(path)
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, *args: Any, **options: Any) -> Any:
@@ -184,21 +222,36 @@ class Checkpoints:
         return load
 
     def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function called for each storage that is saved."""
+        """Wrap a function called for each storage that is saved, before its data are."""
 
         def location_tag(storage: Any) -> Any:
-            self._saw_storage = True
+            if storage.device.type != "cpu" or self._accelerator.copied_to_host:
+                if not self._saw_storage:
+                    self._writing.refuse_extending(self._file)
+                self._saw_storage = True
             return original(storage)
 
         return location_tag
 
     def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self._accelerator.copied_to_host:
-                self._writing.at_large = True
+            if self._accelerator.copied_to_host and tensor.numel() > _NUMBERS:
+                self._writing.escaped.note()
             return original(tensor, *args, **options)
 
         return array
+
+    def _mapping(self, original: Any) -> Any:
+        writing = self._writing
+
+        class Map(original):
+            """`mmap.mmap`."""
+
+            def __new__(cls, fileno: int, length: int, *args: Any, **options: Any) -> Any:
+                writing.mapped(fileno)
+                return original.__new__(cls, fileno, length, *args, **options)
+
+        return Map
 
     def _install_safetensors(self) -> None:
         """Wrap safetensors' functions, whose files are written and read in Rust."""
@@ -210,9 +263,19 @@ class Checkpoints:
 
         def writing(original: Callable[..., Any]) -> Callable[..., Any]:
             def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-                return original(tensors, overlay.place(overlay.resolve(filename)), *args, **options)
+                self._saw_storage = self._accelerator.copied_to_host
+                path = overlay.resolve(filename)
+                self._to_path(path, lambda place: original(tensors, place, *args, **options))
 
             return serialize_file
+
+        def serializing(original: Callable[..., Any]) -> Callable[..., Any]:
+            def serialize(*args: Any, **options: Any) -> Any:
+                if self._accelerator.copied_to_host:
+                    self._writing.escaped.note()
+                return original(*args, **options)
+
+            return serialize
 
         def reading(original: Any) -> Callable[..., Any]:
             def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
@@ -220,5 +283,15 @@ class Checkpoints:
 
             return safe_open
 
-        self._replace(safetensors, "serialize_file", writing)
-        self._replace(safetensors, "safe_open", reading)
+        for module in (
+            safetensors,
+            sys.modules.get("safetensors.torch"),
+            sys.modules.get("safetensors.numpy"),
+        ):
+            if module is not None:
+                self._replace(module, "serialize_file", writing)
+                self._replace(module, "serialize", serializing)
+                self._replace(module, "safe_open", reading)
+
+
+_SHARDED = "torch.distributed.checkpoint"

@@ -175,7 +175,13 @@ class Numbered(NamedTuple):
     many: int
 
 
-Choice = Chosen | Share | Numbered
+class Listed(NamedTuple):
+    """The whole numbers that came from the host, as one row: a random state, labels, an attention mask."""
+
+    values: torch.Tensor
+
+
+Choice = Chosen | Share | Numbered | Listed
 
 
 class StorageRecord(weakref.ref):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import progress
 from fsdpbench.cli.terminal.progress import LiveProgress, distinct_names, shortened
+from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import without_absent
 
@@ -76,17 +78,17 @@ def test_no_name_is_longer_than_its_room(names: list[str], width: int) -> None:
     assert all(len(name) <= width for name in distinct_names(names, width))
 
 
-def test_one_long_configuration_is_told_to_be_running(
+def test_a_long_run_says_how_far_it_is_and_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = iter((0.0, 0.0, 4.0, 11.0, 15.0, 22.0))
+    now = iter((0.0, 0.0, 4.0, 11.0, 21.5, 32.0, 45.0))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     waiting = progress.WaitingProgress(600)
     waiting.begin(1, 0)
-    for _ in range(4):
-        waiting.tick()
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
-        "still running after 11 s (--timeout 600)",
-        "still running after 22 s (--timeout 600)",
+    for steps, waits in ((1, None), (1, None), (2, None), (2, "stands in x"), (2, "stands in x")):
+        state = PointState(config(8), 3.0, f"{steps} of 7 steps", waits)
+        waiting.tick(partial(list, [state]))
+    assert capsys.readouterr().err.splitlines() == [
+        "1 of 7 steps after 11 s, 3 s of them on processors (--timeout 600)",
+        "2 of 7 steps after 32 s, 3 s of them on processors (--timeout 600); stands in x",
     ]

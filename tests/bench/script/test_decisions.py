@@ -284,7 +284,7 @@ for _ in range(7):
 
 
 def test_an_error_names_the_line_that_decided(run_probe: RunScript) -> None:
-    run = run_probe("sizes = torch.tensor([3, 5]).cuda()\ntorch.zeros(8).split(sizes.tolist())")
+    run = run_probe("sizes = torch.rand(2, device='cuda').long()\ntorch.zeros(8).split(sizes.tolist())")
     assert "it decided by values that are not there at probe0.py:" in run.cause
 
 

@@ -50,6 +50,17 @@ def test_times_are_those_of_marks_in_the_stream(run_probe: RunScript) -> None:
     assert run.record()["peak_flops"] == 312e12
 
 
+def test_one_step_has_figures_of_its_own(run_probe: RunScript) -> None:
+    run, longer = run_probe("train(1)"), run_probe("train(7)")
+    assert run.result["status"] == "ok", run.cause
+    (note,) = run.result["script"]["notes"]
+    assert "one step: its first" in note
+    assert run.result["step_time_s"] > longer.result["step_time_s"], "it allocates memory too"
+    assert run.result["tflops_per_gpu"] * run.result["step_time_s"] == pytest.approx(
+        longer.result["tflops_per_gpu"] * longer.result["step_time_s"], rel=1e-6
+    )
+
+
 @pytest.mark.parametrize(("steps", "missing"), [(2, "after the warm-up"), (5, "overlap"), (6, None)])
 def test_short_scripts_tell_what_is_missing(steps: int, missing: str | None, run_probe: RunScript) -> None:
     run = run_probe(f"train({steps})")

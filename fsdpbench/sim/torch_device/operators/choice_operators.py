@@ -15,7 +15,7 @@ from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, number
 from fsdpbench.sim.torch_device.operators.known_values import Number, known_of
 from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
-from fsdpbench.sim.torch_device.tensors import Chosen, Numbered, is_on_device
+from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Numbered, is_on_device
 
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
@@ -60,7 +60,7 @@ def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
         rows = rows_of(mask)
         if rows is None:
             raise data_dependent(operator)
-        if ACCELERATOR.on_value is not None:
+        if ACCELERATOR.on_value is not None and not isinstance(choice_of(mask), Listed):
             ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
         count = torch.count_nonzero(mask)
         ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)

@@ -22,6 +22,7 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.tensors import (
     Choice,
     Chosen,
+    Listed,
     Numbered,
     Share,
     forget,
@@ -36,6 +37,12 @@ _OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll"
 _NEGATIONS = {"logical_not", "bitwise_not"}
 _SCATTERS = {"scatter", "scatter_"}
 _LARGEST = {"any", "max", "amax"}
+_OF_NUMBERS = {
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor",
+    "bitwise_and", "bitwise_or", "bitwise_not", "sum", "count_nonzero", "any", "all", "cumsum", "clone",
+    "roll", "clamp", "clamp_min", "add", "sub", "mul", "_to_copy", "max", "min", "amax", "copy_",
+}  # fmt: skip
+"""Operators on whole numbers that are computed on the host beside."""
 _SUMS = {"sum", "count_nonzero"}
 
 
@@ -69,19 +76,53 @@ def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
 def rows_of(mask: torch.Tensor) -> int | None:
     """Return the number of true elements of a mask; None if it depends on data."""
     share = choice_of(mask)
+    if isinstance(share, Listed):
+        return int(torch.count_nonzero(_known_numbers(mask)))
     if not isinstance(share, Share) or not mask.numel():
         return None
     return max(1, round(share.of_all * mask.numel()))
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the positions of a mask that is true everywhere, or a part of them, on the host; None for
-    others."""
+    """Return the positions of a mask that is true everywhere, or the numbers that came from the host, or a
+    part of them, on the host; None for others."""
     numbered = choice_of(tensor)
+    if isinstance(numbered, Listed):
+        values = numbered.values.view(tensor.dtype)
+        return values.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
     if not isinstance(numbered, Numbered):
         return None
     every = torch.arange(numbered.many)
     return every.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+
+def _known_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    values = numbers_in(tensor)
+    assert values is not None
+    return values
+
+
+def _computed(name: str, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Found:
+    """Compute an operator on whole numbers on the host; its result is known too."""
+    hosts = [
+        _known_numbers(each) if isinstance(each, torch.Tensor) and is_on_device(each) else each
+        for each in args
+    ]
+    try:
+        values = (
+            hosts[0].to(results[0].dtype) if name == "_to_copy" else getattr(torch.ops.aten, name)(*hosts)
+        )
+    except (RuntimeError, TypeError, IndexError):
+        return Found()
+    same = isinstance(values, torch.Tensor) and results and results[0].shape == values.shape
+    if (
+        not same
+        or values.is_floating_point()
+        or values.dtype != results[0].dtype
+        or not results[0].is_contiguous()
+    ):
+        return Found()
+    return Found(Listed(values.reshape(-1)), int(values) if values.numel() == 1 else None)
 
 
 def followed_choice(
@@ -94,6 +135,9 @@ def followed_choice(
     """Return the choice of the result of the operator `name`, whose tensors `taken` have these choices."""
     if name in _SCATTERS:
         return Found(_one_hot(args))
+    if any(isinstance(choice, Listed) for choice in choices):
+        known = all(isinstance(choice, Listed) for choice in choices) and name in _OF_NUMBERS
+        return _computed(name, args, results) if known else Found()
     first = choices[0] if name != "copy_" else choices[-1]
     if name in _OF_ALL:
         same = name == "copy_" or all(choice == first for choice in choices)

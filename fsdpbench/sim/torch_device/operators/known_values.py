@@ -26,7 +26,7 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
-from fsdpbench.sim.torch_device.tensors import Choice, Known, forget, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import Choice, Known, Listed, forget, is_on_device, record_of
 
 Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -75,17 +75,34 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     if ACCELERATOR.follows_numbers and target.numel() == 1:
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
+    elif ACCELERATOR.follows_numbers and _are_listed(target, source):
+        mark(target, Listed(source.detach().clone().reshape(-1)))
     elif ACCELERATOR.known_values:
         forget(record_of(target.untyped_storage()))
 
 
+def _are_listed(target: torch.Tensor, source: Any) -> bool:
+    """Return whether the host's `source` is the whole content of a storage, and whole numbers."""
+    if not isinstance(source, torch.Tensor) or source.dtype not in _WHOLE or holds_placeholders(source):
+        return False
+    record = record_of(target.untyped_storage())
+    fits = record is not None and record.nbytes == target.numel() * target.element_size() <= _MOST_LISTED
+    return fits and target.dtype is source.dtype and target.is_contiguous()
+
+
+_WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
+_MOST_LISTED = 1 << 22
+"""Bytes of the largest tensor of the host whose numbers are kept."""
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
+_NUMBERS = 64
+"""Elements of a copy that is numbers to print, not a part of a model."""
 
 
 def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
     """Mark a tensor of the host as copied from the device without values."""
     host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
-    ACCELERATOR.copied_to_host = True
+    if host.numel() > _NUMBERS:
+        ACCELERATOR.copied_to_host = True
     return host
 
 
@@ -249,7 +266,11 @@ def follow_collective(
     reduces = kind in ("all_reduce", "reduce_scatter")
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
+    sent = choice_of(inputs[0]) if kind == "broadcast" and inputs else None
     for output in outputs:
+        if isinstance(sent, Listed):
+            mark(output, sent)
+            continue
         if same is None:
             forget(record_of(output.untyped_storage()))
             continue

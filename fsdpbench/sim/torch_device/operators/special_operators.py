@@ -171,7 +171,8 @@ def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
         if known is None and is_float and target.numel() <= _SMALL:
             target.zero_()
         mark_as_placeholders(target)
-        ACCELERATOR.copied_to_host = before or is_float  # an order of DDP's buckets is no checkpoint
+        if target.dtype in (torch.int32, torch.int64):  # an order of DDP's buckets is no checkpoint
+            ACCELERATOR.copied_to_host = before
 
 
 def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:

@@ -158,3 +158,59 @@ def test_what_cannot_be_redirected_is_refused(run_probe: RunScript, tmp_path: Pa
         assert words in run.cause
         assert run.result["step_time_s"] > 0, "what was measured before stays"
     assert (tmp_path / "old").is_dir()
+
+
+def test_a_killed_run_leaves_no_file_of_simulated_tensors(run_probe: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "best.pt").write_bytes(b"real")
+    run = run_probe(
+        HEAD
+        + """
+import signal
+os.makedirs("ckpt-1")
+Path("ckpt-1/state.json").write_text("{}")
+torch.save(state, "ckpt-1/part.tmp")
+os.rename("ckpt-1/part.tmp", "ckpt-1/model.pt")
+torch.save(state, "new.pt")
+torch.save(state, "best.pt")
+Path("log.txt").write_text("stays")
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        str(tmp_path),
+        to_the_end=True,
+    )
+    assert run.result["status"] == "crash"
+    assert (tmp_path / "best.pt").read_bytes() == b"real"
+    assert (tmp_path / "log.txt").read_text() == "stays"
+    assert not (tmp_path / "new.pt").exists()
+    assert not (tmp_path / "ckpt-1").exists()
+    assert run.written(tmp_path / "ckpt-1" / "model.pt").is_file()
+
+
+def test_other_programs_and_libraries_in_c_find_what_was_written(
+    run_probe: RunScript, tmp_path: Path
+) -> None:
+    """After a number of the device was read, as Hugging Face's datasets writes its cache."""
+    run = run_probe(
+        HEAD
+        + """
+import mmap, sqlite3, subprocess
+seed = int(state["bias"][0].item())
+os.makedirs("cache.incomplete")
+with open("cache.incomplete/data.arrow", "wb") as file:
+    file.write(b"ARROW1" + bytes(5000))
+    file.flush()
+    assert subprocess.run(["cat", "cache.incomplete/data.arrow"], capture_output=True).stdout[:6] == b"ARROW1"
+os.rename("cache.incomplete", "cache")
+assert subprocess.run(["wc", "-c", "cache/data.arrow"], capture_output=True).stdout.split()[0] == b"5006"
+subprocess.run(["cp", "cache/data.arrow", "copy.arrow"], check=True)
+with sqlite3.connect("base.db") as base:
+    base.execute("create table t (n)")
+os.rename("base.db", "moved.db")
+assert subprocess.run(["cat", "moved.db"], capture_output=True).stdout.startswith(b"SQLite")
+""",
+        str(tmp_path),
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert "redirected_files" not in run.result
+    assert (tmp_path / "cache" / "data.arrow").stat().st_size == 5006

@@ -1,0 +1,134 @@
+"""Programs that start a script's processes: torchrun, accelerate launch, deepspeed and others.
+
+    fsdpbench run --module accelerate.commands.launch --gpus 8 -- --config_file fsdp.yaml train.py
+
+The launcher runs as it is: it reads its options and files, and sets the environment. Where it would start
+processes, the program of this rank runs in this one instead, as `__main__`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed.launcher.api import elastic_launch
+
+from fsdpbench.script.interposing import around
+
+_STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.launcher", "llamafactory.")
+"""Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
+_PROGRAMS = ("python", "torchrun")
+_COUNTS = (
+    "nproc",
+    "nnodes",
+    "num_processes",
+    "num_machines",
+    "num_gpus",
+    "num_nodes",
+    "config_file",
+    "devices",
+)
+
+
+class OtherWorldError(ValueError):
+    """A launcher that is asked for another number of processes than are simulated."""
+
+    def __init__(self, nodes: int, processes: int) -> None:
+        local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+        super().__init__(
+            f"the launcher is asked for {nodes} x {processes} processes (machines x GPUs of each), and "
+            f"{world // local} x {local} are simulated: call with --gpus {nodes * processes}"
+            + (f" --gpus-used-per-node {processes}" if nodes > 1 and processes != local else "")
+            + ", or change the launcher's options or configuration file"
+        )
+
+
+def run_workers_here() -> None:
+    """Let launchers run the program of their worker in this process from now on."""
+    around(elastic_launch, "__call__", _launching)
+    around(subprocess.Popen, "__init__", _starting)
+
+
+def _launching(original: Any) -> Callable[..., Any]:
+    """Wrap what torchrun, accelerate and Lightning's command line call."""
+
+    def launch(launcher: Any, *arguments: Any) -> dict[int, Any]:
+        config, entry = launcher._config, launcher._entrypoint
+        _check(config.max_nodes, config.nproc_per_node)
+        if callable(entry):
+            return {int(os.environ["RANK"]): entry(*arguments)}
+        rank = os.environ["LOCAL_RANK"]
+        run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)])
+        return {}
+
+    return launch
+
+
+def _check(nodes: int, processes: int) -> None:
+    """Compare the processes that a launcher was asked for with those that are simulated. Raises
+    `OtherWorldError`."""
+    asked = any(word in argument for argument in sys.argv for word in _COUNTS)
+    if not asked and nodes == 1 and processes in (1, torch.cuda.device_count()):
+        return  # its default
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if (nodes * processes, processes) != (world, local):
+        raise OtherWorldError(nodes, processes)
+
+
+def _starting(original: Any) -> Callable[..., Any]:
+    """Wrap `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
+
+    def init(process: Any, words: Any, *others: Any, **options: Any) -> None:
+        if not _is_worker(words):
+            return original(process, words, *others, **options)
+        environment: Mapping[str, str] = options.get("env") or os.environ
+        process.args, process.pid, process.returncode = words, os.getpid(), 0
+        process.stdin = process.stdout = process.stderr = None
+        process._communication_started = False
+        world = environment.get("WORLD_SIZE", os.environ["WORLD_SIZE"])
+        if world != os.environ["WORLD_SIZE"]:
+            raise OtherWorldError(1, int(world))
+        if environment.get("RANK", os.environ["RANK"]) == os.environ["RANK"]:
+            os.environ.update(environment)
+            run_program([os.fsdecode(word) for word in words])
+        return None
+
+    return init
+
+
+def _is_worker(words: Any) -> bool:
+    """Return whether a launcher starts a Python program, or another launcher, with these words."""
+    if isinstance(words, (str, bytes)) or not words:
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == subprocess.__file__:
+        frame = frame.f_back
+    caller = {} if frame is None else frame.f_globals
+    spec = caller.get("__spec__")
+    name = str(caller.get("__name__")) if spec is None else spec.name
+    return name.startswith(_STARTERS) and os.path.basename(os.fsdecode(words[0])).startswith(_PROGRAMS)
+
+
+def run_program(words: Sequence[str]) -> None:
+    """Run a command line in this process: `[python, -u, train.py, ...]`, `[python, -m, package.train, ...]`
+    or `[train.py, ...]`."""
+    rest = list(words)
+    if os.path.basename(rest[0]) == "torchrun":
+        rest = ["-m", "torch.distributed.run", *rest[1:]]
+    elif os.path.basename(rest[0]).startswith("python"):
+        rest = rest[1:]
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        rest = rest[1:]
+    if rest[:1] == ["-m"]:
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+        return
+    sys.argv = rest
+    sys.path.insert(0, os.path.dirname(os.path.abspath(rest[0])))
+    runpy.run_path(rest[0], run_name="__main__")

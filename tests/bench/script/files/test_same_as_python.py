@@ -1,0 +1,65 @@
+"""A simulated script sees the files that plain Python would show it, and leaves what was there before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdpbench.script.files.formats import holds_arrays
+
+if TYPE_CHECKING:
+    from conftest import RunScript, ScriptRun
+
+PROGRAMS = Path(__file__).with_name("file_programs.py")
+
+
+def _plainly(*arguments: object) -> list[str]:
+    words = [sys.executable, str(PROGRAMS), *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _compare(run_script: RunScript, tmp_path: Path, first: int, last: int) -> None:
+    plain, simulated, untouched = (tmp_path / name for name in ("plain", "simulated", "untouched"))
+    for folder in (plain, simulated, untouched):
+        _plainly(folder, first, last, "lay")
+    wanted = _plainly(plain, first, last, "cpu")
+    run = run_script(PROGRAMS, str(simulated), str(first), str(last), "cuda", to_the_end=True)
+    found = run.output.splitlines()
+    for seed, expected, seen in zip(range(first, last), wanted, found, strict=False):
+        for number, (one, other) in enumerate(zip(json.loads(expected), json.loads(seen), strict=True)):
+            assert other == one, f"sequence {seed}, operation {number}"
+    assert len(found) == last - first, run.cause
+    for seed in range(first, last):
+        _check_what_is_left(run, untouched / str(seed), plain / str(seed), simulated / str(seed))
+
+
+def _check_what_is_left(run: ScriptRun, untouched: Path, plain: Path, simulated: Path) -> None:
+    """Check that no file in place holds simulated tensors, that no checkpoint was changed, and that what the
+    script wrote otherwise is there, or in the run's folder beside tensors."""
+    real = {path.read_bytes() for path in untouched.rglob("*.pt")}
+    for path in simulated.rglob("*"):
+        if path.is_file() and holds_arrays(str(path)):
+            assert path.read_bytes() in real, f"{path} holds simulated tensors"
+    for old in untouched.rglob("*.pt"):
+        there = simulated / old.relative_to(untouched)
+        assert there.read_bytes()[:2] == b"P:" or there.read_bytes() == old.read_bytes(), there
+    for path in plain.rglob("*"):
+        if path.is_file() and path.read_bytes()[:2] == b"P:":
+            there = simulated / path.relative_to(plain)
+            kept = run.written(there)
+            assert path.read_bytes() in [each.read_bytes() for each in (there, kept) if each.is_file()], there
+
+
+def test_drawn_sequences(run_script: RunScript, tmp_path: Path) -> None:
+    _compare(run_script, tmp_path, 0, 60)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(1000, 11000, 500))
+def test_many_drawn_sequences(run_script: RunScript, tmp_path: Path, first: int) -> None:
+    _compare(run_script, tmp_path, first, first + 500)

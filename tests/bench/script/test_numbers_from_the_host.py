@@ -1,0 +1,52 @@
+"""Whole numbers that come from the host stay known on the device: seeds, random states, labels, masks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+
+def test_a_random_state_comes_back_as_it_was(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        import torch.distributed as dist
+        dist.init_process_group("nccl")
+        state = torch.get_rng_state()
+        sent = state.to("cuda")
+        dist.broadcast(sent, src=0)
+        assert torch.equal(sent.cpu(), state)
+        torch.set_rng_state(sent.cpu())
+        seed = state[:8].to("cuda")
+        assert seed.cpu().view(torch.uint64).item() == state[:8].view(torch.uint64).item()
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert not run.decisions
+
+
+def test_a_mask_of_labels_has_a_length(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        labels, mask = torch.randint(0, 50, (4, 32)), torch.ones(4, 32, dtype=torch.long)
+        labels[:, :10], mask[1, 20:] = -100, 0
+        there, shown = labels.cuda(), mask.to("cuda", non_blocking=True)
+        hidden = torch.randn(4, 32, 16, device="cuda", requires_grad=True)
+        valid = there != -100
+        assert hidden[valid].shape == (88, 16) and there[valid].shape == (88,)
+        assert int(valid.sum()) == 88 and not bool(shown.all()) and shown.sum().item() == 116
+        both = (valid & shown.bool())[:, 1:]
+        assert both.sum().item() == ((labels != -100) & mask.bool())[:, 1:].sum().item()
+        assert shown.sum(1).tolist() == [32, 20, 32, 32]
+        part = hidden[valid].sum(-1)
+        whole = part.new_zeros(valid.shape).masked_scatter(valid, part)
+        whole.sum().backward()
+        assert hidden.grad.shape == hidden.shape
+        there.add_(torch.randint(0, 9, (4, 32), device="cuda"))  # unknown from here on
+        assert int((there == 0).sum()) == 0
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
