@@ -16,9 +16,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from profile_tables.writing import FittedChip, fit_chips, with_tables
+
 import fsdpbench.sim.model.profile as hardware
 from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
-from fsdpbench.lab.calibrate.tables.writing import FittedChip, fit_chips, with_tables
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
 from fsdpbench.sim.model.kernel_costs import IsolatedPrices
 from fsdpbench.sim.model.profile import load_profile

@@ -44,8 +44,6 @@ cp "$work/this.toml" "$out/profile.toml" 2>/dev/null
 # The cuda path end to end, and impl beside torch's FSDP1 and FSDP2: step time, memory, retries, overlap.
 part systems 500 python3 -m fsdpbench sweep --model "$small" --device cuda --gpus "$gpus" "${fixed[@]}" --batch 4 \
   --repeat "$repeat" -o "$work/systems"
-part emulated 500 python3 -m fsdpbench sweep --model "$large" --device cuda --gpus 8 --emulate "${fixed[@]}" \
-  --batch 2 -o "$work/emulated"
 
 # The same on simulated GPUs of the profile that was just measured: predicted beside measured.
 part predicted 200 python3 -m fsdpbench sweep --model "$large" --device sim --hardware "$work/this.toml" --gpus 8 \

@@ -3,7 +3,7 @@
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 
 Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
-chip, its network or its software were not known (fsdpbench/lab/validation/conditions.py). FOLDER keeps the
+chip, its network or its software were not known (ci/residual_rows.py). FOLDER keeps the
 simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
 third of the runs wherever something is taken as not known. `--source`, `--condition`, `--run`: a part of it.
 
@@ -21,6 +21,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from residual_rows import residuals_of, under, write_table
+
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.engine.results.residuals.intervals import apart
 from fsdpbench.engine.results.residuals.widths import (
@@ -30,10 +32,7 @@ from fsdpbench.engine.results.residuals.widths import (
     Unknown,
     read_table,
     width_of,
-    write_table,
 )
-from fsdpbench.lab.validation.conditions import under
-from fsdpbench.lab.validation.coverage import residuals_of
 from fsdpbench.lab.validation.paper_network import predict
 from fsdpbench.lab.validation.runs.case import Case, Network
 from fsdpbench.lab.validation.runs.paper import paper_cases

@@ -111,7 +111,6 @@ INTERNALS = {
     "TorchDispatchMode": Internal(
         "torch.utils._python_dispatch:TorchDispatchMode", "pricing work to calibrate by"
     ),
-    "compile_cuda_kernel": Internal("torch.cuda:_compile_kernel", "emulated collectives on a GPU"),
     "create_empty_tensor": Internal("torch._C._acc:create_empty_tensor", _TENSORS),
     "cuda_attach_out_of_memory_observer": Internal(
         "torch._C:_cuda_attach_out_of_memory_observer",

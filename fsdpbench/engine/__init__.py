@@ -1,1 +1,1 @@
-"""One configuration from worker to result: devices, measuring, the emulated ranks, records and results."""
+"""One configuration from worker to result: devices, measuring, records and results."""

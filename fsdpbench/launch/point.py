@@ -1,7 +1,7 @@
 """One configuration in a process of its own: run its ranks, then make its result from what they left.
 
-    sweep ── fork server ──> point process ──┬── sim, emulated: rank 0 right here (scripts whose ranks are
-                                             │   checked: each rank forked from here)
+    sweep ── fork server ──> point process ──┬── sim: rank 0 right here (scripts whose ranks are checked:
+                                             │   each rank forked from here)
                                              └── cpu, cuda: torch's elastic launcher, one process a rank
 
 The process leads a process group, so that killing the group leaves nothing behind, and it dies with its

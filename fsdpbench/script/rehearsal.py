@@ -3,9 +3,9 @@
     FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
 
 Everything above torch's C++ is what runs on a GPU: the device `cuda`, the worker, NCCL's set-up, events,
-memory statistics, `--emulate`, `calibrate`. Instead of a GPU: the simulated device with a rank a process,
+memory statistics, `calibrate`. Instead of a GPU: the simulated device with a rank a process,
 each of which takes the others to hold what it holds; its own trace where the profiler's would be. So what it
-cannot show is whether CUDA, NCCL, CUPTI, NVRTC and real numbers do what is asked of them.
+cannot show is whether CUDA, NCCL, CUPTI and real numbers do what is asked of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.cuda
-import torch.distributed as dist
 import torch.profiler
 from torch.profiler import ProfilerAction
 
@@ -35,9 +34,6 @@ from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.model.allocator import AllocatorConf
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.timeline import Work
-from fsdpbench.sim.model.trace_recorder import KernelRecord
-from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 
 _USERS = ("engine", "systems", "workloads", "lab.calibrate")
 """Parts of the bench that hold copies of torch's functions; the simulation itself needs torch's own."""
@@ -62,8 +58,6 @@ def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock
     _Recording.simulation, _Recording.requests = simulation, ProfilerRequests()
     replacements.add(torch.profiler.profile, _Recording)
     _map_out_of_memory(simulation)
-    _map_kernels(simulation.accelerator)
-    _map_registration()
     _map_memory_limit(simulation)
     replace(torch.cuda, device_count=lambda: asked.gpus)
     replacements.apply(also=tuple(f"fsdpbench.{name}." for name in _USERS))
@@ -124,35 +118,6 @@ def _map_out_of_memory(simulation: Simulation) -> None:
         simulation.on_out_of_memory = report
 
     replace(device, cuda_attach_out_of_memory_observer=attach)
-
-
-def _map_kernels(accelerator: Accelerator) -> None:
-    """Map the kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
-    import fsdpbench.engine.emulation.holding as holding
-
-    def compile_kernel(source: str, name: str) -> Callable[..., None]:
-        def launch(grid: Any, block: Any, arguments: list[int]) -> None:
-            timeline = accelerator.timeline
-            start = timeline.cpu
-            timeline.cpu += accelerator.cpu_costs.launch_ns
-            record = None if accelerator.trace is None else KernelRecord(name, start, timeline.cpu)
-            timeline.launch(accelerator.stream, Work.COLLECTIVE, arguments[0], record)
-
-        return launch
-
-    replace(holding, compile_cuda_kernel=compile_kernel)
-
-
-def _map_registration() -> None:
-    """Register backends for "cuda" for the device that calls itself so."""
-    original = dist.Backend.register_backend
-
-    def register(name: str, func: Any, extended_api: bool = False, devices: Any = None) -> None:
-        """Register a backend; "cuda" in `devices` is the simulated device."""
-        named = [DEVICE_TYPE if device == "cuda" else device for device in devices or ()]
-        original(name, func, extended_api=extended_api, devices=named or None)
-
-    replace(dist.Backend, register_backend=staticmethod(register))
 
 
 def _map_memory_limit(simulation: Simulation) -> None:

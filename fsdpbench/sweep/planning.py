@@ -13,7 +13,6 @@ from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measur
 from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
-from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
@@ -32,7 +31,6 @@ class Target:
     gpus_per_node: int
     data: str | None
     measurement: Measurement
-    emulate: bool = False
     sanitize: bool = False
     software: str | None = None
     """The software profile of all its systems; `None`: each system's own."""
@@ -53,7 +51,6 @@ def make_target(
     gpus_per_node: int | None = None,
     data: str | None = None,
     measurement: Measurement | None = None,
-    emulate: bool = False,
     sanitize: bool = False,
     software: str | None = None,
     gpus_used_per_node: int | None = None,
@@ -61,12 +58,12 @@ def make_target(
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`.
 
-    With `emulate`, `hardware` names the network's profile. What is stated of simulated nodes is part of it.
+    What is stated of simulated nodes becomes part of `hardware`.
     """
-    modelled = device == "sim" or emulate
+    simulated = device == "sim"
     per_node, used = gpus_per_node or max(gpus, 1), None
-    if modelled:
-        hardware = hardware or (profile_of_this_machine() if emulate else None) or DEFAULT_HARDWARE
+    if simulated:
+        hardware = hardware or DEFAULT_HARDWARE
         stated = (gpus_per_node, gpus_used_per_node, nic_gb_s)
         hardware, per_node, used = simulated_nodes(hardware, gpus, *stated)
     elif gpus_used_per_node is not None or nic_gb_s is not None:
@@ -81,8 +78,7 @@ def make_target(
         model=model,
         shape=shape,
         device=device,
-        hardware=hardware if modelled else None,
-        emulate=emulate,
+        hardware=hardware if simulated else None,
         sanitize=sanitize,
         software=None if software is None else check_software(software, device),
         gpus=gpus,
@@ -130,7 +126,6 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         settings=settings.changed(seq=seq),
         measurement=target.measurement,
         data=target.data,
-        emulate=target.emulate,
         sanitize=target.sanitize,
         software=chosen_software(target.software, get_system(system).software, target.device),
     )

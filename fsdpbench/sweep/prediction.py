@@ -138,13 +138,12 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
             if config.device == "cpu"
             else config.hardware or profile_of_this_machine() or DEFAULT_HARDWARE
         )
-    if config.device != "sim" and not config.emulate and config.gpus > config.gpus_per_node:
+    if config.device != "sim" and config.gpus > config.gpus_per_node:
         hardware = stated_machine(hardware, config.gpus_per_node)
     changed = replace(
         config,
         device="sim",
         hardware=hardware,
-        emulate=False,
         measurement=PROBE,
     )
     return None if get_system(config.system).not_applicable(changed) else changed

@@ -315,7 +315,7 @@ def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
 
 
 def _of_device(config: Config) -> str | None:
-    if config.device == "cpu" or config.emulate:
+    if config.device == "cpu":
         return "it is NCCL's, on GPUs that really communicate or simulated ones"
     if config.device == "cuda":
         missing = os.environ.get(_POLICY) != "2"

@@ -97,8 +97,6 @@ def _of_other_settings(settings: Settings) -> str | None:
 def _of_device(config: Config, kind: str) -> str | None:
     if config.device == "cuda" and kind != "fp8":
         return f"torch alone has no casts to {kind} for GPUs: take fp8, simulate it, or --device cpu"
-    if config.emulate:
-        return "layers of 8 or 4 bits were not tried there: leave --emulate out"
     if config.device != "sim":
         return None
     if config.software is not None:

@@ -235,7 +235,7 @@ LARGE_BYTES = 4 << 20
 _SMALL_SHARE = 8
 
 # Backends whose groups of collectives are one launch.
-_COALESCING = ("nccl", "sim", "emulated")
+_COALESCING = ("nccl", "sim")
 
 
 def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:

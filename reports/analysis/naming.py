@@ -70,13 +70,13 @@ _COMMUNICATION_KERNEL = re.compile(
     re.IGNORECASE,
 )
 
-_CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc|emulated):")
+_CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc):")
 _ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
 
 # Namespaces of operators that only wrap, wait or hand over to communication.
 _NO_COMPUTATION = re.compile(
     r"^(c10d|_c10d_functional\w*|c10d_functional|autograd|torch::autograd|torch::jit|profiler|"
-    r"record_param_comms|gloo|nccl|mpi|ucc|emulated)\b"
+    r"record_param_comms|gloo|nccl|mpi|ucc)\b"
 )
 _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
 

@@ -47,8 +47,8 @@ from fsdpbench.reports.readers.trace_events import (
 
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
-SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
-"""Annotations that process groups, torch's and ours, write around a collective."""
+SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
+"""Annotations that torch's process groups write around a collective."""
 
 # Plain integers: an enum's members are slow to look up, and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "ci" / "docs"))
+sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "ci" / "docs")]
 import repository  # noqa: E402
 
 

@@ -27,6 +27,10 @@ from fsdpbench.base.settings import SETTINGS, Settings, show_value
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"
 ShapeValue = int | float | str | bool
+NO_EMULATION = (
+    "emulate (rank 0 of many on one real device) was removed: measure the device with "
+    "`fsdpbench calibrate -o mine.toml`, then simulate all ranks with --hardware mine.toml"
+)
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,6 @@ class Config:
     measurement: Measurement
     data: str | None = None
     shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
-    emulate: bool = False
-    """One real device is rank 0 of `gpus`; the network is that of `hardware`."""
     script: ScriptSource | None = None
     jitter: JitterSettings | None = None
     sanitize: bool = False
@@ -97,8 +99,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
-        if self.emulate and (self.device == "sim" or self.hardware is None):
-            raise UsageError("to emulate needs a real device, and a hardware profile for its network")
         if self.sanitize and self.device != "sim":
             raise UsageError(
                 f"--sanitize follows simulated GPUs; on {self.device} it sees nothing "
@@ -124,8 +124,8 @@ class Config:
 
     @property
     def in_one_process(self) -> bool:
-        """Return whether rank 0 alone is run: the others are simulated or emulated."""
-        return self.device == "sim" or self.emulate
+        """Return whether rank 0 alone is run: the others are simulated."""
+        return self.device == "sim"
 
     @property
     def ranks_per_node(self) -> int:
@@ -148,8 +148,6 @@ class Config:
         parts = [self.system, self.settings.wrap.replace(":", "").replace("+", "_")]
         if self.gpus != _USUAL_GPUS:
             parts.insert(1, f"{self.gpus}x")
-        if self.emulate:
-            parts.insert(1, "emulated")
         if self.settings.seq not in (None, self.shape.get("max_seq")):
             parts.append(f"seq-{self.settings.seq}")
         parts += [
@@ -171,9 +169,16 @@ class Config:
             record["settings"] = {}
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
+    def identity(self) -> dict[str, Any]:
+        """Return what keys, samples and folder names are hashed from: `to_dict`, and a field of earlier
+        versions that none of them may lose."""
+        return {**self.to_dict(), "emulate": False}
+
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Config:
         """Return the configuration that `to_dict` wrote. Raises `UsageError`, `ValueError` with a field."""
+        if record.get("emulate"):
+            raise UsageError(NO_EMULATION)
         known = {spec.name for spec in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         is_script = record.get("script") is not None

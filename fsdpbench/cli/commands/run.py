@@ -262,7 +262,7 @@ def _run(config: Config, output: Path | None) -> Result:
 
 def own_name(config: Config) -> str:
     """Return the name of the folder of a run without `-o`, unique to `config`."""
-    said = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    said = json.dumps(config.identity(), sort_keys=True, default=str)
     name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
     return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
 

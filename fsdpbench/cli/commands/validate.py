@@ -66,8 +66,8 @@ def command(
     fork_server.start("sim")
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.lab.validation.conditions import compare_held_out, held_out_cases
     from fsdpbench.lab.validation.coverage import interval_bars, judged_runs
+    from fsdpbench.lab.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.lab.validation.judge import judge
     from fsdpbench.lab.validation.page import write_page
     from fsdpbench.lab.validation.paper_network import network_predictions, predict

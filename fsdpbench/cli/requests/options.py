@@ -68,12 +68,7 @@ target_options = grouped(
         metavar="GB/S",
         help="Network of one node each way, of as many GPUs as --gpus-per-node says: 50 for 400 Gb/s.",
     ),
-    click.option(
-        "--emulate",
-        is_flag=True,
-        default=None,
-        help="Run rank 0 of --gpus on one real device; the network of --hardware is simulated.",
-    ),
+    click.option("--emulate", is_flag=True, default=None, hidden=True),
     click.option(
         "--software",
         shell_complete=proposals(software_names),

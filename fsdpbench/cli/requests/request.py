@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, NO_EMULATION, Config, Measurement
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.settings import Settings, Value, show_value
@@ -64,7 +64,6 @@ class SweepRequest:
             "reference": list(space.references) or None,
             "device": target.device,
             "hardware": target.hardware,
-            "emulate": target.emulate or None,
             "sanitize": target.sanitize or None,
             "software": target.software,
             "gpus": self.gpus if several else target.gpus,
@@ -111,8 +110,6 @@ class SweepRequest:
             title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
             network = f", {profile.node_words(ranks)}" if largest.gpus > ranks else ""
             where = f"simulating {gpus} x {title}{network} ({self.choice.reason})"
-        elif target.emulate:
-            where = f"emulating {gpus} ranks on one {target.device}, network of {target.hardware}"
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
@@ -183,16 +180,16 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
-    emulate = bool(given.get("emulate"))
+    if given.get("emulate"):
+        raise UsageError(NO_EMULATION)
     of_simulation = given.get("nic_gb_s") is not None or given.get("gpus_used_per_node") is not None
     choice = choose_device(
         check_device(given.get("device") or "auto"),
         gpus,
         hardware or (DEFAULT_HARDWARE if of_simulation else None),
         elsewhere=given.get("launcher") not in (None, "local"),
-        emulate=emulate,
     )
-    if hardware is not None and choice.device != "sim" and not emulate:
+    if hardware is not None and choice.device != "sim":
         raise UsageError(
             f"--hardware {hardware} is for simulated GPUs; leave it out with --device {choice.device}"
         )
@@ -211,7 +208,6 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         nic_gb_s=given.get("nic_gb_s"),
         data=given.get("data"),
         measurement=measurement,
-        emulate=emulate,
         sanitize=bool(given.get("sanitize")),
         software=given.get("software"),
     )

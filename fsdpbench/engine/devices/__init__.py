@@ -1,4 +1,4 @@
-"""The three devices: real GPUs, real CPUs, simulated GPUs; and one real device instead of many."""
+"""The three devices: real GPUs, real CPUs, simulated GPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ def make_device(config: Config, placement: Placement) -> Device:
         from fsdpbench.engine.devices.sim import SimDevice
 
         return SimDevice(config, placement)
-    if config.emulate:
-        from fsdpbench.engine.devices.emulated import EmulatedCpu, EmulatedCuda
-
-        return EmulatedCpu(config, placement) if config.device == "cpu" else EmulatedCuda(config, placement)
     if config.device == "cpu":
         from fsdpbench.engine.devices.cpu import CpuDevice
 

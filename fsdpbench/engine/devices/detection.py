@@ -54,16 +54,11 @@ def number_of_launcher(name: str, otherwise: int) -> int:
         raise UsageError(f"{name}={text!r} in the environment is not a whole number from 0") from None
 
 
-def choose_device(
-    asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False, emulate: bool = False
-) -> Choice:
-    """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`), or
-    one device takes the place of all (`emulate`).
+def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False) -> Choice:
+    """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`).
 
     Raises `UsageError` where it cannot be had.
     """
-    if emulate:
-        return _emulated(asked)
     if asked == "sim":
         return Choice("sim", "as asked")
     if asked == "cpu":
@@ -87,16 +82,6 @@ def choose_device(
 def _as_asked() -> str:
     simulated = simulated_cuda()
     return "as asked" if simulated is None else f"simulated: {VARIABLE} is set, and nothing is measured"
-
-
-def _emulated(asked: str) -> Choice:
-    if asked == "sim":
-        raise UsageError("--emulate is for real devices: a simulated one needs no other ranks")
-    if asked == "cpu":
-        return Choice("cpu", "as asked")
-    if not visible_gpus():
-        raise UsageError("--emulate needs one GPU, and none is found; --device cpu tries it out on a CPU")
-    return Choice("cuda", "one GPU represents all ranks")
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:

@@ -113,7 +113,7 @@ def environment(config: Config) -> dict[str, Any]:
 
 def content_key(config: Config) -> str:
     """Return 64 hex digits: equal exactly when the result must be."""
-    depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions_of(config)}
+    depends: dict[str, Any] = {"config": config.identity(), "versions": versions_of(config)}
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
     if config.software is not None:
@@ -232,7 +232,7 @@ def _nodes(config: Config) -> list[str]:
     words = ["--gpus", str(config.gpus)]
     for name, value in nodes_of(config).items():
         words += [f"--{name.replace('_', '-')}", str(value)]
-    return [*words, *["--emulate"] * config.emulate]
+    return words
 
 
 def _of_simulation(config: Config) -> list[str]:

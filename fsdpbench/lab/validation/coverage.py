@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.residuals.intervals import unknowns
 from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
-    Condition,
     Quantity,
-    Residual,
     Unknown,
     Width,
     width_of,
@@ -26,8 +23,6 @@ from fsdpbench.engine.results.residuals.widths import (
 from fsdpbench.lab.validation.judge import Bar
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.workloads import get_workload
 
 MEMORY = {
@@ -37,53 +32,9 @@ MEMORY = {
 }
 
 
-def residuals_of(condition: Condition, predictions: Iterable[Prediction]) -> Iterator[Residual]:
-    """A residual for every published time and memory whose simulation finished."""
-    for prediction in predictions:
-        for figure, published in prediction.case.published.items():
-            predicted = prediction.predicted(figure)
-            if not predicted or not published or not (figure.is_time or figure in MEMORY):
-                continue
-            yield _residual(condition, prediction, figure, published, predicted)
-
-
-def _residual(
-    condition: Condition, prediction: Prediction, figure: Figure, published: float, predicted: float
-) -> Residual:
-    case, config = prediction.case, prediction.result.config or {}
-    slower = predicted / published if figure.is_speed else published / predicted
-    return Residual(
-        condition=condition,
-        source=case.source,
-        chip=chip_of(case),
-        run=case.name,
-        model=" ".join([case.model, *(f"{name}={value}" for name, value in case.shape.items())]),
-        family=get_workload(case.model, shape=dict(case.shape) or None).family,
-        system=config["system"],
-        software=Path(config.get("software") or CURRENT).name.removesuffix(".toml"),
-        fitted=case.fitted,
-        compiled=bool(config["settings"].get("compile")),
-        gpus=config["gpus"],
-        nodes=-(-config["gpus"] // (config.get("gpus_used_per_node") or config["gpus_per_node"])),
-        network=case.network.value,
-        retries=prediction.result.alloc_retries_per_step or 0.0,
-        full=_share_of_memory(prediction),
-        quantity=Quantity.TIME if figure.is_time else MEMORY[figure],
-        unit=figure.words,
-        published=published,
-        predicted=predicted,
-        log_ratio=math.log(slower),
-    )
-
-
 def chip_of(case: Case) -> str:
     """The packaged profile of the run's chip."""
     return case.chip or case.hardware
-
-
-def _share_of_memory(prediction: Prediction) -> float:
-    reserved = prediction.result.reserved or 0
-    return float(reserved / load_profile(prediction.result.stored("config.hardware")).usable_memory_bytes)
 
 
 HALF_WIDTH = 0.08

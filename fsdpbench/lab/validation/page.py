@@ -9,8 +9,8 @@ import jinja2
 import plotly.graph_objects as go
 
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.lab.validation.conditions import HeldOut
 from fsdpbench.lab.validation.coverage import Judged, groups_of
+from fsdpbench.lab.validation.held_out import HeldOut
 from fsdpbench.lab.validation.judge import Bar
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from fsdpbench.lab.validation.conditions import HeldOut
 from fsdpbench.lab.validation.coverage import Judged, groups_of
+from fsdpbench.lab.validation.held_out import HeldOut
 from fsdpbench.lab.validation.judge import Bar, group_errors
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure

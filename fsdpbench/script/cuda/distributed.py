@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
 
 _NCCL = "nccl"
-_EMULATED = "emulated"
 _CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
 """Backends for each kind of device that torch makes of a backend's name."""
 _DEVICE_ALONE = ("nccl", "cuda:nccl")
@@ -62,7 +61,7 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
         **kwargs: Any,
     ) -> None:
         """Start the group that a script asks for; `world_size` and `rank` must be the simulation's."""
-        if backend in (BACKEND, _EMULATED):  # the bench itself, with a store of its own
+        if backend == BACKEND:  # the bench itself, with a store of its own
             return original(backend, store=store, rank=rank, world_size=world_size)
         for name, asked, is_so in (
             ("world_size", world_size, simulation.world_size),

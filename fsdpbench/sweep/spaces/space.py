@@ -98,7 +98,7 @@ def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:
     what has run already stays part of it; how points are measured does not decide which are drawn."""
 
     def drawn(config: Config) -> bytes:
-        point = config.to_dict()
+        point = config.identity()
         del point["measurement"]
         text = json.dumps([seed, point], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).digest()

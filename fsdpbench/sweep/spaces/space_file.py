@@ -28,6 +28,7 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
     device: str | None = None
     hardware: str | None = None
     emulate: bool | None = None
+    """Of earlier spaces: refused where it is true."""
     sanitize: bool | None = None
     software: str | None = None
     gpus: _Gpus | str | list[_Gpus | str] | None = None

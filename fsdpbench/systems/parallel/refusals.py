@@ -20,8 +20,6 @@ def refuse_parallel(config: Config) -> dict[str, str]:
     for name in asked:
         if config.settings.compile:
             return {name: "compiled blocks are not parallelised beside FSDP: leave compile out"}
-        if config.emulate:
-            return {name: "one real GPU cannot represent ranks that hold other parts: leave --emulate out"}
         if config.settings.cpu_offload:
             return {name: "offloaded shards are not parallelised beside FSDP: leave cpu_offload out"}
         if config.settings.optimizer == "muon" or config.settings.optimizer_dtype is not None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fsdpbench.base.files.operator_tables import COLLECTIVE, Measured, read_folder
-from fsdpbench.lab.calibrate.tables.collectives import fit_collectives
-from fsdpbench.lab.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
 from fsdpbench.sim.model.network import curve_seconds
 from fsdpbench.sim.model.sections import LibraryTables
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
+from profile_tables.collectives import fit_collectives
+from profile_tables.grid_fit import Prior, Task, fit_factors
 
 DIP = 1 << 24
 

@@ -10,6 +10,7 @@ import pytest
 from fsdpbench.base.configuration.config import Config, Measurement, check_world
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
+from fsdpbench.cli.requests.request import target_of
 from fsdpbench.engine.results.provenance import content_key
 
 CONFIG = Config(
@@ -28,6 +29,25 @@ CONFIG = Config(
 
 def test_survives_json() -> None:
     assert Config.from_dict(json.loads(json.dumps(CONFIG.to_dict()))) == CONFIG
+
+
+def test_a_record_of_earlier_versions_is_read_and_its_key_is_kept() -> None:
+    """Records held `emulate`, which keys, samples and names of folders were hashed from."""
+    record = {**CONFIG.to_dict(), "emulate": False}
+    assert "emulate" not in CONFIG.to_dict()
+    assert Config.from_dict(record) == CONFIG
+    assert CONFIG.identity() == record
+    with pytest.raises(UsageError, match=r"calibrate -o mine\.toml"):
+        Config.from_dict({**record, "emulate": True})
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim", "cuda"])
+def test_emulation_is_refused_with_its_replacement(device: str) -> None:
+    given = {"model": "gpt-tiny", "device": device, "gpus": 8}
+    with pytest.raises(UsageError, match=r"--hardware mine\.toml"):
+        target_of({**given, "emulate": True})
+    if device != "cuda":
+        assert target_of({**given, "emulate": False})[0].gpus == 8
 
 
 def test_the_name_is_safe_for_a_file_system() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from fsdpbench.engine.results.residuals.widths import (
     weighted_quantile,
     widening,
     width_of,
-    write_table,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
+from residual_rows import write_table
 
 
 def a_row(log_ratio: float = 0.0, **changes: Any) -> Residual:

@@ -23,24 +23,21 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import NormalDist
 
 import msgspec
 
-from fsdpbench.base.files.whole_files import write_whole
-
 TABLE = Path(__file__).with_name("residuals.csv")
 
 
 class Condition(StrEnum):
-    """The part of a run that was unknown when it was predicted (`fsdpbench/lab/validation/conditions.py`)."""
+    """The part of a run that was unknown when it was predicted (`ci/residual_rows.py`)."""
 
     KNOWN = "known"
     CHIP = "chip"
@@ -100,15 +97,6 @@ class Residual:
         return (self.source, self.chip, self.family)
 
 
-def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
-    """Write one line for each residual."""
-    names = [spec.name for spec in fields(Residual)]
-    text = io.StringIO(newline="")
-    rows = ([_shown(getattr(residual, name)) for name in names] for residual in residuals)
-    csv.writer(text, lineterminator="\n").writerows([names, *rows])
-    write_whole(path, text.getvalue())
-
-
 @functools.cache
 def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
     """Return every residual of the file."""
@@ -119,12 +107,6 @@ def read_table(path: Path = TABLE) -> tuple[Residual, ...]:
 def _residual(row: dict[str, str]) -> Residual:
     flags = {name: row[name] == "yes" for name in ("fitted", "compiled")}
     return msgspec.convert({**row, **flags}, Residual, strict=False)
-
-
-def _shown(value: object) -> object:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 LEVEL = 0.9

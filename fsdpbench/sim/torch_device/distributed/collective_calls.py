@@ -1,8 +1,8 @@
 """torch's forms of each collective, reduced to two operations: run a collective, run a list form.
 
 torch has a dozen forms of each collective (single tensors, lists, coalesced, older names). Without the other
-ranks all are alike: so many bytes of this kind, from these tensors into those. `SimProcessGroup` and
-`EmulatedProcessGroup` define how one runs.
+ranks all are alike: so many bytes of this kind, from these tensors into those. `SimProcessGroup`
+defines how one runs.
 """
 
 from __future__ import annotations

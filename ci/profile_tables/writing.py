@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
-from fsdpbench.lab.calibrate.tables.attention import fit_attention
-from fsdpbench.lab.calibrate.tables.collectives import fit_collectives
-from fsdpbench.lab.calibrate.tables.products import fit_products
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS, Chip
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.sections import (
@@ -19,6 +16,9 @@ from fsdpbench.sim.model.sections import (
     ProductTable,
     RankCurve,
 )
+from profile_tables.attention import fit_attention
+from profile_tables.collectives import fit_collectives
+from profile_tables.products import fit_products
 
 MARK = "# From here on written by ci/fit_profiles.py, from measured operator tables."
 _PER_LINE = 15

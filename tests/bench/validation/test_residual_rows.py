@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 from fsdpbench.engine.results.residuals.widths import Condition
-from fsdpbench.lab.validation.conditions import under
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.software import load_software
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
+from residual_rows import under
 
 FSDP1 = Case(
     name="7B",

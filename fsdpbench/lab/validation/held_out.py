@@ -1,14 +1,16 @@
-"""Published runs predicted as if something about them were not known.
+"""Published runs of one chip predicted with the keys that were fitted to another chip's.
 
-What a chip, a network or a software without published runs adds to the error of a prediction is measured on
-runs that have been published, by predicting them without what is known of it:
+A few keys of a profile were found from published training runs of that chip (the table of
+docs/simulator.md). What describes hardware in general holds on another chip too; what was fitted to
+rows does not. So every run is simulated again with the fitted keys of a chip whose runs it has no part
+in:
 
-    KNOWN      as they were
-    CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out_cases`)
-    NETWORK    the packaged profile's network instead of the one that was stated
-    SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and the other way round
-    SOFTWARE   today's software instead of that of their time
-    MODEL      runs of models whose shape or settings had to be assumed
+    runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
+    keys from  h100-80gb                                             a100-80gb
+
+Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
+runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of
+memory-bound kernels was fitted to all runs together, and is held out from none.
 """
 
 from __future__ import annotations
@@ -22,77 +24,12 @@ from typing import Any
 
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.engine.results.residuals.widths import Condition
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs import runs_file
-from fsdpbench.lab.validation.runs.case import Case, Network
-from fsdpbench.sim.model.profile import HardwareProfile, load_profile, stated_machine
-from fsdpbench.sim.model.software import CURRENT, load_software
+from fsdpbench.lab.validation.runs.case import Case
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.software import load_software
 from fsdpbench.systems import get_system
-
-_TODAYS = "torch-fsdp1"
-_OTHER = {"torch-fsdp1": "torch-fsdp2", "torch-fsdp2": "torch-fsdp1"}
-_RUN_OF_MODELS = ("FSDP paper, Fig 6a", "FSDP paper, Fig 6c", "FSDP paper, Fig 7a and 8a", "pytorch#104509")
-
-
-def under(
-    condition: Condition, cases: Sequence[Case], open_cases: Sequence[Case], folder: Path
-) -> list[Case]:
-    """The cases that `condition` changes, changed; profiles are written to `folder`.
-
-    Compiled runs are predicted as they were alone: no interval rests on them in another condition.
-    """
-    if condition is Condition.KNOWN:
-        return list(cases)
-    cases = [case for case in cases if not case.settings.get("compile")]
-    if condition is Condition.CHIP:
-        return held_out_cases(cases, folder)
-    if condition is Condition.NETWORK:
-        return [
-            dataclasses.replace(
-                case, hardware=stated_machine(case.chip, load_profile(case.hardware).gpus_per_node)
-            )
-            for case in cases
-            if case.chip and case.network is Network.STATED
-        ]
-    if condition is Condition.SYSTEM:
-        return [
-            dataclasses.replace(
-                case, system=_OTHER[case.system], software=_on_one_stream(case.software, folder)
-            )
-            for case in cases
-            if case.system in _OTHER
-        ]
-    if condition is Condition.SOFTWARE:
-        return [
-            dataclasses.replace(case, system=case.system if case.system in _OTHER else _TODAYS, software=None)
-            for case in cases
-            if case.software or get_system(case.system).software != CURRENT
-        ]
-    return [case for case in open_cases if case.group in _RUN_OF_MODELS]
-
-
-def _on_one_stream(software: str | None, folder: Path) -> str | None:
-    """`software` with collectives where the installed torch has them, as FSDP2 needs."""
-    if software is None or not load_software(software).collectives.own_streams:
-        return software
-    folder.mkdir(parents=True, exist_ok=True)
-    path = (folder / f"{software}-one-stream.toml").resolve()
-    head = {"base": software, "name": path.stem}
-    write_whole(path, to_toml({**head, "collectives": {"own_streams": False}}))
-    return str(path)
-
-
-# Each chip predicted with what was fitted to the other's runs.
-# A few keys of a profile were found from published training runs of that chip (the table of
-# docs/simulator.md). What describes hardware in general holds on another chip too; what was fitted to
-# rows does not. So every run is simulated again with the fitted keys of a chip whose runs it has no part
-# in:
-#     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
-#     keys from  h100-80gb                                             a100-80gb
-# Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
-# runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of
-# memory-bound kernels was fitted to all runs together, and is held out from none.
 
 _KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
 

@@ -10,10 +10,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from fsdpbench.base.files.operator_tables import Measured
-from fsdpbench.lab.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.sim.model.chips import Chip
 from fsdpbench.sim.model.library_costs import Array, attention_model_seconds, grid_coordinates
 from fsdpbench.sim.model.sections import AttentionTable, FactorGrid
+from profile_tables.grid_fit import Prior, Task, fit_factors
 
 AXES = (
     (1.0, 8.0, 64.0, 512.0, 4096.0),
