@@ -36,7 +36,8 @@ OFFLINE = {
     "WANDB_MODE": "disabled",
     "TOKENIZERS_PARALLELISM": "false",
 }
-HEAD = """# Public programs that were tried
+HEAD = """<!-- Made by python ci/programs.py: do not edit. -->
+# Public programs that were tried
 
 Each program runs unmodified on simulated GPUs, with random weights and small data made on the spot.
 `python ci/programs.py FOLDER` makes the environments, runs all and writes this page. "Its example" says where
