@@ -9,7 +9,6 @@ from fsdpbench.answers.tune.front import Candidate, Goal, judged
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.index import refresh_index
 from fsdpbench.engine.results.store import Store
-from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.runner import run_sweep
 from fsdpbench.sweep.trials import Progress, jobs_for
@@ -89,7 +88,7 @@ class _Continued(Progress):
     def finished(self, config: Config, result: Result) -> None:
         self._inner.finished(config, result)
 
-    def tick(self, states: Callable[[], list[PointState]]) -> None:
+    def tick(self, states: Callable[[], object]) -> None:
         self._inner.tick(states)
 
     def end(self) -> None: ...
