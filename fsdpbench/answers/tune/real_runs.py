@@ -11,7 +11,7 @@ from fsdpbench.engine.results.index import refresh_index
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.runner import run_sweep
-from fsdpbench.sweep.trials import Progress, jobs_for
+from fsdpbench.sweep.trials import PointState, Progress, jobs_for
 
 _LEAST_PAIRS = 3
 
@@ -88,7 +88,7 @@ class _Continued(Progress):
     def finished(self, config: Config, result: Result) -> None:
         self._inner.finished(config, result)
 
-    def tick(self, states: Callable[[], object]) -> None:
+    def tick(self, states: Callable[[], list[PointState]]) -> None:
         self._inner.tick(states)
 
     def end(self) -> None: ...
