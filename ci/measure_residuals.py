@@ -35,9 +35,7 @@ from fsdpbench.engine.results.residuals.widths import (
 )
 from fsdpbench.lab.validation.paper_network import predict
 from fsdpbench.lab.validation.runs.case import Case, Network
-from fsdpbench.lab.validation.runs.paper import paper_cases
-from fsdpbench.lab.validation.runs.paper_open import open_cases
-from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
 
@@ -63,9 +61,9 @@ def measure(options: argparse.Namespace) -> None:
     output: Path = options.output
     profiles = output.with_name(f"{output.name}-profiles")
     given = [case for path in options.runs for case in cases_of_file(path)]
-    known = paper_cases() + t5_cases() + given
+    known = known_cases("gpt", "t5") + given
     conditions = options.condition or list(Condition)
-    parts = {condition: under(condition, known, open_cases(), profiles) for condition in conditions}
+    parts = {condition: under(condition, known, known_cases("open"), profiles) for condition in conditions}
     for condition, part in parts.items():
         wanted = [case for case in part if _is_asked_for(case, options)]
         parts[condition] = wanted if condition is Condition.KNOWN else sampled(wanted, options.every)

@@ -31,8 +31,7 @@ from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.engine.results.residuals.widths import Condition, Quantity, read_table
 from fsdpbench.lab.validation.paper_network import predict
 from fsdpbench.lab.validation.runs.case import Case
-from fsdpbench.lab.validation.runs.paper import paper_cases
-from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
@@ -123,7 +122,7 @@ Slopes = dict[tuple[str, str, str], dict[str, float]]
 def simulate(options: argparse.Namespace) -> Slopes:
     """Slopes of all runs that were not out of memory."""
     given = [case for path in options.runs for case in cases_of_file(path)]
-    cases = [case for case in paper_cases() + t5_cases() + given if not case.open]
+    cases = [case for case in known_cases("gpt", "t5") + given if not case.open]
     cases = [case for case in thinned(cases, options.every) if not case.ran_out and not case.collapsed]
     profiles = options.output.with_name(f"{options.output.name}-profiles").resolve()
     changed = [[with_key(shallow(case), key, profiles) for case in cases] for key in (None, *KEYS)]

@@ -71,6 +71,7 @@ def command(
     from fsdpbench.lab.validation.judge import judge
     from fsdpbench.lab.validation.page import write_page
     from fsdpbench.lab.validation.paper_network import network_predictions, predict
+    from fsdpbench.lab.validation.runs.paper import known_cases
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file
     from fsdpbench.lab.validation.text import as_dict, as_markdown
     from fsdpbench.systems import get_system
@@ -78,7 +79,7 @@ def command(
     if system is not None:
         get_system(system)
     rows = [row for path in runs for row in _chosen(cases_of_file(path), only)]
-    cases = _chosen(_known_cases(), only) + rows
+    cases = _chosen(known_cases(), only) + rows
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
     if not cases and not network:
         raise UsageError(f"--only {only!r}: no case has it in its name or group")
@@ -111,15 +112,6 @@ def _compare_operators(folder: Path, as_json: bool) -> None:
         show(as_markdown(comparison))
     if not all(bar.met for bar in bars_of(comparison)):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
-
-
-def _known_cases() -> list[Case]:
-    from fsdpbench.lab.validation.runs.paper import paper_cases
-    from fsdpbench.lab.validation.runs.paper_open import open_cases
-    from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
-    from fsdpbench.lab.validation.runs.runs_file import torchtitan_cases
-
-    return paper_cases() + t5_cases() + open_cases() + torchtitan_cases()
 
 
 def _chosen(cases: list[Case], only: str | None) -> list[Case]:

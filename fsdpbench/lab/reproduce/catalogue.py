@@ -13,9 +13,7 @@ from fsdpbench.lab.reproduce.evaluation import as_stated
 from fsdpbench.lab.reproduce.figure import Contrast, Drawing, PaperFigure
 from fsdpbench.lab.validation.paper_network import Prediction, network_predictions
 from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure, paper_cases, published
-from fsdpbench.lab.validation.runs.paper_open import open_cases
-from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.paper import PublishedFigure, known_cases, published
 
 _OF_2022 = "a100-40gb"
 """All runs of the announcement were on such GPUs."""
@@ -24,7 +22,7 @@ _FACTOR = "the factor of uneven inputs was read off it"
 
 def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
     """The figures named in `only` (none: all); profiles of machines that variants need go to `folder`."""
-    known = {case.name: case for case in (*paper_cases(), *t5_cases(), *open_cases())}
+    known = {case.name: case for case in known_cases("gpt", "t5", "open")}
     cases = as_stated(known)
     makers: dict[str, Maker] = {
         "2a": _inputs,

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsdpbench.lab.validation.paper_network import Prediction
-from fsdpbench.lab.validation.runs import paper_t5
 from fsdpbench.lab.validation.runs.case import Figure
 
 MEAN_STEP_TIME = 0.04
 WORST_STEP_TIME = 0.10
 PLATEAU = 0.05
 T5 = 0.05
+_T5_GROUP = "FSDP paper, Fig 7c"
 PREFETCH_GAIN_POINTS = 3.0
 COLLAPSE_SHARE = (0.40, 0.65)
 ALLOCATED_GB = 2.0
@@ -36,7 +36,7 @@ def judge(predictions: Sequence[Prediction]) -> list[Bar]:
     paper = [p for p in predictions if p.case.model == "gpt-175b" and not p.case.assumed]
     if paper:
         bars += [*_plateau(paper), *_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
-    bars += _t5([p for p in predictions if p.case.group == paper_t5.GROUP])
+    bars += _t5([p for p in predictions if p.case.group == _T5_GROUP])
     return bars
 
 

@@ -11,15 +11,14 @@ import pytest
 from fsdpbench.lab.validation.judge import group_errors, judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of, network_predictions
 from fsdpbench.lab.validation.runs.case import Figure
-from fsdpbench.lab.validation.runs.paper_open import open_cases
-from fsdpbench.lab.validation.runs.runs_file import torchtitan_cases
+from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.text import as_markdown
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.planning import not_applicable
 
 
 def test_every_case_can_run_and_says_what_it_assumes() -> None:
-    cases = [*open_cases(), *torchtitan_cases()]
+    cases = known_cases("open", "torchtitan")
     assert {case.group.rpartition(", ")[2] for case in cases} == {
         "Fig 6a", "Fig 6c", "Fig 7a and 8a", "PyTorch 1.11 on AWS", "pytorch#104509", "TorchTitan",
     }  # fmt: skip
@@ -30,13 +29,13 @@ def test_every_case_can_run_and_says_what_it_assumes() -> None:
 
 
 def test_they_have_no_bar() -> None:
-    predictions = [Prediction(case, Result(status=Status.OOM)) for case in open_cases()]
+    predictions = [Prediction(case, Result(status=Status.OOM)) for case in known_cases("open")]
     assert group_errors(predictions) == {}
     assert judge(predictions) == []
 
 
 def test_assumptions_stand_below_the_table() -> None:
-    predictions = [Prediction(case, Result(status=Status.OK)) for case in open_cases()]
+    predictions = [Prediction(case, Result(status=Status.OK)) for case in known_cases("open")]
     text = as_markdown(predictions, [])
     assert text.count("| FSDP paper, Fig 6c | 80 GB GPUs") == 1
 
@@ -53,7 +52,7 @@ def test_torchtitan_s_memory_is_reached(fsdpbench: Any, tmp_path: Path) -> None:
 
 
 def test_a_time_s_error_is_its_own() -> None:
-    case = next(case for case in open_cases() if case.published.get(Figure.RETRIES) == 46)
+    case = next(case for case in known_cases("open") if case.published.get(Figure.RETRIES) == 46)
     prediction = Prediction(
         case, Result.of({"status": "ok", "step_time_s": 8.03, "alloc_retries_per_step": 46})
     )

@@ -6,7 +6,7 @@ import pytest
 
 from fsdpbench.lab.validation.judge import group_errors, judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
-from fsdpbench.lab.validation.runs.paper_t5 import t5_cases
+from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.reports.result import Result
 
 
@@ -14,13 +14,13 @@ def predictions(factor: float) -> list[Prediction]:
     """As if every case had been simulated at `factor` times its published speed."""
     return [
         Prediction(case, Result.of({"status": "ok", figure.path[0]: factor * value}))
-        for case in t5_cases()
+        for case in known_cases("t5")
         for figure, value in case.published.items()
     ]
 
 
 def test_cases_are_the_papers_points() -> None:
-    cases = t5_cases()
+    cases = known_cases("t5")
     assert len({case.name for case in cases}) == 14
     configs = [config_of(case, "torch-fsdp1") for case in cases]
     assert {config.gpus for config in configs} == {8, 16, 32, 64, 128, 256, 512}
@@ -37,5 +37,5 @@ def test_the_bar_is_five_percent_of_the_step_time(factor: float, met: bool) -> N
 
 
 def test_what_the_paper_leaves_open_keeps_them_out_of_the_mean() -> None:
-    assert all(case.assumed for case in t5_cases())
+    assert all(case.assumed for case in known_cases("t5"))
     assert group_errors(predictions(0.5)) == {}

@@ -12,7 +12,7 @@ from fsdpbench.lab.validation.judge import judge
 from fsdpbench.lab.validation.page import write_page
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import paper_cases
+from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.runs.runs_file import COLUMNS, cases_of_file
 from fsdpbench.lab.validation.text import as_dict, as_markdown
 from fsdpbench.reports.result import Result, Status
@@ -40,7 +40,7 @@ def a_case(tokens: float = 1000.0, group: str = "g") -> Case:
 
 
 def test_the_papers_cases_are_runnable_configurations() -> None:
-    cases = paper_cases()
+    cases = known_cases("gpt")
     assert len(cases) == 13
     config = config_of(cases[0], "torch-fsdp1")
     assert (config.gpus, config.gpus_per_node, config.hardware) == (128, 8, "a100-80gb-roce2000")
@@ -113,7 +113,7 @@ def test_bars_are_met_and_missed() -> None:
 def paper_predictions(**changes: Any) -> list[Prediction]:
     """Every published figure predicted to the digit, except the changes by case name."""
     predictions = []
-    for case in paper_cases():
+    for case in known_cases("gpt"):
         memory = {
             figure.path[1]: value * figure.unit
             for figure, value in case.published.items()

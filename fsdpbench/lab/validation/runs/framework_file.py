@@ -1,8 +1,8 @@
 """Published runs of any model and framework from a CSV file, in the columns that `COLUMNS` names.
 
 A row names a model and its settings as the bench has them. `status` is `ok` or `oom`; `network` is
-`N Gb/s a node`, `one node` or `not stated`; `gpus_per_node`, where it is not the chip's usual one, says of how
-many GPUs; memory is in GiB. What a publication leaves open is in
+`N Gb/s a node`, `one node` or `not stated`; an optional `gpus_per_node` overrides the chip's usual number;
+memory is in GiB. What a publication leaves open is in
 `confidence`; where that is not `stated...`, it counts as assumed.
 """
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.settings import Settings, Value
-from fsdpbench.base.errors import UsageError
+from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.systems import get_system
-from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import WorkloadError, get_workload
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from fsdpbench.base.settings import Value
 
 COLUMNS = (
     "source", "run", "gpu", "gpus", "network", "system", "model", "shape", "seq", "batch", "strategy",
@@ -32,6 +30,28 @@ COLUMNS = (
 _GIB_IN_GB = 2**30 / 1e9
 _COMPILED = {"yes": True, "no": False}
 _BITS_OF_A_NODE = re.compile(r"(?<![0-9.])([0-9.]++) Gb/s a node")
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """Software of a source beyond what its rows say: the profile of its time (`None`: today's) and the
+    settings of its training loop."""
+
+    software: str | None = None
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
+# TorchTitan's train.py and parallelize_llama.py of 2024: max_norm = 1.0, the last block is not resharded.
+_TORCHTITAN: dict[str, Value] = {"clip": 1.0, "keep_last_unsharded": True}
+# fms-fsdp: grad_clip_thresh = 1.0; transformers' Trainer: max_grad_norm = 1.0. AdamW with torch's defaults.
+_DEFAULT_ADAMW: dict[str, Value] = {"clip": 1.0, "optimizer": "adamw-foreach"}
+_SOURCES: dict[str, _Epoch] = {
+    "torchtitan-A100": _Epoch("torchtitan-2024-summer", _TORCHTITAN),
+    "torchtitan-H100": _Epoch("torchtitan-2024-winter", _TORCHTITAN),
+    "IBM-fms": _Epoch("fms-fsdp-2024", _DEFAULT_ADAMW),
+    "fms-accel": _Epoch("fms-acceleration-2024", _DEFAULT_ADAMW),
+}
+_OF_TODAY = _Epoch()
 
 
 def is_framework_file(columns: tuple[str, ...]) -> bool:
@@ -103,8 +123,9 @@ def case_of_row(row: Row) -> Case:
         raise row.wrong("network", str(error)) from None
     confidence = row.text("confidence")
     source = row.text("source")
+    epoch = _SOURCES.get(source, _OF_TODAY)
     return Case(
-        name=f"{row.text('run')}",
+        name=row.text("run"),
         group=f"{source}, {chip}",
         source=source,
         model=row.text("model"),
@@ -113,23 +134,23 @@ def case_of_row(row: Row) -> Case:
         chip=chip,
         gpus=gpus,
         network=Network.STATED if isinstance(network, float) else network,
-        settings=_settings(row),
+        settings=_settings(row, epoch),
         published=_published(row),
         system=row.text("system"),
-        software=software_of(source),
+        software=epoch.software,
         assumed="" if not confidence or confidence.startswith("stated") else confidence,
         ran_out=row.text("status") == "oom",
     )
 
 
-def _settings(row: Row) -> dict[str, Value]:
+def _settings(row: Row, epoch: _Epoch) -> dict[str, Value]:
     settings: dict[str, Value] = {
         "seq": row.count("seq"),
         "batch": row.count("batch"),
         "limit_all_gathers": 2,
         "param_dtype": "bf16",
         "compile": row.choice("compiled", _COMPILED),
-        **settings_of(row.text("source")),
+        **epoch.settings,
     }
     for name in ("strategy", "activation_checkpointing", "reduce_dtype"):
         settings[name] = row.text(name)
@@ -176,37 +197,3 @@ def _published(row: Row) -> dict[Figure, float]:
         if row.text(column):
             published[figure] = row.number(column) * _GIB_IN_GB
     return published
-
-
-# What is known of the software of published sources, beyond what their rows say.
-# Each source with the software profile of its time and the settings of its training loop; a source that is
-# not named here is taken as of today.
-
-@dataclass(frozen=True)
-class Epoch:
-    """The software of a source: its profile (`None`: today's) and settings."""
-
-    software: str | None = None
-    settings: Mapping[str, Value] = field(default_factory=dict)
-
-
-# TorchTitan's train.py and parallelize_llama.py of 2024: max_norm = 1.0, the last block is not resharded.
-_TORCHTITAN: dict[str, Value] = {"clip": 1.0, "keep_last_unsharded": True}
-# fms-fsdp: grad_clip_thresh = 1.0; transformers' Trainer: max_grad_norm = 1.0. AdamW with torch's defaults.
-_DEFAULT_ADAMW: dict[str, Value] = {"clip": 1.0, "optimizer": "adamw-foreach"}
-_SOURCES: dict[str, Epoch] = {
-    "torchtitan-A100": Epoch("torchtitan-2024-summer", _TORCHTITAN),
-    "torchtitan-H100": Epoch("torchtitan-2024-winter", _TORCHTITAN),
-    "IBM-fms": Epoch("fms-fsdp-2024", _DEFAULT_ADAMW),
-    "fms-accel": Epoch("fms-acceleration-2024", _DEFAULT_ADAMW),
-}
-
-
-def software_of(source: str) -> str | None:
-    """The software profile of the source's time; `None` for today's."""
-    return _SOURCES.get(source, Epoch()).software
-
-
-def settings_of(source: str) -> dict[str, Value]:
-    """Settings that the source's training loop had."""
-    return dict(_SOURCES.get(source, Epoch()).settings)

@@ -1,14 +1,10 @@
-"""The FSDP paper's runs of minGPT-175B (arXiv 2304.11277; PVLDB 16:12), figures 6b, 7b and 8b.
+"""Published figures of PyTorch's FSDP and the runs behind them, from two TOML files beside this folder.
 
-Its setup: 8 A100-80GB a host, 2 Tb/s RoCE, full sharding, backward prefetch, two all-gathers in flight,
-activation checkpointing, BF16, Adam, sequences of 2048 tokens; minGPT writes its attention out, with dropout
-of 0.1. TFLOPS are taken as counted with recompute.
+`fsdp_paper.toml` has the values, `published_runs.toml` the settings of each run and where its values stand.
 """
 
 from __future__ import annotations
 
-from fsdpbench.base.settings import Value
-from fsdpbench.lab.validation.runs.case import Case, Figure
 import functools
 import re
 import tomllib
@@ -17,80 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-_SOURCE = "arXiv 2304.11277"
-_HARDWARE = "a100-80gb-roce2000"
+from fsdpbench.lab.validation.runs.case import Case, Figure
 
-_MEMORY = {"allocated": Figure.ALLOCATED, "active": Figure.ACTIVE, "reserved": Figure.RESERVED}
-
-
-def paper_cases() -> list[Case]:
-    """The runs of minGPT-175B with all that was published of them."""
-    speeds, memory = published("7b"), published("8b")
-    cases = []
-    for batch in (1, 2):
-        for gpus, tflops in speeds.along(f"batch {batch}").items():
-            peaks = {
-                figure: value
-                for kind, figure in _MEMORY.items()
-                if (value := memory.at(f"batch {batch}, {kind}", gpus)) is not None
-            }
-            cases.append(
-                _case(
-                    f"GPT-175B, {gpus} GPUs, batch {batch}",
-                    "FSDP paper, Fig 7b and 8b",
-                    int(gpus),
-                    {"batch": batch},
-                    {Figure.HARDWARE_TFLOPS: tflops, **peaks},
-                    collapsed=(gpus, batch) == (128, 2),
-                )
-            )
-    for gpus, tflops in published("6b").along("no backward prefetch").items():
-        cases.append(
-            _case(
-                f"GPT-175B, {gpus} GPUs, batch 1, no backward prefetch",
-                "FSDP paper, Fig 6b",
-                int(gpus),
-                {"batch": 1, "backward_prefetch": "none"},
-                {Figure.HARDWARE_TFLOPS: tflops},
-            )
-        )
-    return cases
-
-
-def _case(
-    name: str,
-    group: str,
-    gpus: int,
-    settings: dict[str, Value],
-    figures: dict[Figure, float],
-    collapsed: bool = False,
-) -> Case:
-    return Case(
-        name=name,
-        group=group,
-        source=_SOURCE,
-        model="gpt-175b",
-        system="torch-fsdp1-1.13",
-        shape={"attention": "explicit", "dropout": 0.1},
-        hardware=_HARDWARE,
-        gpus=gpus,
-        settings={
-            "seq": 2048,
-            "activation_checkpointing": "full",
-            "limit_all_gathers": 2,
-            "param_dtype": "bf16",
-            "reduce_dtype": "bf16",
-            # PyTorch of 2022: Adam parameter by parameter, gradients kept and filled with zeros.
-            "optimizer": "adamw-loop",
-            "zero_grad": "fill",
-            **settings,
-        },
-        published=figures,
-        collapsed=collapsed,
-    )
-
-
-FILE = "fsdp_paper.toml"
+_FIGURES, _RUNS = "fsdp_paper.toml", "published_runs.toml"
 _RAN_OUT = "out of memory"
 _ABOUT = ("source", "read", "unit", "x", "batch")
 
@@ -130,8 +55,7 @@ class PublishedFigure:
 @functools.cache
 def published_figures() -> Mapping[str, PublishedFigure]:
     """All figures by name (`2a`, `6b`, ...), in the order of the file."""
-    tables = tomllib.loads(resources.files("fsdpbench.lab.validation").joinpath(FILE).read_text("utf-8"))
-    return {name: _figure(name, table) for name, table in tables.items()}
+    return {name: _figure(name, table) for name, table in _tables(_FIGURES).items()}
 
 
 def published(name: str) -> PublishedFigure:
@@ -154,3 +78,31 @@ def _figure(name: str, table: dict[str, Any]) -> PublishedFigure:
         series=series,
         batch=tuple(table.get("batch", ())),
     )
+
+
+def known_cases(*parts: str) -> list[Case]:
+    """The published runs of these parts of the file (`gpt`, `t5`, `open`, `torchtitan`); of all without any.
+
+    Raises `KeyError` for another name.
+    """
+    tables = _tables(_RUNS)
+    return [
+        _case(group, run) for part in parts or tables for group in tables[part] for run in group["runs"]
+    ]
+
+
+def _case(group: Mapping[str, Any], run: Mapping[str, Any]) -> Case:
+    """A run with what its group has in common; one whose figure has no value was out of memory."""
+    stated = {**group, **run, "settings": {**group["settings"], **run.get("settings", {})}}
+    published_at, place = stated.pop("published"), stated.pop("at", stated["gpus"])
+    del stated["runs"]
+    found = {
+        Figure[name.upper()]: at if isinstance(at, float) else published(at[0]).at(at[1], place)
+        for name, at in published_at.items()
+    }
+    values = {figure: value for figure, value in found.items() if value is not None}
+    return Case(**stated, published=values, ran_out=not values)
+
+
+def _tables(file: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("fsdpbench.lab.validation").joinpath(file).read_text("utf-8"))

@@ -13,23 +13,37 @@ from pathlib import Path
 from typing import TypeVar
 
 from fsdpbench.base.configuration.config import ShapeValue
-from fsdpbench.base.numbers import finite_number, whole_number
-from fsdpbench.base.settings import Value
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_text
-from fsdpbench.sim.model.profile import profile_names, stated_machine
+from fsdpbench.base.numbers import finite_number, whole_number
+from fsdpbench.base.settings import Value
 from fsdpbench.lab.validation.runs import framework_file
 from fsdpbench.lab.validation.runs.case import Case, Figure
-from collections.abc import Mapping
-from fsdpbench.base.configuration.config import ShapeValue
-from fsdpbench.base.settings import Value
-from fsdpbench.lab.validation.runs.case import Case, Figure
+from fsdpbench.sim.model.profile import profile_names, stated_machine
 
 N = TypeVar("N", int, float)
 COLUMNS = (
     "source", "layers", "d_model", "heads", "vocab", "seq", "gpu", "gpus", "microbatch", "grad_accum",
     "param_dtype", "reduce_dtype", "strategy", "activation_checkpointing", "tokens_per_s_per_gpu",
 )  # fmt: skip
+_AS_SETTINGS = ("strategy", "param_dtype", "reduce_dtype", "activation_checkpointing")
+
+# What llm-foundry's published runs were made with (its benchmark table of MPT-shaped GPTs under FSDP1).
+# All: no bias, learned positions, tied embedding, one unit a block, two all-gathers in flight, gradients
+# reduced in every microbatch, Composer's AdamW (`DecoupledAdamW`, a loop over parameters) and the backward
+# prefetch that Composer has by default (`set_fsdp_default` in `composer/trainer/dist_strategy.py`, 0.17.0).
+# * Its mode `DEFAULT`, documented as reduction in fp32, hands FSDP no `reduce_dtype` (`get_mixed_precision` in
+#   `composer/trainer/mosaic_fsdp.py` since 0.13.5). FSDP then reduces gradients as they are, in the parameters'
+#   dtype (torch 1.13.1: `_post_backward_hook`; later: `_init_param_reduce_dtypes` in `flat_param.py`). So
+#   `DEFAULT` and `PURE` reduce alike.
+# * Versions are of the time of each table: A100 in spring 2023 (llm-foundry 0.1 requires torch 1.13.1), H100 in
+#   autumn 2023 (0.4, torch 2.1, flash attention 2).
+
+_SOURCE = "llm-foundry"
+_SYSTEMS = {"a100-40gb": "llm-foundry-0.1", "a100-80gb": "llm-foundry-0.1"}
+_LATER = "llm-foundry-0.4"
+_SHAPE = {"bias": False, "fp32_loss": False}
+_COMPOSER = {"backward_prefetch": "post", "optimizer": "adamw-loop"}
 
 
 def cases_of_file(path: Path) -> list[Case]:
@@ -77,91 +91,29 @@ def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
         "seq": seq,
         "batch": batch,
         "grad_accum": number("grad_accum"),
-        "strategy": row["strategy"],
-        "param_dtype": row["param_dtype"],
-        "reduce_dtype": row["reduce_dtype"],
-        "activation_checkpointing": row["activation_checkpointing"],
         "limit_all_gathers": 2,
+        **{name: row[name] for name in _AS_SETTINGS},
     }
-    known = row["source"] == SOURCE
+    known = row["source"] == _SOURCE
+    if known:
+        shape |= _SHAPE
+        settings |= {**_COMPOSER, "reduce_dtype": row["param_dtype"]}
     return Case(
         name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
         f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
         group=f"{row['source']}, {hardware}",
         source=row["source"],
         model="gpt",
-        shape=shape_of(shape) if known else shape,
+        shape=shape,
         hardware=stated_machine(hardware, number("gpus_per_node")) if row["gpus_per_node"] else hardware,
         chip=hardware if row["gpus_per_node"] else "",
         gpus=gpus,
-        settings=settings_of(settings) if known else settings,
+        settings=settings,
         published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},
         system=system_of(hardware) if known else "torch-fsdp1",
     )
 
 
-# What llm-foundry's published runs were made with (its benchmark table of MPT-shaped GPTs under FSDP1).
-# All: no bias, learned positions, tied embedding, one unit a block, two all-gathers in flight, gradients
-# reduced in every microbatch, Composer's AdamW (`DecoupledAdamW`, a loop over parameters) and the backward
-# prefetch that Composer has by default (`set_fsdp_default` in `composer/trainer/dist_strategy.py`, 0.17.0).
-# * Its mode `DEFAULT`, documented as reduction in fp32, hands FSDP no `reduce_dtype` (`get_mixed_precision` in
-#   `composer/trainer/mosaic_fsdp.py` since 0.13.5). FSDP then reduces gradients as they are, in the parameters'
-#   dtype (torch 1.13.1: `_post_backward_hook`; later: `_init_param_reduce_dtypes` in `flat_param.py`). So
-#   `DEFAULT` and `PURE` reduce alike.
-# * Versions are of the time of each table: A100 in spring 2023 (llm-foundry 0.1 requires torch 1.13.1), H100 in
-#   autumn 2023 (0.4, torch 2.1, flash attention 2).
-
-SOURCE = "llm-foundry"
-_SYSTEMS = {"a100-40gb": "llm-foundry-0.1", "a100-80gb": "llm-foundry-0.1"}
-_LATER = "llm-foundry-0.4"
-
-
 def system_of(hardware: str) -> str:
     """The software of the table that has runs on `hardware`."""
     return _SYSTEMS.get(hardware, _LATER)
-
-
-def shape_of(shape: Mapping[str, ShapeValue]) -> dict[str, ShapeValue]:
-    """An MPT's shape from the table's columns."""
-    return {**shape, "bias": False, "fp32_loss": False}
-
-
-def settings_of(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the settings of the table's columns and of Composer's defaults."""
-    return {
-        **settings,
-        "reduce_dtype": settings["param_dtype"],
-        "backward_prefetch": "post",
-        "optimizer": "adamw-loop",
-    }
-
-
-# TorchTitan's runs of Llama 3.1 8B with FSDP2 alone (arXiv 2410.06511, tables 1 and 2): no bar.
-# H100 of 96 GB HBM2e, sequences of 8192 tokens, 2 samples a GPU, every second matrix product recomputed (its
-# "selective op"), bf16 with fp32 reduction. Memory there is in GiB.
-# The four published figures were written down without the paper at hand.
-# Assumed: the paper's Llama had its norms and rotary positions composed of operators, in fp32; ours has torch's
-# fused norm, and positions in bf16.
-
-_GIB_IN_GB = 2**30 / 1e9
-
-
-def torchtitan_cases() -> list[Case]:
-    """The two runs, with tokens a second and memory."""
-    published = {8: (6258.0, 81.9), 128: (5645.0, 67.0)}
-    return [
-        Case(
-            name=f"Llama 3.1 8B, {gpus} GPUs",
-            group="TorchTitan",
-            source="arXiv 2410.06511",
-            model="llama3-8b",
-            hardware="h100-96gb-hbm2e",
-            gpus=gpus,
-            system="torch-fsdp2",
-            settings={"seq": 8192, "batch": 2, "activation_checkpointing": "op", "reduce_dtype": "fp32"},
-            published={Figure.TOKENS: tokens, Figure.RESERVED: gib * _GIB_IN_GB},
-            open=True,
-            assumed="fused norms, rotary positions in bf16, no gradient clipping",
-        )
-        for gpus, (tokens, gib) in published.items()
-    ]
