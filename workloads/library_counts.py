@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fsdpbench.base.torch_internals import TorchDispatchMode
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 
 _SCANS = re.compile(r"\w*(selective_scan|chunk_scan|(chunk_\w*delta_\w+|rwkv_linear_attention))")

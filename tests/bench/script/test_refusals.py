@@ -81,7 +81,6 @@ def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
         ("import flash_attn", "compiled for CUDA"),
         ("torch.distributed.init_process_group('nccl', world_size=4)", "world_size=4"),
         ("raise SystemExit(3)", "exit code 3"),
-        ("train(1)", "1 steps"),
     ],
 )
 def test_a_failed_script_says_why(text: str, words: str, run_probe: RunScript) -> None:

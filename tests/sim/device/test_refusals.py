@@ -12,7 +12,6 @@ pytestmark = pytest.mark.simulated
 
 _MIXED = "the CPU's kernel takes parameters in float32 beside bfloat16, CUDA's does not"
 _FIRST = "both refuse, but look first at another of two faults"
-_BROADCAST = "attention of batches that have to be broadcast is not simulated; torch composes it of products"
 EXPLAINED = {
     "layer_norm: bf16@0": _MIXED,
     "group_norm: bf16@0": _MIXED,
@@ -22,11 +21,6 @@ EXPLAINED = {
     "conv_transpose2d: bool@0": _FIRST,
     "scatter: one dimension less@2": _FIRST,
     "scatter_add: one dimension less@2": _FIRST,
-    "attention: one dimension less@1": _BROADCAST,
-    "attention, masked: one dimension more@0": _BROADCAST,
-    "attention, masked: one dimension less@0": _BROADCAST,
-    "attention, masked: one dimension more@1": _BROADCAST,
-    "attention, masked: one dimension less@1": _BROADCAST,
 }
 
 

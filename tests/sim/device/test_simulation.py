@@ -49,13 +49,16 @@ def test_a_second_start_is_a_fresh_device() -> None:
 
 
 def test_each_profile_has_its_gpu_s_compute_capability() -> None:
-    """Those of NVIDIA's table (CUDA GPU Compute Capability)."""
+    """Those of NVIDIA's table (CUDA GPU Compute Capability); gfx942 of AMD's is 9.4 in torch."""
     from fsdpbench.sim import Simulation, load_profile, profile_names
 
     known = {
-        **dict.fromkeys(("a100-40gb", "a100-80gb", "a100-80gb-roce2000"), (8, 0)),
-        "l40s": (8, 9),
-        **dict.fromkeys(("h100-80gb", "h100-96gb", "h100-96gb-hbm2e", "h200"), (9, 0)),
+        **dict.fromkeys(("a100-40gb", "a100-64gb", "a100-80gb", "a100-80gb-roce2000", "a800-80gb"), (8, 0)),
+        "rtx-3090": (8, 6),
+        **dict.fromkeys(("l40s", "rtx-4090"), (8, 9)),
+        **dict.fromkeys(("gh200-96gb", "h100-64gb", "h100-80gb", "h100-96gb", "h100-96gb-hbm2e"), (9, 0)),
+        **dict.fromkeys(("h20-96gb", "h200", "h800-80gb"), (9, 0)),
+        "mi300x": (9, 4),
         **dict.fromkeys(("b200", "gb200"), (10, 0)),
         **dict.fromkeys(("b300", "gb300"), (10, 3)),
         "rtx-pro-6000": (12, 0),

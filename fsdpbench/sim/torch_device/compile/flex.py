@@ -55,10 +55,8 @@ def _backward(
     return made + [torch.empty_like(each, memory_format=torch.contiguous_format) for each in captured]
 
 
-def register() -> None:
-    """Define both operators, once in a process."""
-    if _LIBRARIES:
-        return
+def _register() -> None:
+    """Define both operators."""
     library = torch.library.Library("fsdpbench", "FRAGMENT")
     _LIBRARIES.append(library)
     library.define(_FORWARD)
@@ -74,13 +72,16 @@ def register() -> None:
     )
 
 
+# On import: code that an earlier process compiled and cached calls them without a graph to replace them in.
+_register()
+
+
 def replace_flex_attention(gm: torch.fx.GraphModule) -> None:
     """Put the operators in the place of FlexAttention's nodes in a graph, in place."""
     for node in list(gm.graph.nodes):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name not in ("flex_attention", "flex_attention_backward"):
             continue
-        register()
         backward = name.endswith("backward")
         query, key, value = node.args[:3]
         mask: Any = node.args[9 if backward else 4]

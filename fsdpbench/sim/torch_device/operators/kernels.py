@@ -206,8 +206,8 @@ def _launch_kernel(
     plan = Plan(kernel, [], None, price_of_kernel(kernel, arguments, accelerator.kernel_costs))
     plan.cpu_ns = accelerator.cpu_costs.operator_ns
     if accelerator.sanitizer is not None:
-        operator: Any = torch.ops.fsdpbench.launch.default
-        plan.uses = accelerator.sanitizer.uses_of(operator, (kernel, names, tensors, numbered, numbers), {})
+        launch: Any = torch.ops.fsdpbench.launch.default
+        plan.uses = accelerator.sanitizer.uses_of(launch, (kernel, names, tensors, numbered, numbers), {})
     if accelerator.known_values:
         for tensor in on_device:
             forget(record_of(tensor.untyped_storage()))
