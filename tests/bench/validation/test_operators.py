@@ -58,12 +58,12 @@ def test_the_text_names_bars_collectives_and_sizes(validate: Callable[..., Resul
 
 def test_a_chip_without_a_profile_is_named(tmp_path: Path, validate: Callable[..., Result]) -> None:
     (tmp_path / "gemm.csv").write_text(
-        GEMM + "mi300x,vllm 1,bfloat16,64,256,256,5\nb200,trtllm 1,fp8,64,256,256,5\n"
+        GEMM + "mi325x,vllm 1,bfloat16,64,256,256,5\nb200,trtllm 1,fp8,64,256,256,5\n"
     )
     shown = validate("--operators", tmp_path)
-    assert "Skipped: mi300x, 1 row: no hardware profile has this name." in shown.stdout
+    assert "Skipped: mi325x, 1 row: no hardware profile has this name." in shown.stdout
     told = json.loads(validate("--operators", tmp_path, "--json").stdout)
-    assert told["skipped"] == [{"gpu": "mi300x", "rows": 1}]
+    assert told["skipped"] == [{"gpu": "mi325x", "rows": 1}]
     assert len(told["rows"]) == 1
 
 
