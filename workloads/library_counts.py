@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -25,8 +24,6 @@ from torch.utils.flop_counter import flop_registry
 from fsdpbench.base.torch_internals import TorchDispatchMode
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 
-_SCANS = re.compile(r"\w*(selective_scan|chunk_scan|(chunk_\w*delta_\w+|rwkv_linear_attention))")
-"""Names of the library's functions that scan a sequence; those of the inner group return a state too."""
 _LIKE = ("value", "hidden_states")
 """Names of the argument whose shape the result has, the first that is there."""
 _WITH_VALUES = ("cpu", "cuda")
@@ -67,9 +64,18 @@ def fuse_scans(model: nn.Module) -> None:
     for name in {type(module).__module__ for module in model.modules()}:
         scope = vars(sys.modules[name])
         for own, function in list(scope.items()):
-            match = _SCANS.fullmatch(own)
-            if match and inspect.isfunction(function) and not hasattr(function, "is_fused_scan"):
-                scope[own] = _fused(function, with_state=match[2] is not None)
+            is_scan, with_state = _scans(own)
+            if is_scan and inspect.isfunction(function) and not hasattr(function, "is_fused_scan"):
+                scope[own] = _fused(function, with_state=with_state)
+
+
+def _scans(name: str) -> tuple[bool, bool]:
+    """Return whether a function of the library with this name scans a sequence, and whether such a one
+    returns a state too."""
+    with_state = bool(name.partition("chunk_")[2].partition("delta_")[2]) or name.endswith(
+        "rwkv_linear_attention"
+    )
+    return with_state or name.endswith(("selective_scan", "chunk_scan")), with_state
 
 
 def _fused(function: Callable[..., Any], with_state: bool) -> Callable[..., Any]:

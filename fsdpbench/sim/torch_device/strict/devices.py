@@ -63,13 +63,19 @@ def _generated_checks() -> dict[str, str]:
     for entry in re.split(r"^- func: ", text, flags=re.MULTILINE)[1:]:
         name, _, overload = entry[: entry.index("(")].partition(".")
         structured = "structured: True" in entry or "structured_delegate:" in entry
-        if "device_check: NoCheck" in entry or not (structured or re.search(r"^    .*CUDA.*:", entry, re.M)):
+        if "device_check: NoCheck" in entry or not (structured or _dispatches_to_cuda(entry)):
             continue
         called = f"{name}_out" if _IS_OUT.search(entry.splitlines()[0]) else name
         parts = (called, overload) if structured else (overload, called)
         method = "_".join(parts) if overload or not structured else called
         found[f"aten::{name}.{overload}"] = f"wrapper_CUDA_{method}"
     return found
+
+
+def _dispatches_to_cuda(entry: str) -> bool:
+    """Return whether an indented line of an operator's entry names CUDA before a colon."""
+    lines = (line.partition("CUDA") for line in entry.splitlines() if line.startswith("    "))
+    return any(cuda and ":" in rest for _, cuda, rest in lines)
 
 
 def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
