@@ -119,11 +119,11 @@ class ScriptFiles:
                 raise _error(errno.EEXIST, file)
             if "r" in mode and not self._exists(path):
                 raise _error(errno.ENOENT, file)
-            anew = "w" in mode or "x" in mode
-            replaces = anew and not overlay.keeps(path) and overlay.is_before(path)
+            starts_empty = "w" in mode or "x" in mode
+            replaces = starts_empty and not overlay.keeps(path) and overlay.is_before(path)
             if "b" in mode and replaces and not REAL.isdir(path):
                 return self._writing.open(path, mode, buffering)
-            place = overlay.plain_place(path, extends=not anew)
+            place = overlay.plain_place(path, extends=not starts_empty)
             return original(place if place != path else file, mode, buffering, *args, **options)
 
         return open
