@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, Loader, family_of
-from fsdpbench.workloads import decoder
-from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
+from fsdpbench.workloads.base import Shaped, Workload
+from fsdpbench.workloads.decoder import DecoderWorkload
+from fsdpbench.workloads.families.deepvit import DeepViTWorkload
+from fsdpbench.workloads.families.dhen import DHENWorkload
+from fsdpbench.workloads.families.gpt import GPTWorkload
+from fsdpbench.workloads.families.llama import LlamaWorkload
+from fsdpbench.workloads.families.regnet import RegNetWorkload
+from fsdpbench.workloads.families.t5 import T5Workload
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, unpacked
-from fsdpbench.workloads.shape import ShapeError, UnknownModelError
+from fsdpbench.workloads.shape import ShapeError, UnknownModelError, make_shape
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,21 @@ class Family:
         return cls(make, {name: asdict(shape) for name, shape in sizes.items()})
 
 
-_FAMILIES: dict[str, Family] = {
-    gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
-    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
-    llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
-    decoder.FAMILY: Family.of(decoder.DecoderWorkload.from_values, decoder.SIZES),
-    regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
-    deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
-    dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
-}
+def _families(*workloads: type[Shaped[Any]]) -> dict[str, Family]:
+    """Return our families by name, with the sizes that `sizes.toml` has of them."""
+    sizes = table_beside(__file__, "sizes.toml")
+    found: dict[str, Family] = {}
+    for each in workloads:
+        shapes: dict[str, Any] = {
+            name: make_shape(each.shape_type, values) for name, values in sizes[each.family].items()
+        }
+        found[each.family] = Family.of(each.from_values, shapes)
+    return found
+
+
+_FAMILIES = _families(
+    GPTWorkload, T5Workload, LlamaWorkload, DecoderWorkload, RegNetWorkload, DeepViTWorkload, DHENWorkload
+)
 HF_PREFIX = "hf:"
 """Begins the name of a model that came as a Hugging Face configuration; its shape says the family."""
 
@@ -106,7 +118,7 @@ def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
     if family is None:
         raise ShapeError(
             f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "
-            f"file (--hf-config), or family={decoder.FAMILY} and all other fields with --shape"
+            f"file (--hf-config), or family={DecoderWorkload.family} and all other fields with --shape"
         )
     workload = family.make(name, values)
     workload.library_config = None if content is None else unpacked(str(content))

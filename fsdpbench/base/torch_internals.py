@@ -14,14 +14,14 @@ What torch is changed by goes through here too: `patch` for a private name, `rep
 
 from __future__ import annotations
 
-import csv
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import typed_rows
 
 if TYPE_CHECKING:  # what is used as a type
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
@@ -32,7 +32,8 @@ class TorchInternalError(BenchError):
     """The installed torch lacks a name that something cannot do without."""
 
 
-class Internal(NamedTuple):
+@dataclass(frozen=True)
+class Internal:
     """A private name: where it is (module:attribute), what cannot run without it, and what it waits for."""
 
     path: str
@@ -77,16 +78,12 @@ FULLY_SHARD_PLACES = (
 """Where scripts and libraries import `fully_shard` from; those that a torch lacks are passed over."""
 
 
-def _table() -> dict[str, Internal]:
-    """Read `torch_internals.csv`, one private name a row."""
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        return {
-            row.pop("name"): Internal(**row | {"members": tuple(row["members"].split())})
-            for row in csv.DictReader(file)
-        }
+@dataclass(frozen=True, kw_only=True)
+class _Row(Internal):
+    name: str
 
 
-INTERNALS = _table()
+INTERNALS: dict[str, Internal] = {row.name: row for row in typed_rows(__file__, "torch_internals.csv", _Row)}
 
 
 def missing() -> list[str]:

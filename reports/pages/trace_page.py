@@ -19,18 +19,6 @@ from fsdpbench.reports.readers import Trace
 _MOST_NAMES = 3
 _MOST_HOLDERS = 20
 
-DEFINITIONS = (
-    ("compute only, overlapped, exposed, idle", "Each instant of a step is one of the four; they sum to it."),
-    ("overlap", "Communication time hidden under computation, each the union of its intervals."),
-    ("share", "Of the durations of all kernels together (on a CPU, of operators without those inside them)."),
-    (
-        "TFLOPS, GB/s",
-        "FLOPs and least bytes by the shapes, of collectives the bytes on the wire, over the time.",
-    ),
-    ("of the peak", "The time that this work takes at the chip's peak, over the time that it took."),
-    ("own", "Kernels launched in a module and in no module inside it; backward runs outside of modules."),
-)
-
 
 def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     """Write the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
@@ -55,7 +43,6 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
         ],
         snapshots=[_snapshot(snapshot) for snapshot in analysis.snapshots],
         problems=[f"{problem.path}: {problem.reason}" for problem in analysis.problems],
-        definitions=DEFINITIONS,
     )
 
 

@@ -7,15 +7,14 @@ more than ten times as far out as any packaged profile is a warning in the resul
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import difflib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import typed_rows
 
 _FAR = 10.0
 
@@ -47,13 +46,7 @@ class Key:
         return value * _FAR < self.low or value > self.high * _FAR
 
 
-def _key(row: Mapping[str, str]) -> Key:
-    least, most, low, high = (float(row[bound]) for bound in ("least", "most", "low", "high"))
-    return Key(row["key"], row["unit"], row["meaning"], least, most, low, high)
-
-
-with Path(__file__).with_name("keys.csv").open(encoding="utf-8", newline="") as _file:
-    KEYS: Mapping[str, Key] = {row["key"]: _key(row) for row in csv.DictReader(_file)}
+KEYS: Mapping[str, Key] = {row.name: row for row in typed_rows(__file__, "keys.csv", Key)}
 _COLUMNS = {
     "gemm.tiles": ("rows", "columns", "efficiency"),
     "libraries.products.tiles": ("rows", "columns", "efficiency"),
