@@ -108,8 +108,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 
 
 def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
-    """Make a workload of `values`: a whole shape and the name of one of our families, as
-    `hf_config.translate` returns them."""
+    """Make a workload of `values`: a whole shape and a family's name, as of `hf_config.translate`."""
     family_name = str(values.pop("family", None))
     if family_name == LIBRARY:
         return LibraryWorkload.from_values(name, values)

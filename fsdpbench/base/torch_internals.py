@@ -120,8 +120,7 @@ def patch(name: str, make: Callable[[Any], Any]) -> None:
 
 
 def replace(owner: Any, **attributes: Any) -> None:
-    """Set attributes that ``owner`` has. Raises `TorchInternalError` for one that it does not have, and sets
-    none then."""
+    """Set attributes that ``owner`` has. Raises `TorchInternalError` for another, and sets none."""
     for name in attributes:
         expect(owner, name)
     for name, value in attributes.items():

@@ -51,8 +51,7 @@ def run_point(
     shared: str | None = None,
     analysed: str | None = None,
 ) -> None:
-    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` unless it
-    dies before.
+    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
 
     With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
     `analysed`: that of their traces, for the page.

@@ -42,8 +42,7 @@ _reduce_groups: MutableMapping[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class UnitGroups:
-    """The process groups of a unit: ``shard`` holds one copy of it together, ``replicate`` holds equal
-    shards.
+    """The process groups of a unit: ``shard`` holds one copy of it, ``replicate`` holds equal shards.
 
     A group of one rank is ``None``: nothing is communicated over it. ``reduce`` has the ranks of ``shard``
     and is what reduce-scatters use: usually the same group, and so the same communicator.
@@ -244,8 +243,7 @@ def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
 
 
 def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
-    """Return whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it
-    out.
+    """Return whether broadcasts are the better all-gather: gloo's fills memory of its own and copies it out.
 
     Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
     """

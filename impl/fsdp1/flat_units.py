@@ -342,8 +342,7 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
-    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is
-    plain.
+    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if plain.
 
     Raises:
         RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
@@ -374,8 +373,7 @@ def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeF
 def keep_in_full_precision(
     root: nn.Module, selection: Selection, classes: Sequence[type[nn.Module]], ignored: set[nn.Module]
 ) -> Selection:
-    """Return ``selection`` with every module of ``classes`` inside ``root`` as a unit of its own, without
-    mixed precision.
+    """Return ``selection`` with modules of ``classes`` inside ``root`` as own units without mixed precision.
 
     Warns of the units that this adds.
     """

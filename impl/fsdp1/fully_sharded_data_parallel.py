@@ -41,8 +41,7 @@ from .wrap import ModulePolicy, PolicyFunction
 
 
 class FullyShardedDataParallel(StateDictMethods):
-    """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their
-    own.
+    """Wrap ``module`` as one FSDP unit; what is wrapped inside it, also by policy, are other units.
 
     The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from
     the root:

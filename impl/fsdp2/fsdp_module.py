@@ -355,8 +355,7 @@ def _hooks(modules: list[FSDPModule]) -> list[ModuleHooks]:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; a no-op without
-    FSDP.
+    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; else a no-op.
 
     Raises:
         ValueError: there is no such method.

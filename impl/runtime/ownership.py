@@ -66,8 +66,7 @@ class Ignored:
 
 
 class Owned:
-    """The modules below ``roots`` that no stage inside took, and the parameters and buffers registered in
-    them.
+    """The modules below ``roots`` that no stage inside took, and the parameters and buffers in them.
 
     ``modules`` maps each to its name; ``find_parameters`` fills ``places`` and ``fqns``.
     """

@@ -280,8 +280,7 @@ class Runtime:
             stage.leave()
 
     def reset(self) -> None:
-        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters
-        again.
+        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters.
 
         Gradients that passes before it left unreduced stay; if some of them were added to, none do.
         """

@@ -348,8 +348,7 @@ class Unit:
 
 @torch.no_grad()
 def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself where nothing is
-    sharded.
+    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself if not sharded.
 
     A collective over the unit's shard group: every rank has to call it.
     """

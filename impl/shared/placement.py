@@ -308,8 +308,7 @@ class SpmdMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> SpmdMesh:
-        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective where it
-        flattens.
+        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective if it flattens.
 
         Raises:
             ValueError: a name that the mesh does not have, or no names at all.

@@ -48,8 +48,7 @@ class TimeParts:
         return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def per(self, count: int) -> TimeParts:
-        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that the parts still
-        sum."""
+        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that parts still sum."""
         compute, overlapped, exposed = (
             part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
         )
@@ -101,8 +100,7 @@ class CollectiveFigures:
 
     @property
     def roof_share(self) -> float | None:
-        """Return the achieved bus bandwidth as a part of the peak, or of the best seen where no peak is
-        known."""
+        """Return the achieved bus bandwidth as a part of the peak, or of the best seen without a peak."""
         roof = self.roof_bandwidth or self.best_bandwidth
         return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 

@@ -94,8 +94,7 @@ def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, 
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Return a chart of throughput per GPU over GPU counts, a line for each set of otherwise equal
-    settings."""
+    """Return a chart of throughput per GPU over GPU counts, a line a set of otherwise equal settings."""
     others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
     lines: dict[str, dict[int, Ranked]] = {}
     for entry in ranked:

@@ -67,8 +67,7 @@ def write_json(run_dir: Path) -> str:
 
 
 def write_csv(run_dir: Path) -> str:
-    """Return a line for each configuration: place, name, status, settings, figures. Raises
-    `RunFolderError`."""
+    """Return a line a configuration: place, name, status, settings, figures. Raises `RunFolderError`."""
     ranked = rank(load_run(run_dir))
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()

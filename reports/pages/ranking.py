@@ -80,8 +80,7 @@ def metric_of(view: RunView) -> Metric:
 
 
 def rank(view: RunView) -> list[Ranked]:
-    """Return every configuration, best first; equal throughput is decided by reserved memory, then
-    by name."""
+    """Return every configuration, best first; equals by reserved memory, then by name."""
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
@@ -128,8 +127,7 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Return names of the settings that take at least two values over the rows, in the order of
-    first sight."""
+    """Return names of the settings with at least two values over the rows, in order of first sight."""
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.settings.items():
@@ -158,8 +156,7 @@ def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
 
 
 def label(row: Configuration, varying: Sequence[str]) -> str:
-    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name
-    without any."""
+    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name if none."""
     parts = [_part(name, setting(row.settings[name])) for name in varying if name in row.settings]
     return ", ".join(parts) or row.name
 

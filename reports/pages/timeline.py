@@ -60,8 +60,7 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
 
 
 def _busiest(rows: Sequence[Row]) -> list[Row]:
-    """Return all of the CPU's annotations, and as many streams and threads as a screen holds, in
-    their order."""
+    """Return all of the CPU's annotations, and as many streams and threads as a screen holds."""
     work = [row for row in rows if row.kind != "annotation"]
     busiest = sorted(work, key=lambda row: -sum(bar.duration for bar in row.bars))[:MOST_ROWS]
     kept = {id(row) for row in busiest}

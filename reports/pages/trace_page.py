@@ -170,8 +170,7 @@ MOST_BARS = 16
 
 
 def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | None:
-    """Return a bar for each rank, `names` beside them; of one rank also a bar for each phase. None where
-    nothing took time."""
+    """Return a bar a rank, `names` beside; of one rank also a bar a phase. None where nothing took time."""
     bars = [(name, rank.mean_step) for name, rank in zip(names, ranks, strict=True) if rank.time.total]
     if len(ranks) == 1:
         steps = max(len(ranks[0].steps), 1)

@@ -366,8 +366,7 @@ def dtype_bytes(dtype: str | None) -> int | None:
 
 
 def dtype_from_input_type(input_type: str) -> str | None:
-    """Return the profiler's name of a dtype for a C++ type in "Input type" ("c10::BFloat16" ->
-    "BFloat16")."""
+    """Return the profiler's name of a dtype for a C++ type ("c10::BFloat16" -> "BFloat16")."""
     return _FROM_C_TYPE.get(input_type.lower())
 
 

@@ -76,8 +76,7 @@ class DecoderAttention(nn.Module):
         return F.dropout(projected, self.residual_dropout, self.training)
 
     def _apart(self, joined: Tensor) -> tuple[Tensor, ...]:
-        """Split into queries, keys and values of the heads that this rank has (under tensor parallelism, its
-        share)."""
+        """Split into queries, keys and values of this rank's heads (under tensor parallelism, a share)."""
         ranks = sum(self.widths) // joined.shape[-1]
         return joined.split([width // ranks for width in self.widths], dim=-1)
 

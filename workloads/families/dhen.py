@@ -223,8 +223,7 @@ class SparseTables:
 
     @property
     def own(self) -> Tensor | None:
-        """Return this rank's tables one below the other, [own features x rows, width]; None before the first
-        use."""
+        """Return this rank's tables one below the other, [own features x rows, width]; None before use."""
         return None if self._share is None else self._share.table
 
 

@@ -31,8 +31,7 @@ class Finding:
 
 
 def diagnose(comparison: Comparison) -> list[Finding]:
-    """Return the likely causes of the regressions, each with the configurations that show it, in the rules'
-    order."""
+    """Return the likely causes of the regressions, each with its configurations, in the rules' order."""
     by_configuration: dict[str, dict[str, Change]] = {}
     for change in comparison.changes:
         if change.verdict not in (Verdict.NOISE, Verdict.UNKNOWN):

@@ -48,8 +48,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Step:
-    """A figure of a configuration that has a new level from `commits[place]` on. worse: None where neither
-    direction is."""
+    """A figure of a configuration that has a new level from `commits[place]` on. worse: None: neither is."""
 
     place: int
     configuration: str

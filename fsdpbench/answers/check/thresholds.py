@@ -85,8 +85,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
-    """Return the thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and
-    key."""
+    """Return the thresholds in a file; without one the usual. Raises `UsageError` naming file and key."""
     if path is None:
         return Thresholds()
     content = read_toml(path)

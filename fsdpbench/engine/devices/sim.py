@@ -29,8 +29,7 @@ from fsdpbench.sim.torch_device.software import Trainer
 
 
 class Tells:
-    """The reports of a simulated device, from its profile, software, simulation and account, as far as there
-    are any."""
+    """The reports of a simulated device, from what it has of profile, software, simulation and account."""
 
     def __init__(self, config: Config, profile: HardwareProfile) -> None:
         self._config = config

@@ -78,8 +78,7 @@ def far_figures(profile: object) -> list[str]:
 
 
 def figures(value: object, name: str = "", row: str = "") -> Iterator[tuple[Key, str, float]]:
-    """Yield every figure in a profile or a part of it: its row, its dotted name, its value; of a list the
-    least and the greatest.
+    """Yield every figure in a profile or a part of it: row, dotted name, value; of a list least and greatest.
 
     `table` is the prefix in the table of a class that stands elsewhere. Raises `ProfileError` without a row.
     """

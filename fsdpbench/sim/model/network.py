@@ -163,8 +163,7 @@ class Network:
         return max(nic.base_us * 1e-6 + between, least)
 
     def _carried(self, nbytes: int, rails: int) -> float:
-        """Return the bytes that leave each of two nodes, which are the root of one tree and a leaf of the
-        other."""
+        """Return the bytes that leave each of two nodes, the root of one tree and a leaf of the other."""
         return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:

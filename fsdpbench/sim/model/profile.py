@@ -128,8 +128,7 @@ class HardwareProfile:
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
-        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None keeps the
-        profile's.
+        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None: as now.
 
         NICs stay with their GPUs: without `nic_gb_s`, half the GPUs have half the network.
         """

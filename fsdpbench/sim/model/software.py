@@ -26,8 +26,7 @@ CURRENT = "current"
 
 @dataclass(frozen=True)
 class CollectivesSoftware:
-    """``own_streams``: collectives run on the communicator's stream and keep their tensors by
-    `record_stream`, as before torch 2.8."""
+    """``own_streams``: collectives are on the communicator's stream, with `record_stream` (torch < 2.8)."""
 
     own_streams: bool = False
 
@@ -166,8 +165,7 @@ class SoftwareProfile:
 
     @property
     def of_the_bench(self) -> list[str]:
-        """Return the keys of `changes` that affect the bench's own models and training loop, which scripts
-        lack."""
+        """Return the keys of `changes` that affect the bench's own models and loop, which scripts lack."""
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     @property

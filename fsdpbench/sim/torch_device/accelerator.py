@@ -122,8 +122,7 @@ class Accelerator:
         forget(self.allocator, observer)
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
-        """Report the allocator's events to `listener` too; with `completions`, also when freed blocks become
-        free."""
+        """Report the allocator's events to `listener` too; with `completions` also when blocks are free."""
         self._listeners[listener] = completions
         self._inform_listeners()
 
@@ -188,8 +187,7 @@ class SharedPlans:
         self._made: dict[bytes, bytes] = {}
 
     def begin(self, surroundings: str | None) -> None:
-        """Start a simulation. `surroundings`: everything plans depend on besides their calls; None shares no
-        plans."""
+        """Start a simulation. `surroundings`: all that plans depend on but their calls; None shares none."""
         self._known, self._made = {}, {}
         self._surroundings = surroundings
         if surroundings is None:

@@ -85,8 +85,7 @@ class ExpandableSegments:
         return last - first
 
     def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
-        """Return the first block from which `size` bytes can be mapped: unmapped, or free before an unmapped
-        one."""
+        """Return the first block to map `size` bytes from: unmapped, or free before an unmapped one."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
             before = unmapped.prev

@@ -121,8 +121,7 @@ def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes
-    some."""
+    """Return whether a graph takes tensors of the device (compiled autograd's: lists) or makes some."""
     nodes = getattr(getattr(model, "graph", None), "nodes", ())
     return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
         is_on_device(value)

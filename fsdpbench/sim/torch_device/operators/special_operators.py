@@ -265,8 +265,7 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _like(operator: Any, by_shape: Kernel) -> Kernel:
-    """Run `zeros_like` and similar operators: a tensor of the host or of the meta device, if `device` says
-    so."""
+    """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")

@@ -108,8 +108,7 @@ def _specs(argument: Sequence[Any]) -> list[DTensorSpec]:
 
 
 def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
-    """Return whether mesh and placements are equal and not partial; numbers (counts of steps) are on every
-    rank."""
+    """Return whether mesh and placements are equal, none partial; numbers (step counts) are everywhere."""
     sharded = [spec for spec in specs if spec.ndim > 0]
     if not sharded:
         return True

@@ -34,8 +34,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether this is `grad.t() @ input`: a linear layer's only product with just the first factor
-    transposed."""
+    """Return whether this is `grad.t() @ input`: of a linear layer's products the one with this transpose."""
     if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
         return False
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
