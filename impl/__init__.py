@@ -1,6 +1,4 @@
-"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` in this
-folder.
-"""
+"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` here."""
 
 if __name__ == "impl":
     from fsdpbench.base.bare_names import stand_for

@@ -70,9 +70,7 @@ class UnitGroups:
         )
 
     def with_reduce_group(self, separate: bool) -> UnitGroups:
-        """Return these groups with one for reduce-scatters alone, or without. The first call is
-        collective.
-        """
+        """Return these groups with or without one for reduce-scatters alone. The first call is collective."""
         if self.shard is None or not separate:
             return replace(self, reduce=self.shard)
         if self.shard not in _reduce_groups:
@@ -98,9 +96,7 @@ class Comm(ABC):
 
     @abstractmethod
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory to communicate from or into; called once for each use of a buffer, on the stream that
-        owns it.
-        """
+        """Return memory to communicate from or into; called once a use of a buffer, on its owner's stream."""
 
     def register(self, *tensors: torch.Tensor) -> None:  # noqa: B027 - most memory needs nothing
         """Make memory known to all ranks, where that is needed."""
@@ -146,9 +142,7 @@ def backend_name(group: ProcessGroup, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The steps from a sum over ranks to an average: the operation, and factors to divide by before and after
-    it.
-    """
+    """The steps from a sum over ranks to an average: the operation, and divisors before and after it."""
 
     operation: Any
     before: float
@@ -219,9 +213,7 @@ def all_gather(
     async_op: bool,
     custom: AllGather | None = None,
 ) -> dist.Work | None:
-    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be its own slice of
-    ``output``.
-    """
+    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be a slice of it."""
     if custom is not None:
         return custom(output_tensor=output, input_tensor=shard, group=group, async_op=async_op)
     if async_op and gathers_by_copying(group, output.device):

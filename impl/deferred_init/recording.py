@@ -147,9 +147,7 @@ class Tape:
         self._known[storage] = home, index
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages with data. May communicate: settled ones are fetched where others need
-        them.
-        """
+        """Return the wanted storages with data. May communicate: settled ones are fetched if needed."""
         wanted = frozenset(wanted)
         known = set(self._known)
         while True:
@@ -163,9 +161,7 @@ class Tape:
         return data
 
     def _fetch(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
-        """Return copies of settled storages, each home asked once and in an order that is the same on all
-        ranks.
-        """
+        """Return copies of settled storages, each home asked once and in the same order on all ranks."""
         by_home: dict[Home, list[int]] = {}
         for storage in sorted(storages):
             by_home.setdefault(self._known[storage][0], []).append(storage)
@@ -176,9 +172,7 @@ class Tape:
         return data
 
     def _needed(self, wanted: frozenset[int], known: set[int]) -> tuple[set[int], set[int], set[int]]:
-        """Return operations to run, known storages to fetch, and those whose final values are not what is
-        needed.
-        """
+        """Return operations to run, known storages to fetch, and those whose final values will not do."""
         positions: set[int] = set()
         fetched: set[int] = set()
         outdated: set[int] = set()
@@ -196,9 +190,7 @@ class Tape:
         return positions, fetched, outdated
 
     def _contributors(self, storage: int, before: int) -> list[int]:
-        """Return the operations that made what ``storage`` holds just before the one at position
-        ``before``.
-        """
+        """Return the operations that made what ``storage`` holds before the one at position ``before``."""
         writers = [position for position in self._writers[storage] if position < before]
         for index in range(len(writers) - 1, 0, -1):
             if self.operations[writers[index]].overwrites == storage:

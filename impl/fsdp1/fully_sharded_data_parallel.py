@@ -163,9 +163,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def module(self) -> nn.Module:
-        """Return the wrapped module, without a wrapper for activation checkpointing or offloading around
-        it.
-        """
+        """Return the wrapped module, without a wrapper for activation checkpointing or offloading."""
         return without_activation_wrapper(cast(nn.Module, self._modules[WRAPPED]))
 
     @property
@@ -205,15 +203,11 @@ class FullyShardedDataParallel(StateDictMethods):
         return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return what ``nn.Module.named_parameters`` does; inside ``summon_full_params`` without the
-        wrappers' names.
-        """
+        """Do as ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
         return self._states.listed(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what ``nn.Module.named_buffers`` does; inside ``summon_full_params`` without the wrappers'
-        names.
-        """
+        """Do as ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
         return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -300,9 +294,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """Return the wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside
-        another.
-        """
+        """Return the wrappers in ``module``, itself included; with ``root_only`` those in no other."""
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:
             return found

@@ -84,8 +84,7 @@ class ShownUnit:
     @torch.no_grad()
     def hide(self, writeback: bool) -> None:
         """Show the sharded parameters again, after storing this rank's part of the values (and of gradients
-        that are shown) if ``writeback``.
-        """
+        that are shown) if ``writeback``."""
         if not self._shown:
             return
         values: Any = self._shown

@@ -271,9 +271,7 @@ class ShardCopy:
         self._staged.free()
 
     def take(self, stream: Stream) -> FlatBuffer:
-        """Return a buffer for the result, where it is not written into the gather buffer; ``stream`` is
-        entered.
-        """
+        """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
         else:

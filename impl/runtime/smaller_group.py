@@ -180,9 +180,7 @@ _meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] 
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is
-    collective.
-    """
+    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. A size's first call is collective."""
     key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
     if key not in made:
         rows = mesh.mesh.view(-1, size)

@@ -204,9 +204,7 @@ class Runtime:
                 stage.drop_unused_gather()
 
     def _backward_dropped(self, _: object) -> None:
-        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback,
-        uncalled.
-        """
+        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback."""
         if not self._callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]

@@ -361,9 +361,7 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
 
 
 def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Return each parameter's whole values out of what ``gather_flat`` returned; views where the layout
-    allows it.
-    """
+    """Return each parameter's whole values out of what ``gather_flat`` returned; views where possible."""
     layout = unit.layout
     if not layout.rank_major:
         if unit.groups.shard is None:

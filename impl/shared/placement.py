@@ -81,9 +81,7 @@ class TensorParallel:
         return self.spec.placements
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced
-        here).
-        """
+        """Return this rank's part of ``gradient``, placed as the parameter is (partial sums are reduced)."""
         if isinstance(gradient, AsyncCollectiveTensor):
             gradient = gradient.wait()
         if not isinstance(gradient, DTensor):
@@ -162,9 +160,8 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local
-    part.
-    """
+    """Return what this rank holds of a parameter before sharding: all of it, or a ``DTensor``'s local
+    part."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 

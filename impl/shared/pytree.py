@@ -41,9 +41,7 @@ def map_tensors(function: TensorFunction, value: Any) -> Any:
 
 
 def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """Keep the class of a mapping (ordered ones, model outputs), also where it is not made from a
-    dictionary.
-    """
+    """Keep the class of a mapping (ordered ones, model outputs), also if not made from a dictionary."""
     kind: Any = type(original)
     if is_dataclass(original):
         return kind(**mapped)

@@ -236,8 +236,7 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
 def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
     """Return for each retry the driver's allocation calls between the launches around it, and ns from the
-    begin of the first to the end of the last. The first of retries between the same launches has all.
-    """
+    begin of the first to the end of the last. The first of retries between the same launches has all."""
     rows = allocator_rows(trace)
     start, end = trace.events.start[rows], trace.events.end[rows]
     launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])

@@ -151,9 +151,7 @@ def _ranking(
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
-    """Return links to the configuration's files, relative to the page, so that the folder can be moved as a
-    whole.
-    """
+    """Return links to the configuration's files, relative to the page: the folder can be moved as a whole."""
     files = [
         *row.traces,
         *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),

@@ -57,8 +57,7 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput. `rank`: the place that it shares with those that it cannot be distinguished from.
-    """
+    throughput. `rank`: the place that it shares with those that it cannot be distinguished from."""
 
     place: int | None
     row: Configuration
@@ -113,9 +112,7 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
-    first.
-    """
+    """Return rows within `NEAR` of the best that reserve at least a twentieth less memory, leanest first."""
     best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
     if not best_memory:
         return []

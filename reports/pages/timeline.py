@@ -120,9 +120,7 @@ def _label(row: Row) -> str:
 
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
-    """Return how deep each bar nests in those before it (bars by start); bars deeper than `most` share the
-    last lane.
-    """
+    """Return how deep each bar nests in those before (by start); bars deeper than `most` share a lane."""
     ends: list[int] = []
     lanes = []
     for bar in bars:
