@@ -4,5 +4,3 @@ configuration files."""
 
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
 from fsdpbench.workloads.decoder.workload import DecoderWorkload
-
-__all__ = ["FAMILY", "DecoderShape", "DecoderWorkload"]

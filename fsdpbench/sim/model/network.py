@@ -24,8 +24,8 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from fsdpbench.sim.model.profile import HardwareProfile, LinkCurve, NicProtocol
-from fsdpbench.sim.model.sections import LibraryTables, RankCurve
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import LibraryTables, LinkCurve, NicProtocol, RankCurve
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")

@@ -29,25 +29,10 @@ from fsdpbench.sim.model.sections import (
     GemmProfile,
     HostLinkProfile,
     LibraryTables,
-    LinkCurve,
     MemoryProfile,
     NicProfile,
-    NicProtocol,
     NvlinkProfile,
 )
-
-__all__ = [
-    "DTYPES",
-    "HardwareProfile",
-    "LinkCurve",
-    "NicProtocol",
-    "ProfileError",
-    "load_profile",
-    "parse_profile",
-    "profile_layers",
-    "profile_names",
-    "stated_machine",
-]
 
 
 @dataclass(frozen=True)
@@ -219,9 +204,7 @@ _PROFILES = ProfileFolder(
 )
 
 
-def profile_names() -> list[str]:
-    """Return the sorted names of the packaged profiles."""
-    return _PROFILES.names()
+profile_names, parse_profile = _PROFILES.names, _PROFILES.parse
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
@@ -291,11 +274,6 @@ def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
         return base + node
     short = f"{nic_gb_s:g}"
     return f"{base}{node}+nic-{short if float(short) == nic_gb_s else repr(nic_gb_s)}"
-
-
-def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
-    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
-    return _PROFILES.parse(content, origin)
 
 
 def _has_key(profile: HardwareProfile, key: str) -> bool:

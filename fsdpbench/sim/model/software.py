@@ -214,25 +214,5 @@ _OUTSIDE_OF_GRAPHS = (
 _OF_MODELS = ("collectives.own_streams", "operators.composed_rms_norm", "operators.fused_rotary")
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
 
-__all__ = ["CURRENT", "SoftwareProfile", "load_software", "parse_software", "software_names"]
-
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)
-
-
-def software_names() -> list[str]:
-    """Return the sorted names of the packaged profiles."""
-    return _PROFILES.names()
-
-
-def load_software(name_or_path: str | Path) -> SoftwareProfile:
-    """Read a profile by its name (`software_names`) or by the path of a TOML file.
-
-    Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is not TOML, has an unknown key, holds a value of a wrong type or range, or names no source for one.
-    """
-    return _PROFILES.load(name_or_path)
-
-
-def parse_software(content: str | bytes, origin: str) -> SoftwareProfile:
-    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
-    return _PROFILES.parse(content, origin)
+software_names, load_software, parse_software = _PROFILES.names, _PROFILES.load, _PROFILES.parse

@@ -35,6 +35,3 @@ def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[st
             rule(arguments)
     refuse_integers(packet, arguments)
     refuse_narrower(operator, arguments)
-
-
-__all__ = ["refuse_what_cuda_refuses"]
