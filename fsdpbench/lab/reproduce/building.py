@@ -1,4 +1,4 @@
-"""Points and variants made from published figures and the validation's cases."""
+"""Variants made of the validation's cases: other settings, shapes, machines."""
 
 from __future__ import annotations
 
@@ -9,26 +9,8 @@ from pathlib import Path
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import Value
-from fsdpbench.lab.reproduce.claims import Place
-from fsdpbench.lab.reproduce.figure import PaperFigure, Point, Variant
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure
-
-CaseOf = Callable[[str, Place], Case]
-"""The case of a series at a place."""
-Maker = Callable[[Mapping[str, Case], Path], PaperFigure]
-"""Makes a figure of the validation's cases by name; profiles that it needs are written to the folder."""
-
-
-def points_of(
-    figure: PublishedFigure, case_of: CaseOf, kind: Figure | Callable[[str], Figure]
-) -> tuple[Point, ...]:
-    """A point for every published value."""
-    return tuple(
-        Point(series, x, value, case_of(series, x), kind if isinstance(kind, Figure) else kind(series))
-        for series, values in figure.series.items()
-        for x, value in zip(figure.x, values, strict=True)
-    )
+from fsdpbench.lab.reproduce.figure import Variant
+from fsdpbench.lab.validation.runs.case import Case
 
 
 def with_settings(words: str, of: Callable[[Case], bool] = lambda case: True, **settings: Value) -> Variant:

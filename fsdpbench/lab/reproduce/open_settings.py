@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 from fsdpbench.lab.reproduce.building import (
@@ -135,7 +136,7 @@ def of_gpt(folder: Path) -> tuple[Variant, ...]:
     return (with_machine("less memory held by CUDA and NCCL, as by today's", _TODAYS, folder, nearly_full),)
 
 
-def of_announcement(cases_as_stated: dict[str, Case]) -> tuple[Variant, ...]:
+def of_announcement(cases_as_stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """The runs of 2022: attention, and the memory that GPUs had."""
     return (
         with_shape("attention written out", attention="explicit"),
