@@ -165,8 +165,7 @@ class Muon(torch.optim.Muon):
 
     Arguments, checks and state (`momentum_buffer`, sharded as the parameter) are torch's. Parameters
     without shards are updated in place without communication. A `step` is collective: all ranks must have
-    gradients of the same parameters. Raises ValueError for parameters that are not two-dimensional, as
-    torch's does.
+    gradients of the same parameters. Raises ValueError for parameters not of two dimensions, as torch's.
     """
 
     @torch.no_grad()

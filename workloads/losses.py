@@ -103,8 +103,7 @@ class _LeanCrossEntropy(torch.autograd.Function):
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch], in
-    float32."""
+    """Return the mean cross entropy of `logits`, [batch, classes], against int64 `labels`, [batch]."""
     return F.cross_entropy(logits.float(), labels)
 
 

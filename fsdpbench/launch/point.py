@@ -4,8 +4,7 @@
                                              │   each rank forked from here)
                                              └── cpu, cuda: torch's elastic launcher, one process a rank
 
-The process leads a process group, so that killing the group leaves nothing behind, and it dies with its
-parent.
+The process leads a process group, so that killing the group leaves nothing, and it dies with its parent.
 """
 
 from __future__ import annotations

@@ -255,8 +255,7 @@ def refuse_lora(config: Config) -> dict[str, str]:
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
-    """Refuse adapters of another dtype: a flat parameter has one ("Must flatten tensors with uniform
-    dtype")."""
+    """Refuse adapters of another dtype: flat ones have one ("Must flatten tensors with uniform dtype")."""
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
         return {

@@ -1,8 +1,7 @@
 """Collectives: which group, which call, which way on this backend, and how gradients are averaged.
 
 Asynchronous work differs by device. Where there are streams a collective is queued on the current one and
-the caller records an event; on the CPU it runs on the backend's own threads and is waited for through its
-``Work``.
+the caller records an event; on the CPU it runs on the backend's threads and is waited for by its ``Work``.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ replayed immediately.
 Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped
 immediately , so that the generator moves as it would have moved; the state before it is kept, and the replay
 draws the same numbers again. That is why the result equals plain initialisation to the bit, in whichever
-order it is replayed, and so does all that is drawn afterwards. The price is that random numbers are drawn
-twice.
+order it is replayed, and so does all that is drawn afterwards. Its price: random numbers are drawn twice.
 
 A deferred tensor's storage carries its number and its tape, so all of its views and ``.data`` know theirs,
 and nothing is kept alive but by the tensors themselves.
@@ -45,8 +44,7 @@ from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage,
 #
 # Asked for storage 1, the replay goes backwards from its last writer and collects what each operation reads,
 # as it was at that operation: 4, 3, 2, 1, 0, but not 5. It then runs them in order and drops every storage
-# that is not asked for after its last use. What was overwritten as a whole before anybody read it is not
-# computed.
+# that is not asked for after its last use. What was overwritten whole before being read is not computed.
 
 
 # Where values are that were computed before: returns contiguous copies of those with the given indices.

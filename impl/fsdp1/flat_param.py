@@ -100,8 +100,7 @@ def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
 
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """Return the FSDP1 layout: flattened parameters in a row, padded at the end to a multiple of the
-    ranks."""
+    """Return the FSDP1 layout: flattened parameters in a row, padded at its end to a multiple of ranks."""
     check_rank(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)

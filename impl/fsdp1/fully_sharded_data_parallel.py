@@ -43,8 +43,7 @@ from .wrap import ModulePolicy, PolicyFunction
 class FullyShardedDataParallel(StateDictMethods):
     """Wrap ``module`` as one FSDP unit; what is wrapped inside it, also by policy, are other units.
 
-    The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from
-    the root:
+    The arguments up to ``device_mesh`` are torch's. Those after it are of the whole tree, read from the root:
 
     Args:
         module: the module to wrap.
@@ -241,8 +240,7 @@ class FullyShardedDataParallel(StateDictMethods):
             with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
 
         Raises:
-            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have nothing to
-                write.
+            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have none.
             AssertionError: inside forward, backward or another ``summon_full_params``.
         """
         check_summoning(writeback, rank0_only, offload_to_cpu)

@@ -153,8 +153,7 @@ def select_modules(
 ) -> Selection:
     """Return the modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
 
-    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the
-    root.
+    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned, then the root.
     """
     ignored = ignored or set()
     if isinstance(policy, ModulePolicy):

@@ -292,8 +292,7 @@ class FSDPModule:
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Let ``.to``, ``to_empty`` and others act on sharded parameters; their memory is taken up
-        afterwards."""
+        """Let ``.to``, ``to_empty`` and others act on sharded parameters; their memory is taken up after."""
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
         stage = self._hooks().stage

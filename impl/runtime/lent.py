@@ -86,8 +86,7 @@ class LentMemory:
         self._outputs.append((output, owner, event))
 
     def take_back(self, stages_held: int) -> None:
-        """Take back inputs, and gradients but those of the last ``stages_held``, before a stage is
-        reduced."""
+        """Take back inputs, and gradients but those of the last ``stages_held``, before a reduction."""
         compute = self._streams.compute
         while self._gradients and self._gradients[0].stage <= self._stage - stages_held:
             compute.wait(self._gradients.popleft().event)

@@ -1,8 +1,7 @@
 """``reshard_after_forward`` as a group size: after forward keep a larger shard, gathered by fewer ranks.
 
 With 8 ranks and a group size of 2, forward gathers among all 8, then each rank keeps one half of every
-parameter instead of an eighth. Backward gathers among pairs, for instance inside a node, at the price of
-memory::
+parameter instead of an eighth. Backward gathers among pairs, for instance in a node, at the price of memory::
 
     shard of 8 --all-gather 8--> full --keep--> shard of 2 --all-gather 2--> full --> backward
 

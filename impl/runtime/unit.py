@@ -13,8 +13,7 @@
 The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
 no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
 goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments. How the
-one comes from the other is the unit's ``gather`` (``gather.py``); how both look from outside, its
-``presentation``.
+one comes from the other is the unit's ``gather`` (``gather.py``); how both look, its ``presentation``.
 
 Everything that writes parameter memory goes through the buffer's own tensor, so to autograd, whose check of
 saved tensors compares versions, gathering the same values again changes nothing. A unit moves its parameters'

@@ -19,8 +19,7 @@ _MOST_OBJECTS = 100
 def map_tensors(function: TensorFunction, value: Any) -> Any:
     """Return ``value`` with every tensor replaced by ``function`` of it.
 
-    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as
-    it is.
+    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; all else is passed on.
     """
     if isinstance(value, torch.Tensor):
         return function(value)

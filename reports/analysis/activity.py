@@ -249,8 +249,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
     FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
-    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves a rank's own part out of
-    the former.
+    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves the own part out of the former.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]

@@ -73,8 +73,7 @@ class CollectiveFigures:
     None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
     computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
     best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
-    ideal_time: ns that those with sizes would have taken at the peak of their links; None where that is
-    not known.
+    ideal_time: ns that those with sizes would have taken at the peak of their links; None where unknown.
     """
 
     count: int = 0

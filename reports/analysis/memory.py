@@ -270,8 +270,7 @@ MAX_POINTS = 2000
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
     """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
-    not tell it) and reserved (bytes); and the retries' times, the bytes asked for and the bytes that the
-    retry freed."""
+    not tell it) and reserved (bytes); and the retries' times, bytes asked for and bytes freed."""
 
     time: Int64
     allocated: Int64

@@ -2,8 +2,7 @@
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
 comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
-Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
-one."""
+Configurations that did not finish stand below in a fixed order of status: the table never hides one."""
 
 from __future__ import annotations
 

@@ -185,8 +185,7 @@ def load_run(run_dir: Path) -> RunView:
 
 
 def _points(sweep_toml: str | None) -> list[str] | None:
-    """Return the folders that the sweep is made of; None where its file does not say (all folders belong to
-    it)."""
+    """Return the folders that the sweep is made of; None where its file does not say (then all do)."""
     try:
         points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
     except UnreadableError:

@@ -118,8 +118,7 @@ def chart_text(text: str, longest: int = 60) -> str:
 def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
     """Return where each traced step goes: four parts that sum to it, best configuration on top.
 
-    Where steps differ in how much they do (another batch, another sequence), the bars are times for the same
-    work.
+    Where steps differ in how much they do (another batch, another sequence), bars are times for equal work.
     """
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:

@@ -29,12 +29,10 @@ class DecoderShape:
     * `heads`, `kv_heads`, `head_width` (0: d_model / heads), `query_scale` (scores are divided by its root;
       0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (an RMSNorm of queries and keys),
       `fused_projections` (one product for queries, keys and values, one for gate and up), `sinks` (a
-      learned score a head that takes weight and gives nothing), `score_cap` and `logit_cap` (soft caps, 0:
-      none).
+      learned score a head that takes weight and gives nothing), `score_cap`, `logit_cap` (soft caps, 0: no).
     * `window`: tokens that a layer of sliding attention sees (0: none has one), `layer_pattern`: `S`
       sliding, `F` full, repeated over the layers.
-    * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (see `Rope`), `rotary_share` of a
-      head.
+    * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (`Rope`), `rotary_share` of a head.
     * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`:
       `fused` or `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also
       after attention and feed-forward; `parallel`: both read one norm and are added at the same time (Phi).

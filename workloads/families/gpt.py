@@ -41,8 +41,7 @@ class GPTShape:
     / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
     cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
     memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
-    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and
-    residuals.
+    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention, residuals.
 
     Raises:
         ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.

@@ -8,8 +8,7 @@ Blocks differ in size by a factor of 200 within one model: a hard case for FSDP,
 
 The batch norms use the statistics of the batch and keep no running ones: nothing here evaluates, buffers
 would take a broadcast under DDP, and recomputation would update them twice. They are not `nn.BatchNorm2d`,
-which PyTorch's FSDP1 takes out of its units into full-precision units of their own: all systems see the
-same units.
+which PyTorch's FSDP1 takes out of its units into full-precision units: all systems see the same units.
 
 FLOPs: 2 for each multiplication of a convolution, three times over (forward, and backward to inputs and to
 weights); the stem's input needs no gradient.

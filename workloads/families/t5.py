@@ -46,8 +46,7 @@ class T5Shape:
     of its own, as UMT5's (Chung et al. 2023); `max_seq`: default length of source and target each;
     `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
     (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
-    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
-    the loss.
+    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are fp32 in the loss.
 
     Raises:
         ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.

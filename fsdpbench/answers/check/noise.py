@@ -88,8 +88,7 @@ def _of_splits(values: Sequence[float], generator: np.random.Generator) -> float
 # Whether two samples of runs differ: a rank test, how large the difference is, and many tests at the same
 # time.
 # Ranks, because run times have long tails and no normal distribution; an effect, because with enough runs any
-# difference is certain; Holm's correction, because ten metrics at level 0.01 raise one false alarm in ten
-# comparisons.
+# difference is certain; Holm's correction, because ten metrics at level 0.01 raise one false alarm in ten.
 
 
 def p_value(before: Sequence[float], after: Sequence[float]) -> float:

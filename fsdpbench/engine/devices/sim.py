@@ -181,8 +181,7 @@ class SimDevice(Tells):
         return (self._idle_at - start) / 1e9
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Return whether steps repeat: a graph is replayed, no allocator retries any more, or stable
-        times."""
+        """Return whether steps repeat: a graph is replayed, no allocator retries more, or stable times."""
         if self._graph is not None and not self._graph.replayed:
             return False
         return not any(self._retried[-WINDOW:]) or is_stable(times_s)

@@ -27,8 +27,7 @@ class Chip:
     """A row of the table. `words` are in the device's name, with or without its memory's size.
 
     `profile` is the packaged profile's name, `operators` the name in measured operator tables. Chips of a
-    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never
-    seen).
+    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never).
     """
 
     words: tuple[str, ...]

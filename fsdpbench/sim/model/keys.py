@@ -123,8 +123,7 @@ _NOT_FIGURES = frozenset(
 class Constant:
     """One figure of a profile's file, with the source of the key or of the nearest section above it.
 
-    `[sources]` or `estimated` names every key of a packaged file or a section above it; a test refuses
-    others.
+    `[sources]` or `estimated` names every key of a packaged file or a section above; a test refuses others.
     """
 
     key: str

@@ -79,8 +79,7 @@ class Fsdp1Software:
 
     `copies_gradients`: each unit's gradient is padded even without need, and the shard is zeroed.
     `limits_prefetched_units`: the rate limiter also counts prefetched units. `views_on_compute_stream`: views
-    of the flat parameter, and their backward, are made on the compute stream; since torch 2.0 on the
-    all-gathers'.
+    of the flat parameter, and their backward, are made on the compute stream; since 2.0 on the all-gathers'.
     """
 
     use_orig_params: bool = True
@@ -203,8 +202,7 @@ class SoftwareProfile:
 _SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-# Collectives and library kernels, which a compiled graph calls as eager code does, and operators a graph
-# fuses.
+# Collectives and library kernels, which a compiled graph calls as eager code, and operators a graph fuses.
 _OUTSIDE_OF_GRAPHS = (
     "operators.composed_rms_norm",
     "collectives.own_streams",

@@ -193,8 +193,7 @@ class TraceRecorder:
     ) -> None:
         """Record memory allocated (`nbytes` positive) or freed (negative), with the totals after it.
 
-        `active` (with blocks that other streams still use) is ours: torch.profiler does not write it. -1:
-        unknown.
+        `active` (with blocks that other streams still use) is ours: torch.profiler lacks it. -1: unknown.
         """
         self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
 

@@ -46,8 +46,7 @@ class Accelerator:
     `stream` is the number of the current stream. `unknown_operators` counts launches of operators without a
     cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
     None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
-    written, in the last trace, by memory-bound kernels. `undo_software` reverts the software profile's
-    patches.
+    written, in the last trace, by memory-bound kernels. `undo_software` reverts the profile's patches.
 
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether

@@ -177,8 +177,7 @@ class LoadedUnit:
             check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
 
     def leave_to_module(self, state_dict: dict[str, Any]) -> list[str]:
-        """Replace values by the parameters, for ``nn.Module`` to load; returns missing keys that it cannot
-        see."""
+        """Replace values by the parameters, for ``nn.Module`` to load; returns keys that it cannot see."""
         presentation, missing = self._unit.presentation, list[str]()
         local = self._kind is StateDictType.LOCAL_STATE_DICT
         flat_name = self._named.flat_name

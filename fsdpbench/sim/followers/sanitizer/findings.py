@@ -3,8 +3,7 @@
 - `race`: two accesses of the same bytes, one a write, without an order.
 - `use_after_free`: the same through the allocator; the bytes were freed, allocated again and used while the
 old owner's work may still run.
-- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end is
-waited for.
+- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end.
 """
 
 from __future__ import annotations

@@ -209,8 +209,7 @@ def reduction(kind: str) -> Price:
     """Return the rule of sums over some dimensions: by bytes or by threads, whichever takes longer.
 
     A reduction gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
-    setReduceConfig); a thread issues over a hundred instructions, whether it adds two elements or two
-    hundred.
+    setReduceConfig); a thread issues over a hundred instructions, for two elements or two hundred.
     """
     by_bytes = moves(kind)
 

@@ -126,8 +126,7 @@ def _attention_shape(
 ) -> tuple[int, int, int, int, int]:
     """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors.
 
-    Values may have another head size: it is the mean over the kernel's products with queries or keys, and
-    with values.
+    Values may have another head size: it is the mean over products with queries or keys, and with values.
     """
     size = query.shape[3]
     if value.shape[3] != size:
