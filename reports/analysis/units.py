@@ -328,9 +328,7 @@ def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> l
     found = [Annotation(hook.start, hook.end, hook.lane, event, unit)]
     following = order[place + 1] if place + 1 < len(order) else unit
     prefetches = [span for span in inner if span.name != "rate_limiter" and hook.encloses(span)]
-    found += [
-        Annotation(span.start, span.end, span.lane, _NAMES[span.name], following) for span in prefetches
-    ]
+    found += [Annotation(s.start, s.end, s.lane, _NAMES[s.name], following) for s in prefetches]
     for span in inner:
         if span.name == "rate_limiter" and hook.encloses(span):
             ahead = any(prefetch.encloses(span) for prefetch in prefetches)

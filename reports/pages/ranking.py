@@ -116,9 +116,7 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
     if not best_memory:
         return []
     near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
-    leaner = [
-        (memory, entry) for entry in near if (memory := reserved(entry.row)) and memory <= 0.95 * best_memory
-    ]
+    leaner = [(memory, e) for e in near if (memory := reserved(e.row)) and memory <= 0.95 * best_memory]
     return [entry for _, entry in sorted(leaner, key=lambda pair: pair[0])]
 
 

@@ -48,9 +48,7 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
 
 def _name(rank: RankAnalysis, analysis: Analysis) -> str:
     place = f"{rank.configuration}, " if rank.configuration else ""
-    same = sum(
-        other.rank == rank.rank and other.configuration == rank.configuration for other in analysis.ranks
-    )
+    same = sum(o.rank == rank.rank and o.configuration == rank.configuration for o in analysis.ranks)
     return f"{place}rank {rank.rank}" + (f" ({rank.path.name})" if same > 1 else "")
 
 

@@ -180,9 +180,7 @@ class Decoder(ComputesTokenLoss, nn.Module):
         super().__init__()
         self.shape = shape
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(shape, checkpointing, index) for index in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(DecoderBlock(shape, checkpointing, i) for i in range(shape.layers))
         self.final_norm = make_norm(shape)
         self.lm_head = Projection(shape.d_model, shape.vocab, bias=shape.head_bias)
         if shape.tied:

@@ -144,9 +144,7 @@ class DeepViT(nn.Module):
     def __init__(self, shape: DeepViTShape, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.tokens = PatchTokens(shape)
-        self.blocks = nn.ModuleList(
-            DeepViTBlock(shape, checkpointing, index) for index in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(DeepViTBlock(shape, checkpointing, i) for i in range(shape.layers))
         self.final_norm = nn.LayerNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.classes, bias=True)
 
@@ -181,9 +179,7 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         s = self.spec
         tokens = batch * s.tokens
         mixing = 2 * tokens * s.heads**2 * s.tokens
-        qkv, projection, up, down = (
-            2 * tokens * s.d_model**2 * width for width in (3, 1, s.expansion, s.expansion)
-        )
+        qkv, projection, up, down = (2 * tokens * s.d_model**2 * w for w in (3, 1, s.expansion, s.expansion))
         block = BlockFlops((qkv, mixing, projection, up, down), attention=4 * tokens * s.d_model * s.tokens)
         embedding = 2 * batch * s.patches * CHANNELS * s.patch**2 * s.d_model
         head = 2 * batch * s.d_model * s.classes

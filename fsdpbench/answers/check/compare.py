@@ -70,9 +70,7 @@ class Comparison:
     @property
     def unjudged(self) -> list[str]:
         """Return the changes that cannot be judged: configuration, figure, reason."""
-        lines = [
-            f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
-        ]
+        lines = [f"{c.configuration}: {c.metric} {c.reason}" for c in self.of(Verdict.UNKNOWN)]
         lines += [f"{name}: {reason}" for name, reason in self.absent.items()]
         lines += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
         return lines

@@ -162,7 +162,5 @@ def _rise(changes: Changes, metric: str) -> float:
     change = changes.get(metric)
     if change is None:
         return 0.0
-    before, after = (
-        value if isinstance(value, int | float) else 0 for value in (change.before, change.after)
-    )
+    before, after = (v if isinstance(v, int | float) else 0 for v in (change.before, change.after))
     return after - before

@@ -162,9 +162,7 @@ def notes_on(before: Side, after: Side) -> list[str]:
 def _compiled(before: Side, after: Side) -> list[str]:
     if before.how == after.how:
         return [f"both sides: {after.how}"] if after.how else []
-    return [
-        "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
-    ]
+    return ["; ".join(f"{s.label}: {s.how or 'not known whether compiled'}" for s in (before, after))]
 
 
 def _drift(before: Side, after: Side) -> list[str]:

@@ -95,9 +95,7 @@ def price(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, costs: KernelCosts
 ) -> OperatorCost:
     """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raises."""
-    outs = [
-        item for item in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(item, torch.Tensor)
-    ]
+    outs = [i for i in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(i, torch.Tensor)]
     call = Call(func, args, kwargs, outs)
     own = _OF_USERS.get(func._schema.name)
     return own(call, costs) if own is not None else rule_of(func)(call, costs)
