@@ -35,21 +35,16 @@ class Family:
     make: Callable[[str, Mapping[str, Any]], Workload]
     sizes: Mapping[str, Mapping[str, Any]]
 
-    @classmethod
-    def of(cls, make: Callable[[str, Mapping[str, Any]], Workload], sizes: Mapping[str, Any]) -> Family:
-        """Make a family of `sizes` that are shapes: frozen dataclasses."""
-        return cls(make, {name: asdict(shape) for name, shape in sizes.items()})
-
 
 def _families(*workloads: type[Shaped[Any]]) -> dict[str, Family]:
     """Return our families by name, with the sizes that `sizes.toml` has of them."""
     sizes = table_beside(__file__, "sizes.toml")
     found: dict[str, Family] = {}
     for each in workloads:
-        shapes: dict[str, Any] = {
-            name: make_shape(each.shape_type, values) for name, values in sizes[each.family].items()
+        shapes = {
+            name: asdict(make_shape(each.shape_type, values)) for name, values in sizes[each.family].items()
         }
-        found[each.family] = Family.of(each.from_values, shapes)
+        found[each.family] = Family(each.from_values, shapes)
     return found
 
 

@@ -76,15 +76,9 @@ ANY_CHIP = ""
 """Instead of a device's name: this chip, whatever the trace says."""
 
 _COMPUTE_TYPES = {
-    "bfloat16": "bf16",
-    "half": "fp16",
-    "float": "fp32",
-    "float32": "fp32",
-    "double": "fp64",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "float4_e2m1fn_x2": "nvfp4",
-}
+    "bfloat16": "bf16", "half": "fp16", "float": "fp32", "float32": "fp32", "double": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "nvfp4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -297,17 +297,9 @@ class CpuCosts:
     """
 
     __slots__ = (
-        "autograd_node_ns",
-        "collective_ns",
-        "event_ns",
-        "hook_ns",
-        "launch_ns",
-        "module_call_ns",
-        "operator_ns",
-        "stream_ns",
-        "synchronize_ns",
-        "view_ns",
-    )
+        "autograd_node_ns", "collective_ns", "event_ns", "hook_ns", "launch_ns", "module_call_ns",
+        "operator_ns", "stream_ns", "synchronize_ns", "view_ns",
+    )  # fmt: skip
 
     def __init__(self, profile: HardwareProfile) -> None:
         for slot in self.__slots__:

@@ -227,16 +227,9 @@ _KINDS = {
 }
 _REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
 _DTYPES = {
-    "BFloat16": "bf16",
-    "Half": "f16",
-    "Float": "f32",
-    "Double": "f64",
-    "Char": "i8",
-    "Byte": "u8",
-    "Bool": "u8",
-    "Int": "i32",
-    "Long": "i64",
-}
+    "BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Char": "i8", "Byte": "u8",
+    "Bool": "u8", "Int": "i32", "Long": "i64",
+}  # fmt: skip
 
 
 def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:

@@ -28,14 +28,9 @@ from fsdpbench.reports.consistency import broken_rules, values_of
 Figures = Mapping[str, Figure]
 
 _WORST_FIRST = (
-    Status.CRASH,
-    Status.TIMEOUT,
-    Status.ERROR,
-    Status.RACE,
-    Status.RANK_MISMATCH,
-    Status.OOM,
+    Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.RANK_MISMATCH, Status.OOM,
     Status.NOT_APPLICABLE,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -80,16 +80,9 @@ def bytes_moved(call: Call) -> int:
 
 
 _WRITE_ONLY = {
-    "copy_",
-    "_copy_from",
-    "fill_",
-    "zero_",
-    "_foreach_copy_",
-    "_foreach_zero_",
-    "normal_",
-    "uniform_",
+    "copy_", "_copy_from", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "normal_", "uniform_",
     "random_",
-}
+}  # fmt: skip
 
 
 def _only_written(func: Any, argument: str) -> bool:
