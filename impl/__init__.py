@@ -1,6 +1,4 @@
-"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` in this
-folder.
-"""
+"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` here."""
 
 if __name__ == "impl":
     from fsdpbench.base.bare_names import stand_for
@@ -58,59 +56,19 @@ from .report import UnitReport, UnitReports, unit_report
 from .shared.placement import DataParallelMeshDims
 from .shared.settings import CPUOffloadPolicy, MemoryHandover, MixedPrecisionPolicy, OffloadPolicy
 
+# fmt: off
 __all__ = [
-    "ActivationOffload",
-    "AdamW",
-    "BackwardPrefetch",
-    "CPUOffload",
-    "CPUOffloadPolicy",
-    "CustomPolicy",
-    "DataParallelMeshDims",
-    "DefaultState",
-    "EveryKthPolicy",
-    "FSDPModule",
-    "FlatParameter",
-    "FullOptimStateDictConfig",
-    "FullStateDictConfig",
-    "FullyShardedDataParallel",
-    "LocalOptimStateDictConfig",
-    "LocalStateDictConfig",
-    "LowPrecisionState",
-    "MemoryHandover",
-    "MixedPrecision",
-    "MixedPrecisionPolicy",
-    "ModuleWrapPolicy",
-    "Muon",
-    "OffloadPolicy",
-    "OptimStateDictConfig",
-    "OptimStateKeyType",
-    "ShardedGradScaler",
-    "ShardedOptimStateDictConfig",
-    "ShardedStateDictConfig",
-    "ShardingStrategy",
-    "StateDictConfig",
-    "StateDictSettings",
-    "StateDictType",
-    "UnitReport",
-    "UnitReports",
-    "UnshardHandle",
-    "allreduce_hook",
-    "always_wrap_policy",
-    "bf16_compress_hook",
-    "deferred_init",
-    "enable_wrap",
-    "fp16_compress_hook",
-    "fully_shard",
-    "lambda_auto_wrap_policy",
-    "materialise_deferred",
-    "reduce_scatter_hook",
-    "offload_activations",
-    "register_fsdp_forward_method",
-    "select_modules",
-    "share_comm_ctx",
-    "size_based_auto_wrap_policy",
-    "size_policy",
-    "transformer_auto_wrap_policy",
-    "unit_report",
-    "wrap",
+    "ActivationOffload", "AdamW", "BackwardPrefetch", "CPUOffload", "CPUOffloadPolicy", "CustomPolicy",
+    "DataParallelMeshDims", "DefaultState", "EveryKthPolicy", "FSDPModule", "FlatParameter",
+    "FullOptimStateDictConfig", "FullStateDictConfig", "FullyShardedDataParallel",
+    "LocalOptimStateDictConfig", "LocalStateDictConfig", "LowPrecisionState", "MemoryHandover",
+    "MixedPrecision", "MixedPrecisionPolicy", "ModuleWrapPolicy", "Muon", "OffloadPolicy",
+    "OptimStateDictConfig", "OptimStateKeyType", "ShardedGradScaler", "ShardedOptimStateDictConfig",
+    "ShardedStateDictConfig", "ShardingStrategy", "StateDictConfig", "StateDictSettings", "StateDictType",
+    "UnitReport", "UnitReports", "UnshardHandle", "allreduce_hook", "always_wrap_policy",
+    "bf16_compress_hook", "deferred_init", "enable_wrap", "fp16_compress_hook", "fully_shard",
+    "lambda_auto_wrap_policy", "materialise_deferred", "reduce_scatter_hook", "offload_activations",
+    "register_fsdp_forward_method", "select_modules", "share_comm_ctx", "size_based_auto_wrap_policy",
+    "size_policy", "transformer_auto_wrap_policy", "unit_report", "wrap",
 ]
+# fmt: on

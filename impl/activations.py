@@ -353,9 +353,7 @@ class ActivationOffload:
         return piece.use(saved.shape, saved.stride, saved.offset)
 
     def _enter_backward(self, group: Group) -> None:
-        """Have what a block saved, where backward comes to it, and start the way back for the block
-        before.
-        """
+        """Have what a block saved, where backward comes to it, and start the way back for the one before."""
         group.entered = True
         if self._calls:
             self._turn, self._calls = self._calls, 0

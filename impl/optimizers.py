@@ -43,9 +43,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def row_group(tensor: DTensor) -> dist.ProcessGroup | None:
-    """Return the ranks among which the rows are divided; None unless that is the only division, by whole
-    chunks.
-    """
+    """Return the ranks among which the rows are divided; None unless that is the sole division, in chunks."""
     divided = [
         (dimension, placement)
         for dimension, placement in enumerate(tensor.placements)
@@ -78,9 +76,7 @@ def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Wor
 
 
 def _gathered(shard: Tensor, like: DTensor, work: Work) -> Tensor:
-    """Return one matrix, gathered and worked on by every rank: divisions that the all-to-all does not
-    know.
-    """
+    """Return one matrix, gathered and worked on by every rank: for divisions other than the all-to-all's."""
     mesh = like.device_mesh
     sharded = DTensor.from_local(
         shard, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -169,8 +165,7 @@ class Muon(torch.optim.Muon):
 
     Arguments, checks and state (`momentum_buffer`, sharded as the parameter) are torch's. Parameters
     without shards are updated in place without communication. A `step` is collective: all ranks must have
-    gradients of the same parameters. Raises ValueError for parameters that are not two-dimensional, as
-    torch's does.
+    gradients of the same parameters. Raises ValueError for parameters not of two dimensions, as torch's.
     """
 
     @torch.no_grad()

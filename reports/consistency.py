@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
+from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.base.reading import one_line
-from fsdpbench.reports.figures import ranges, read_rows
+from fsdpbench.reports.figures import ranges
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
@@ -64,7 +65,7 @@ class Contradiction:
 @functools.cache
 def rules() -> list[dict[str, str]]:
     """Return the rows of the table."""
-    return read_rows("result_rules.csv")
+    return rows_beside(__file__, "result_rules.csv")
 
 
 def contradiction(result: Mapping[str, Any]) -> str | None:

@@ -113,7 +113,6 @@ def _first_finding(found: JsonObject) -> str:
 
 
 def compiled_graphs(compilation: Mapping[str, Any]) -> int:
-    """Return the graphs of a run by its `compilation`: compiled ones, or those that Dynamo traced on
-    real devices."""
+    """Return the graphs of a run by its `compilation`: compiled ones; on real devices those traced."""
     found: int = compilation.get("graphs", compilation.get("traced", 0))
     return found

@@ -24,8 +24,7 @@ JsonObject = dict[str, Any]
 
 class Status(StrEnum):
     """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
-    sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
-    figures."""
+    sanitizer found one; `rank_mismatch`: a script's ranks call different collectives. Both keep figures."""
 
     OK = "ok"
     OOM = "oom"

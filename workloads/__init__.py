@@ -25,23 +25,3 @@ from fsdpbench.workloads.registry import (
     workload_names,
 )
 from fsdpbench.workloads.shape import DataError, ShapeError, UnknownModelError, WorkloadError
-
-__all__ = [
-    "HF_PREFIX",
-    "PLUGINS",
-    "ActivationCheckpointing",
-    "BlockFlops",
-    "BlockGroup",
-    "DataError",
-    "Family",
-    "Flops",
-    "ForwardFlops",
-    "ShapeError",
-    "UnknownModelError",
-    "Workload",
-    "WorkloadError",
-    "families",
-    "get_workload",
-    "group_blocks",
-    "workload_names",
-]

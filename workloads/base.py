@@ -56,8 +56,7 @@ class Workload(ABC):
 
     @property
     def training_state_bytes(self) -> int:
-        """Return the bytes of parameters, gradients and AdamW's state in float32, of all ranks together;
-        activations come on top."""
+        """Return the bytes of parameters, gradients and AdamW's state in float32, without activations."""
         return TRAINING_BYTES * self.parameters
 
     @property

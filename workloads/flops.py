@@ -46,8 +46,7 @@ class BlockFlops:
         return sum(self.products) + self.attention + self.batched
 
     def recomputed(self, checkpointing: ActivationCheckpointing, in_full: bool) -> int:
-        """Return the FLOPs that a checkpointed block computes again; `in_full`: also those that backward does
-        not need."""
+        """Return the FLOPs that a checkpointed block computes again; `in_full`: also those of no use."""
         again = sum(
             flops for index, flops in enumerate(self.products) if not checkpointing.keeps_product(index)
         )

@@ -320,8 +320,7 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
     Empty fields are 0. A number x becomes sign(x) x log(1 + |x|), a category a row by a hash of its text.
 
     Raises:
-        DataError: the file cannot be read or has no lines; when a line is read, also that it is not of the
-            right form.
+        DataError: the file cannot be read or has no lines; on reading a line, also that its form is wrong.
     """
 
     def __init__(self, path: Path, numbers: int, features: int, rows: int) -> None:

@@ -59,8 +59,7 @@ class _Scan(torch.autograd.Function):
 
 
 def fuse_scans(model: nn.Module) -> None:
-    """Let the code of `model` run scans as one operator where tensors have no values; elsewhere nothing
-    changes."""
+    """Let the code of `model` run scans as one operator where tensors have no values, and only there."""
     for name in {type(module).__module__ for module in model.modules()}:
         scope = vars(sys.modules[name])
         for own, function in list(scope.items()):
@@ -70,8 +69,7 @@ def fuse_scans(model: nn.Module) -> None:
 
 
 def _scans(name: str) -> tuple[bool, bool]:
-    """Return whether a function of the library with this name scans a sequence, and whether such a one
-    returns a state too."""
+    """Return whether a function of the library with this name scans a sequence, and if with a state too."""
     with_state = bool(name.partition("chunk_")[2].partition("delta_")[2]) or name.endswith(
         "rwkv_linear_attention"
     )

@@ -248,8 +248,7 @@ def _of_text(settings: Any, content: Mapping[str, Any]) -> Any:
 
 
 def _headed(settings: Any, dtype: torch.dtype) -> Any:
-    """Return the library's model with a language head; of text models without a class for that, one whose
-    head is put on."""
+    """Return the library's model with a language head, which is put on text models without such a class."""
     for name in _HEADS + _WHOLE:
         is_other = name in _HEADS and settings.is_encoder_decoder != (name == _HEADS[0])
         if is_other or (name == _HEADS[1] and getattr(settings, "is_decoder", False)):

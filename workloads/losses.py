@@ -103,14 +103,12 @@ class _LeanCrossEntropy(torch.autograd.Function):
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch], in
-    float32."""
+    """Return the mean cross entropy of `logits`, [batch, classes], against int64 `labels`, [batch]."""
     return F.cross_entropy(logits.float(), labels)
 
 
 class _Given(NamedTuple):
-    """The arguments of a linear loss: `rows` [rows, d_model] with their targets `wanted` [rows], and the lm
-    head."""
+    """The arguments of a linear loss: `rows` [rows, d_model], their targets `wanted` [rows], the lm head."""
 
     rows: Tensor
     weight: Tensor
@@ -162,8 +160,7 @@ def _fused(given: _Given, of_logits: OfLogits | None) -> Tensor:
 
 
 def _as_autocast(given: _Given) -> _Given:
-    """Cast the factors as autocast would: it does not see the products of gradients, which write into
-    tensors that exist."""
+    """Cast the factors as autocast would: it does not see products that write into given tensors."""
     device = given.rows.device.type
     if not torch.is_autocast_enabled(device):
         return given
@@ -189,8 +186,7 @@ def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:
 
 
 def _product_or_loss(head: Any, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
-    """Return the product, or `loss` of input, weight and bias: by a call of the module, so that a unit's
-    hooks run."""
+    """Return the product, or `loss` of input, weight and bias: by a call of the module, so that hooks run."""
     found: Tensor = type(head).forward(head, x) if loss is None else loss(x, head.weight, head.bias)
     return found
 

@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.plugins import FAMILIES, OWN_FAMILIES, Loader, family_of
-from fsdpbench.workloads import decoder
-from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
+from fsdpbench.workloads.base import Shaped, Workload
+from fsdpbench.workloads.decoder import DecoderWorkload
+from fsdpbench.workloads.families.deepvit import DeepViTWorkload
+from fsdpbench.workloads.families.dhen import DHENWorkload
+from fsdpbench.workloads.families.gpt import GPTWorkload
+from fsdpbench.workloads.families.llama import LlamaWorkload
+from fsdpbench.workloads.families.regnet import RegNetWorkload
+from fsdpbench.workloads.families.t5 import T5Workload
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, unpacked
-from fsdpbench.workloads.shape import ShapeError, UnknownModelError
+from fsdpbench.workloads.shape import ShapeError, UnknownModelError, make_shape
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,22 @@ class Family:
     make: Callable[[str, Mapping[str, Any]], Workload]
     sizes: Mapping[str, Mapping[str, Any]]
 
-    @classmethod
-    def of(cls, make: Callable[[str, Mapping[str, Any]], Workload], sizes: Mapping[str, Any]) -> Family:
-        """Make a family of `sizes` that are shapes: frozen dataclasses."""
-        return cls(make, {name: asdict(shape) for name, shape in sizes.items()})
+
+def _families(*workloads: type[Shaped[Any]]) -> dict[str, Family]:
+    """Return our families by name, with the sizes that `sizes.toml` has of them."""
+    sizes = table_beside(__file__, "sizes.toml")
+    found: dict[str, Family] = {}
+    for each in workloads:
+        shapes = {
+            name: asdict(make_shape(each.shape_type, values)) for name, values in sizes[each.family].items()
+        }
+        found[each.family] = Family(each.from_values, shapes)
+    return found
 
 
-_FAMILIES: dict[str, Family] = {
-    gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
-    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
-    llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
-    decoder.FAMILY: Family.of(decoder.DecoderWorkload.from_values, decoder.SIZES),
-    regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
-    deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
-    dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
-}
+_FAMILIES = _families(
+    GPTWorkload, T5Workload, LlamaWorkload, DecoderWorkload, RegNetWorkload, DeepViTWorkload, DHENWorkload
+)
 HF_PREFIX = "hf:"
 """Begins the name of a model that came as a Hugging Face configuration; its shape says the family."""
 
@@ -96,8 +103,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 
 
 def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
-    """Make a workload of `values`: a whole shape and the name of one of our families, as
-    `hf_config.translate` returns them."""
+    """Make a workload of `values`: a whole shape and a family's name, as of `hf_config.translate`."""
     family_name = str(values.pop("family", None))
     if family_name == LIBRARY:
         return LibraryWorkload.from_values(name, values)
@@ -106,7 +112,7 @@ def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
     if family is None:
         raise ShapeError(
             f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "
-            f"file (--hf-config), or family={decoder.FAMILY} and all other fields with --shape"
+            f"file (--hf-config), or family={DecoderWorkload.family} and all other fields with --shape"
         )
     workload = family.make(name, values)
     workload.library_config = None if content is None else unpacked(str(content))

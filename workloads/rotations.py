@@ -108,8 +108,7 @@ def _shown(value: float | tuple[float, ...]) -> str:
 
 
 def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int = 0) -> Tensor:
-    """Return the radians a position by which each of width / 2 pairs turns in a sequence of `seq` tokens,
-    in fp32."""
+    """Return the fp32 radians a position by which each of width / 2 pairs turns, of `seq` tokens."""
     pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     plain = torch.exp(pairs * (-math.log(theta) / width))
     if rope.kind == "linear":

@@ -1,8 +1,6 @@
-"""Bare names of the packages: from the repository's root `import impl` finds the folder `impl`, and gets
-`fsdpbench.impl`.
+"""Bare names of the packages: from the repository's root, `import impl` gets `fsdpbench.impl`.
 
-Installed, everything is in the package `fsdpbench`; in the repository the three folders are beside it, and
-links lead to them::
+Installed, all is in the package `fsdpbench`; in the repository three folders are beside it, with links::
 
     fsdpbench/impl -> ../impl        one folder, two ways to it, one set of module objects
 

@@ -53,8 +53,7 @@ def written(path: object, way_out: str = "") -> Iterator[None]:
 
 
 def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:
-    """Return a `UsageError` for an unknown name, with the nearest known ones and the command that lists
-    all."""
+    """Return a `UsageError` for an unknown name, with the nearest known and the command that lists all."""
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=3, cutoff=0.4)
     offer = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(names)}."

@@ -41,8 +41,7 @@ def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def family_of(model: str) -> importlib.metadata.EntryPoint | None:
-    """Return the entry point of the family with which a model's name begins (`my-model-7b`), if there is
-    one."""
+    """Return the entry point of the family with which a model's name begins (`my-model-7b`), or None."""
     names = [
         name
         for name in plugins(FAMILIES)

@@ -2,8 +2,7 @@
 
 Whole numbers fit into 64 bits, nesting and size are bounded; of whatever else is at the path (a folder, a
 pipe without a writer, a device that never ends) one line says why it cannot be read. NaN and infinity pass:
-who knows the key decides what they mean. Pickles give plain values alone: lists, dictionaries,
-strings, numbers.
+who knows the key decides what they mean. Pickles give plain values: lists, dictionaries, strings, numbers.
 """
 
 from __future__ import annotations

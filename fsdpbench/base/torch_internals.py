@@ -14,14 +14,14 @@ What torch is changed by goes through here too: `patch` for a private name, `rep
 
 from __future__ import annotations
 
-import csv
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import typed_rows
 
 if TYPE_CHECKING:  # what is used as a type
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
@@ -32,7 +32,8 @@ class TorchInternalError(BenchError):
     """The installed torch lacks a name that something cannot do without."""
 
 
-class Internal(NamedTuple):
+@dataclass(frozen=True)
+class Internal:
     """A private name: where it is (module:attribute), what cannot run without it, and what it waits for."""
 
     path: str
@@ -47,46 +48,31 @@ class Internal(NamedTuple):
 IN_ITS_PLACE = "what the bench puts in its place"
 
 IMPORTED_LATE = (
-    "torch._functorch._aot_autograd.subclass_codegen",
-    "torch._inductor.choices",
-    "torch._inductor.codegen.memory_planning",
-    "torch._inductor.compiler_bisector",
-    "torch._inductor.fx_passes.fuse_attention",
-    "torch._inductor.fx_passes.pad_mm",
-    "torch._inductor.hooks",
-    "torch._inductor.tiling_utils",
-    "torch._subclasses.schema_check_mode",
-    "torch.distributed.tensor.experimental",
-    "torch.export._trace",
-    "torch.export._unlift",
-    "torch.fx.experimental.validator",
-    "torch.utils._cpp_embed_headers",
-    "sympy.combinatorics",
+    "torch._functorch._aot_autograd.subclass_codegen", "torch._inductor.choices",
+    "torch._inductor.codegen.memory_planning", "torch._inductor.compiler_bisector",
+    "torch._inductor.fx_passes.fuse_attention", "torch._inductor.fx_passes.pad_mm", "torch._inductor.hooks",
+    "torch._inductor.tiling_utils", "torch._subclasses.schema_check_mode",
+    "torch.distributed.tensor.experimental", "torch.export._trace", "torch.export._unlift",
+    "torch.fx.experimental.validator", "torch.utils._cpp_embed_headers", "sympy.combinatorics",
     "sympy.tensor.tensor",
-)
+)  # fmt: skip
 """Modules that torch imports when it first traces or lowers a graph; a server that forks has them before."""
 
 
 FULLY_SHARD_PLACES = (
-    "torch.distributed.fsdp",
-    "torch.distributed.fsdp._fully_shard",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
-    "torch.distributed._composable.fsdp",
+    "torch.distributed.fsdp", "torch.distributed.fsdp._fully_shard",
+    "torch.distributed.fsdp._fully_shard._fully_shard", "torch.distributed._composable.fsdp",
     "torch.distributed._composable.fsdp.fully_shard",
-)
+)  # fmt: skip
 """Where scripts and libraries import `fully_shard` from; those that a torch lacks are passed over."""
 
 
-def _table() -> dict[str, Internal]:
-    """Read `torch_internals.csv`, one private name a row."""
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        return {
-            row.pop("name"): Internal(**row | {"members": tuple(row["members"].split())})
-            for row in csv.DictReader(file)
-        }
+@dataclass(frozen=True, kw_only=True)
+class _Row(Internal):
+    name: str
 
 
-INTERNALS = _table()
+INTERNALS: dict[str, Internal] = {row.name: row for row in typed_rows(__file__, "torch_internals.csv", _Row)}
 
 
 def missing() -> list[str]:
@@ -123,8 +109,7 @@ def patch(name: str, make: Callable[[Any], Any]) -> None:
 
 
 def replace(owner: Any, **attributes: Any) -> None:
-    """Set attributes that ``owner`` has. Raises `TorchInternalError` for one that it does not have, and sets
-    none then."""
+    """Set attributes that ``owner`` has. Raises `TorchInternalError` for another, and sets none."""
     for name in attributes:
         expect(owner, name)
     for name, value in attributes.items():

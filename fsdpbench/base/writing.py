@@ -30,8 +30,7 @@ _STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path`, whole or not at all, instead of what is there. Raises
-    `OSError`."""
+    """Write `content` (text as UTF-8) to `path`, whole or not at all, over what is there. Raises OSError."""
     # What no UTF-8 can say (bytes of a foreign path) is written as Python escapes it.
     encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if is_written_into(path):
@@ -67,8 +66,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def append_to(path: Path) -> int:
-    """Return a handle to add to a log; anything there but the one name of a file is replaced. Raises
-    `OSError`."""
+    """Return a handle to add to a log; all there but a file with one name is replaced. Raises `OSError`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         handle = os.open(path, flags, 0o644)

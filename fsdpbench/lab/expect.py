@@ -7,7 +7,7 @@
                                  what distinguishes two configurations of one machine?
 
 Every explanation was simulated. They are ranked by how far they are from what was assumed, in units of how
-far real machines are (`_SPREAD`), so that a network at a third of its data sheet precedes a GPU at a third of
+far real machines are (`spread`), so that a network at a third of its data sheet precedes a GPU at a third of
 its clock. Explanations are alternatives: two causes together are not tried.
 """
 
@@ -20,10 +20,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
+
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.numbers import finite_number
-from fsdpbench.base.settings import Value, show_value
+from fsdpbench.base.settings import show_value
 from fsdpbench.engine.results.residuals.intervals import apart
 from fsdpbench.lab.calibrate.from_results.fit import BETWEEN_NODES, Factor, ScaledProfile
 from fsdpbench.sweep.planning import not_applicable
@@ -67,18 +70,6 @@ class Measured:
                 f"--measured in {self.unit}: the simulation has no such figure; give the step time"
             )
         return step * rate / self.value
-
-
-_UNITS = {
-    **dict.fromkeys(("s", "sec", "seconds"), (SpeedUnit.SECONDS, 1.0)),
-    "ms": (SpeedUnit.SECONDS, 1e-3),
-    "min": (SpeedUnit.SECONDS, 60.0),
-    **dict.fromkeys(("tokens/s/gpu", "tok/s/gpu", "tokens/s", "tps", "tgs"), (SpeedUnit.TOKENS, 1.0)),
-    **dict.fromkeys(("samples/s/gpu", "samples/s"), (SpeedUnit.SAMPLES, 1.0)),
-    **dict.fromkeys(("tflops", "tflops/gpu", "tflop/s"), (SpeedUnit.TFLOPS, 1.0)),
-    **dict.fromkeys(("%mfu", "mfu%", "%"), (SpeedUnit.MFU, 1.0)),
-    "mfu": (SpeedUnit.MFU, 100.0),
-}
 
 
 def parse_measured(text: str) -> Measured:
@@ -145,54 +136,28 @@ class Expectation:
         return self.measured_s / self.high - 1.0, self.measured_s / self.low - 1.0
 
 
-# By how much (logarithm) a real machine's part differs from its profile, about one case in three: judged from
-# the published runs, whose networks reach a quarter to all of their data sheets while chips differ by 10 %.
-_SPREAD = {
-    Factor.NETWORK: 0.7,
-    Factor.LATENCY: 0.9,
-    Factor.COMPUTE: 0.12,
-    Factor.MEMORY: 0.15,
-    Factor.HOST: 0.5,
-}
 _SLOWER, _FASTER = (0.6, 0.3, 0.1), (1.2, 1.6)
 _MOST_CAUSES = 3
 _FARTHEST = 4.0
 _SETTING_DISTANCE = 1.0
 
-_LOOK_AT = {
-    Factor.NETWORK: "all_gather_perf of nccl-tests on these nodes (then `calibrate --nccl-tests`); "
-    "NCCL_DEBUG=INFO: are all NICs and GPUDirect in use?",
-    Factor.LATENCY: "all_gather_perf -b 8K -e 64M on 2 and on all nodes; late ranks in the traces of several "
-    "ranks (`analyze FOLDER`)",
-    Factor.COMPUTE: "nvidia-smi -q -d CLOCK,PERFORMANCE under load: power cap, temperature, clocks",
-    Factor.MEMORY: "`analyze trace.json.gz`: kernels that are not fused, and their share of the peak",
-    Factor.HOST: "`analyze trace.json.gz`: idle time between kernels; .item(), logging, loader, a slow CPU",
-}
-_PARTS = {
-    Factor.NETWORK: "the network between nodes",
-    Factor.LATENCY: "hops between nodes",
-    Factor.COMPUTE: "matrix products and attention",
-    Factor.MEMORY: "memory-bound kernels",
-    Factor.HOST: "the CPU's Python and launches",
-}
 
-_VARIED: tuple[tuple[str, Value], ...] = (
-    ("activation_checkpointing", "full"),
-    ("activation_checkpointing", "op"),
-    ("activation_checkpointing", "none"),
-    ("compile", True),
-    ("compile", False),
-    ("param_dtype", "fp32"),
-    ("reduce_dtype", "fp32"),
-    ("reduce_dtype", "bf16"),
-    ("strategy", "FULL_SHARD"),
-    ("strategy", "HYBRID_SHARD"),
-    ("strategy", "SHARD_GRAD_OP"),
-    ("backward_prefetch", None),
-    ("cpu_offload", True),
-    ("optimizer", "adamw-loop"),
-    ("norm", "composed"),
-)
+@dataclass(frozen=True)
+class Part:
+    """A part of a machine: its name, how far real ones are from their profiles, where to look at it.
+
+    `spread`: by how much (logarithm) the part differs, about one case in three.
+    """
+
+    words: str
+    spread: float
+    look_at: str
+
+
+_TABLE = table_beside(__file__, "expect.toml")
+_UNITS = {word: (SpeedUnit(unit), factor) for word, (unit, factor) in _TABLE["units"].items()}
+_PARTS = {factor: msgspec.convert(_TABLE["parts"][factor.value], Part) for factor in Factor}
+_VARIED = [(name, value) for name, values in _TABLE["varied"].items() for value in values]
 
 
 def expect(
@@ -240,9 +205,10 @@ def _of_machine(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
     causes = []
     for (factor, scale), trial in zip(guesses, checked, strict=True):
         if trial.step_time_s and _alike(trial.step_time_s, found.measured_s):
-            words = f"{_PARTS[factor]} at {scale:.0%} of the assumed speed"
-            distance = abs(math.log(scale)) / _SPREAD[factor]
-            causes.append(Cause(factor.value, words, _LOOK_AT[factor], scale, trial.step_time_s, distance))
+            part = _PARTS[factor]
+            words = f"{part.words} at {scale:.0%} of the assumed speed"
+            distance = abs(math.log(scale)) / part.spread
+            causes.append(Cause(factor.value, words, part.look_at, scale, trial.step_time_s, distance))
     return causes
 
 
@@ -266,7 +232,7 @@ def _of_settings(found: Expectation, folder: Path, jobs: int) -> list[Cause]:
     config = found.config
     tried = []
     for name, value in _VARIED:
-        settings = replace(config.settings, **{name: value})  # type: ignore[arg-type]
+        settings = replace(config.settings, **{name: value})
         changed = replace(config, settings=settings)
         if getattr(config.settings, name) != value and not not_applicable(changed, {name: value}):
             tried.append((name, value, changed))

@@ -102,9 +102,7 @@ def _is_simulated(device: str | None) -> bool:
 def plain_main() -> Iterator[None]:
     """Keep the fork server's children from importing the calling script again as their main module."""
     main = sys.modules["__main__"]
-    saved: dict[str, Any] = {
-        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
-    }
+    saved: dict[str, Any] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
     main.__dict__.update(dict.fromkeys(saved))
     try:
         yield

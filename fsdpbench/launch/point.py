@@ -4,8 +4,7 @@
                                              │   each rank forked from here)
                                              └── cpu, cuda: torch's elastic launcher, one process a rank
 
-The process leads a process group, so that killing the group leaves nothing behind, and it dies with its
-parent.
+The process leads a process group, so that killing the group leaves nothing, and it dies with its parent.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def run_point(
     shared: str | None = None,
     analysed: str | None = None,
 ) -> None:
-    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` unless it
-    dies before.
+    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
 
     With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
     `analysed`: that of their traces, for the page.

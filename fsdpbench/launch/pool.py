@@ -58,9 +58,7 @@ class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
     def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
-        """With `nodes`, this machine leads several that `follow` the same folder. `analysed`: the log for
-        analysed traces.
-        """
+        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
         self.jobs = jobs
         self._nodes = nodes
         self._analysed = analysed

@@ -9,18 +9,10 @@ import gc
 import importlib
 
 _NEEDED = (
-    "torch",
-    "torch.distributed.checkpoint.default_planner",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.profiler",
-    "numpy.ma",
-    "fsdpbench.engine.devices.sim",
-    "fsdpbench.launch.point",
-    "fsdpbench.engine.worker",
-    "fsdpbench.impl",
-)
+    "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
+    "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler", "numpy.ma",
+    "fsdpbench.engine.devices.sim", "fsdpbench.launch.point", "fsdpbench.engine.worker", "fsdpbench.impl",
+)  # fmt: skip
 
 
 def _import_all() -> None:

@@ -2,8 +2,7 @@
 
 An interruption is for its parent, with which it ends; sent to a server that still imports, it would print
 where, which is why it is started with interruptions held back. At the end nothing is taken down: that would
-take a third of a second, for which the reader of the command's output still waits, since the server has it
-open too.
+take a third of a second, for which the reader of the command's output waits: the server has it open too.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<
 
 
 def innermost_frame(stacks: str) -> str | None:
-    """Return the innermost frame of the last thread in a dump of `faulthandler`, which puts the main thread
-    last."""
+    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread."""
     _, _, main = stacks.rpartition("(most recent call first):")
     for line in main.splitlines():
         match = _FRAME.match(line)

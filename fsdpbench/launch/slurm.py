@@ -173,8 +173,7 @@ class SlurmPool:
         return executor
 
     def _states(self) -> dict[str, str]:
-        """Return the state of each job that Slurm knows of. Its accounting, which submitit asks, may be
-        off."""
+        """Return the state of each job that Slurm knows of. Accounting, which submitit asks, may be off."""
         if not self._jobs:
             return {}
         ids = ",".join(sorted({entry.job.job_id.split("_")[0] for entry in self._jobs}))
@@ -231,8 +230,7 @@ def run_job(config_record: dict[str, Any], folder: str) -> None:
 
 
 def _first_node() -> str:
-    """Where the job's first node can be reached: its address in Slurm's configuration, which is its name
-    unless that says otherwise."""
+    """Where the job's first node can be reached: its address in Slurm's configuration, else its name."""
     names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     fields = _scontrol("--oneliner", "show", "node", names[0]).split()
     addresses = (word.partition("=")[2] for word in fields if word.startswith("NodeAddr="))

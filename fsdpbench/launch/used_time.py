@@ -21,8 +21,7 @@ _IDLE = 0.05
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds that a process group used so far: on processors (all together), and waiting for one (the
-    process that waited longest)."""
+    """Seconds of a process group so far: on processors (all together), and the longest wait for one."""
 
     at: float
     processor_s: float

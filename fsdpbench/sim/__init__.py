@@ -18,14 +18,11 @@ from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_n
 if TYPE_CHECKING:
     from fsdpbench.sim.simulation import SimulatedTrace, Simulation, preload
 
+# fmt: off
 __all__ = [
-    "HardwareProfile",
-    "SimulatedTrace",
-    "Simulation",
-    "load_profile",
-    "preload",
-    "profile_names",
+    "HardwareProfile", "SimulatedTrace", "Simulation", "load_profile", "preload", "profile_names",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

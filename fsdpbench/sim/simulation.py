@@ -222,8 +222,7 @@ class Simulation:
 
 
 class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
-    """Trace like `torch.profiler.profile`: call `step` at the end of each step. The file is written on
-    leaving.
+    """Trace like `torch.profiler.profile`: call `step` at the end of each step. Leaving writes the file.
 
     The device is idle at both ends. Nothing is written if the block raises.
     """

@@ -138,8 +138,7 @@ def configured(target: Target, system: str, **settings: Any) -> Config:
 
 
 def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
-    """Why `config` cannot run as asked: settings among `given` that its system lacks, and values it
-    refuses."""
+    """Why `config` cannot run as asked: settings of `given` that its system lacks, values it refuses."""
     system = get_system(config.system)
     absent = system.absent_settings(config)
     reasons = {name: absent[name] for name in given if name in absent}

@@ -156,8 +156,7 @@ def _run_once(
     jobs: int,
     tell: Callable[[int], None],
 ) -> list[Trial | None]:
-    """Return the trials in order; the same configuration is simulated once, and one that cannot fit not at
-    all."""
+    """Return the trials in order; equal configurations are simulated once, those that cannot fit never."""
     first: dict[str, int] = {}
     distinct: list[Config] = []
     places: list[int | None] = []
@@ -207,8 +206,7 @@ def _more_than_there_is(config: Config, result: Result) -> bool:
 
 
 def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
-    """Compare the memory of all ranks together with the machine's; time from the FLOPs and what a core
-    does."""
+    """Compare the memory of all ranks together with the machine's; time from FLOPs and a core's rate."""
     needed = config.gpus * ((trial.allocated or 0) + _TORCH_BYTES)
     free = available_memory()
     cores = min(config.gpus, os.cpu_count() or 1)
@@ -293,8 +291,7 @@ _UNDERSTOOD = {
 
 
 def cannot_fit(config: Config) -> str | None:
-    """Why `config`, on simulated GPUs, has no room for its training state; None where it may have, or
-    where that is unknown."""
+    """Why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
     needed = state_bytes(config)
     if needed is None or config.hardware is None:
         return None

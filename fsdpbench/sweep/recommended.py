@@ -1,5 +1,4 @@
-"""The configurations of a sweep that are recommended, as code to paste: the best of torch's FSDPs and of
-ours."""
+"""The configurations of a sweep that are recommended, as code to paste: torch's best and ours."""
 
 from __future__ import annotations
 

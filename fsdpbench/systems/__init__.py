@@ -6,13 +6,3 @@ from fsdpbench.systems.base import BuildContext, System
 from fsdpbench.systems.narrow import chosen_software, software_of
 from fsdpbench.systems.registry import get_system, offers
 from fsdpbench.systems.unsharded import NO_SHARDING
-
-__all__ = [
-    "NO_SHARDING",
-    "BuildContext",
-    "System",
-    "chosen_software",
-    "get_system",
-    "offers",
-    "software_of",
-]

@@ -91,8 +91,7 @@ class System(ABC):
             )
 
     def not_applicable(self, config: Config) -> dict[str, str]:
-        """Return the reasons why it cannot run `config`, by setting: device, software, and those of
-        `refuses`."""
+        """Return why it cannot run `config`, by setting: device, software, and those of `refuses`."""
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
@@ -195,8 +194,7 @@ def refuse_common(config: Config) -> dict[str, str]:
 
 
 def absent_from(name: str, by_size: str) -> dict[str, str]:
-    """Return the settings that another package's system `name` does not have; `by_size`: how it prefetches
-    instead."""
+    """Return the settings that another package's system lacks; `by_size`: how it prefetches instead."""
     return {
         **dict.fromkeys(("backward_prefetch", "backward_prefetch_depth", "forward_prefetch"), by_size),
         "memory_handover": f"{name} passes memory in its own way",
@@ -257,8 +255,7 @@ def refuse_lora(config: Config) -> dict[str, str]:
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
-    """Refuse adapters of another dtype: a flat parameter has one ("Must flatten tensors with uniform
-    dtype")."""
+    """Refuse adapters of another dtype: flat ones have one ("Must flatten tensors with uniform dtype")."""
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
         return {
@@ -274,8 +271,7 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
 
 
 def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Settings) -> None:
-    """Compile units, and the loss by itself, where the settings ask for it; nothing compiles before its first
-    call.
+    """Compile units, and the loss by itself, where the settings ask for it; nothing compiles before it runs.
 
     Raises:
         BenchError: the model has no loss of its own to compile.
@@ -346,8 +342,7 @@ def _norm_of(gradients: list[Tensor | None]) -> Tensor:
 
 
 def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:
-    """Let `units`, not yet wrapped, offload the tensors that they save for backward, if `config` asks for
-    it."""
+    """Let `units`, not yet wrapped, offload what they save for backward, if `config` asks for it."""
     if config.settings.activation_offload:
         from fsdpbench.impl import offload_activations
 

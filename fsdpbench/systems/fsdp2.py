@@ -33,8 +33,7 @@ _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
 
 class _FullyShardSystem(System):
-    """The common part of both FSDP2s: units inner first, then the root; gradients synchronised by a
-    switch."""
+    """The common part of both FSDP2s: units inner first, then the root; a switch synchronises gradients."""
 
     parallel = frozenset(PARALLEL)
 

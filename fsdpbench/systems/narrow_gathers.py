@@ -79,8 +79,7 @@ class NarrowlyGathered(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor], tuple[Tensor]]:
-        """Return the shard's fp8 bytes, padded to the largest of all ranks of `mesh`, and the inverse of its
-        scale."""
+        """Return the shard's fp8 bytes, padded to the largest in `mesh`, and the inverse of its scale."""
         scale = self.scale
         if scale is None:
             scale = scale_of(_of_all(_magnitude(self.held), mesh.get_group()), E4M3)

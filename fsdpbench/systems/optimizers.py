@@ -42,8 +42,7 @@ def make_optimizer(
     block_classes: tuple[type[nn.Module], ...],
     make_muon: MakeMuon,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of the model's (sharded) parameters. `block_classes`: modules with Muon's
-    matrices."""
+    """Make the optimizer of the model's (sharded) parameters. `block_classes`: with Muon's matrices."""
     parameters = _by_mesh(p for p in model.parameters() if p.requires_grad)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2)

@@ -1,5 +1,4 @@
-"""The systems under test by name: our own, and those of other packages, which are loaded when they are asked
-for."""
+"""The systems under test by name: our own, and those of other packages, loaded when asked for."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ PLUGINS = Loader[System](SYSTEMS, "system", _OWN, _flaw)
 
 
 def get_system(name: str) -> System:
-    """Return the system of that name. Raise `UsageError` with the nearest names, or with a plugin's
-    problem."""
+    """Return the system of that name. Raise `UsageError` with near names, or a plugin's problem."""
     if name in _OWN:
         return _OWN[name]
     if name not in plugins():

@@ -20,8 +20,7 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Module]:
-    """Return the modules to wrap, inner before outer, without the root. `every-K` regroups the model's blocks
-    in place."""
+    """Return the modules to wrap, inner before outer, without the root. `every-K` regroups the blocks."""
     if wrap == "root":
         return []
     if wrap == "block":
@@ -42,8 +41,7 @@ def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[
 
 
 def check_names(workload: Workload, wrap: str) -> None:
-    """Refuse a `wrap` of classes or modules that the model does not have, before anything runs. Raises
-    `UsageError`."""
+    """Refuse a `wrap` of classes or modules that the model lacks, before anything runs: `UsageError`."""
     if wrap in ("root", "block") or wrap.startswith(("every-", "size:")):
         return
     _require(wrap.split("+"), *_names_in(workload))

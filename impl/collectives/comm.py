@@ -1,8 +1,7 @@
 """Collectives: which group, which call, which way on this backend, and how gradients are averaged.
 
 Asynchronous work differs by device. Where there are streams a collective is queued on the current one and
-the caller records an event; on the CPU it runs on the backend's own threads and is waited for through its
-``Work``.
+the caller records an event; on the CPU it runs on the backend's threads and is waited for by its ``Work``.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ _reduce_groups: MutableMapping[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class UnitGroups:
-    """The process groups of a unit: ``shard`` holds one copy of it together, ``replicate`` holds equal
-    shards.
+    """The process groups of a unit: ``shard`` holds one copy of it, ``replicate`` holds equal shards.
 
     A group of one rank is ``None``: nothing is communicated over it. ``reduce`` has the ranks of ``shard``
     and is what reduce-scatters use: usually the same group, and so the same communicator.
@@ -71,9 +69,7 @@ class UnitGroups:
         )
 
     def with_reduce_group(self, separate: bool) -> UnitGroups:
-        """Return these groups with one for reduce-scatters alone, or without. The first call is
-        collective.
-        """
+        """Return these groups with or without one for reduce-scatters alone. The first call is collective."""
         if self.shard is None or not separate:
             return replace(self, reduce=self.shard)
         if self.shard not in _reduce_groups:
@@ -99,9 +95,7 @@ class Comm(ABC):
 
     @abstractmethod
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory to communicate from or into; called once for each use of a buffer, on the stream that
-        owns it.
-        """
+        """Return memory to communicate from or into; called once a use of a buffer, on its owner's stream."""
 
     def register(self, *tensors: torch.Tensor) -> None:  # noqa: B027 - most memory needs nothing
         """Make memory known to all ranks, where that is needed."""
@@ -147,9 +141,7 @@ def backend_name(group: ProcessGroup, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Averaging:
-    """The steps from a sum over ranks to an average: the operation, and factors to divide by before and after
-    it.
-    """
+    """The steps from a sum over ranks to an average: the operation, and divisors before and after it."""
 
     operation: Any
     before: float
@@ -220,9 +212,7 @@ def all_gather(
     async_op: bool,
     custom: AllGather | None = None,
 ) -> dist.Work | None:
-    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be its own slice of
-    ``output``.
-    """
+    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be a slice of it."""
     if custom is not None:
         return custom(output_tensor=output, input_tensor=shard, group=group, async_op=async_op)
     if async_op and gathers_by_copying(group, output.device):
@@ -244,8 +234,7 @@ def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
 
 
 def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
-    """Return whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it
-    out.
+    """Return whether broadcasts are the better all-gather: gloo's fills memory of its own and copies it out.
 
     Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
     """

@@ -71,8 +71,7 @@ def materialise(
 ) -> Materialised:
     """Materialise those of ``modules`` that hold parameters or buffers without data.
 
-    What was recorded is replayed where it was recorded; the rest is made on ``device``, one module after
-    another.
+    What was recorded is replayed where it was recorded; the rest is made on ``device``, module by module.
 
     Args:
         ignored: parameters that belong to no unit; those that are replaced here are replaced there too.

@@ -8,8 +8,7 @@ replayed immediately.
 Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped
 immediately , so that the generator moves as it would have moved; the state before it is kept, and the replay
 draws the same numbers again. That is why the result equals plain initialisation to the bit, in whichever
-order it is replayed, and so does all that is drawn afterwards. The price is that random numbers are drawn
-twice.
+order it is replayed, and so does all that is drawn afterwards. Its price: random numbers are drawn twice.
 
 A deferred tensor's storage carries its number and its tape, so all of its views and ``.data`` know theirs,
 and nothing is kept alive but by the tensors themselves.
@@ -45,8 +44,7 @@ from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage,
 #
 # Asked for storage 1, the replay goes backwards from its last writer and collects what each operation reads,
 # as it was at that operation: 4, 3, 2, 1, 0, but not 5. It then runs them in order and drops every storage
-# that is not asked for after its last use. What was overwritten as a whole before anybody read it is not
-# computed.
+# that is not asked for after its last use. What was overwritten whole before being read is not computed.
 
 
 # Where values are that were computed before: returns contiguous copies of those with the given indices.
@@ -147,9 +145,7 @@ class Tape:
         self._known[storage] = home, index
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages with data. May communicate: settled ones are fetched where others need
-        them.
-        """
+        """Return the wanted storages with data. May communicate: settled ones are fetched if needed."""
         wanted = frozenset(wanted)
         known = set(self._known)
         while True:
@@ -163,9 +159,7 @@ class Tape:
         return data
 
     def _fetch(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
-        """Return copies of settled storages, each home asked once and in an order that is the same on all
-        ranks.
-        """
+        """Return copies of settled storages, each home asked once and in the same order on all ranks."""
         by_home: dict[Home, list[int]] = {}
         for storage in sorted(storages):
             by_home.setdefault(self._known[storage][0], []).append(storage)
@@ -176,9 +170,7 @@ class Tape:
         return data
 
     def _needed(self, wanted: frozenset[int], known: set[int]) -> tuple[set[int], set[int], set[int]]:
-        """Return operations to run, known storages to fetch, and those whose final values are not what is
-        needed.
-        """
+        """Return operations to run, known storages to fetch, and those whose final values will not do."""
         positions: set[int] = set()
         fetched: set[int] = set()
         outdated: set[int] = set()
@@ -196,9 +188,7 @@ class Tape:
         return positions, fetched, outdated
 
     def _contributors(self, storage: int, before: int) -> list[int]:
-        """Return the operations that made what ``storage`` holds just before the one at position
-        ``before``.
-        """
+        """Return the operations that made what ``storage`` holds before the one at position ``before``."""
         writers = [position for position in self._writers[storage] if position < before]
         for index in range(len(writers) - 1, 0, -1):
             if self.operations[writers[index]].overwrites == storage:

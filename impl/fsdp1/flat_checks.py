@@ -1,6 +1,5 @@
 """Misuse of ``FullyShardedDataParallel``: modules called outside of their unit's forward, changes before
-backward, calls in the wrong state; and what only deserves a warning.
-"""
+backward, calls in the wrong state; and what only deserves a warning."""
 
 from __future__ import annotations
 

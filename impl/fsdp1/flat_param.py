@@ -94,17 +94,13 @@ def register_in_order(order: Registration) -> None:
 
 
 def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
-    """Return what a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where
-    it begins.
-    """
+    """Return a flat shard's part ``[start, end)`` of a parameter of ``numel`` elements from ``begin`` on."""
     start = min(max(begin, 0), numel)
     return start, max(min(begin + shard_numel, numel), start)
 
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """Return the FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of
-    the ranks.
-    """
+    """Return the FSDP1 layout: flattened parameters in a row, padded at its end to a multiple of ranks."""
     check_rank(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)
@@ -401,9 +397,7 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
 def follow_requires_grad(
     parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
 ) -> None:
-    """Freeze or thaw the unsharded parameters, so that the next graph is made for those that are trained
-    now.
-    """
+    """Freeze or thaw the unsharded parameters, so that the next graph is made for those trained now."""
     for described, flag in zip(parameters, flags, strict=True):
         described.requires_grad = flag
     for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered

@@ -64,9 +64,7 @@ def by_name(kind: Any, value: Any) -> Any:
 
 
 def own_precision(value: Any) -> MixedPrecision:
-    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for
-    others.
-    """
+    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` else."""
     if value is None:
         return MixedPrecision()
     if not isinstance(value, MixedPrecision):
@@ -84,9 +82,7 @@ def schedule_settings(
     limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
-    """Return the wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they
-    contradict.
-    """
+    """Return the wrapper's arguments as settings of the schedule. Raises ``ValueError`` if they clash."""
     if forward_depth is None:
         forward_depth = 1 if forward_prefetch else None
     elif forward_prefetch and forward_depth == 0:
@@ -101,9 +97,7 @@ def schedule_settings(
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
-    """Return where the module computes: ``device_id``, else where its parameters are, else the
-    accelerator.
-    """
+    """Return where the module computes: ``device_id``, else its parameters' device, else the accelerator."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if isinstance(device_id, int):
         return torch.device(accelerator.type if accelerator else "cpu", device_id)
@@ -342,8 +336,7 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
-    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is
-    plain.
+    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if plain.
 
     Raises:
         RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
@@ -374,8 +367,7 @@ def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeF
 def keep_in_full_precision(
     root: nn.Module, selection: Selection, classes: Sequence[type[nn.Module]], ignored: set[nn.Module]
 ) -> Selection:
-    """Return ``selection`` with every module of ``classes`` inside ``root`` as a unit of its own, without
-    mixed precision.
+    """Return ``selection`` with modules of ``classes`` inside ``root`` as own units without mixed precision.
 
     Warns of the units that this adds.
     """

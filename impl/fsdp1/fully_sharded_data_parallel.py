@@ -41,11 +41,9 @@ from .wrap import ModulePolicy, PolicyFunction
 
 
 class FullyShardedDataParallel(StateDictMethods):
-    """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their
-    own.
+    """Wrap ``module`` as one FSDP unit; what is wrapped inside it, also by policy, are other units.
 
-    The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from
-    the root:
+    The arguments up to ``device_mesh`` are torch's. Those after it are of the whole tree, read from the root:
 
     Args:
         module: the module to wrap.
@@ -164,9 +162,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def module(self) -> nn.Module:
-        """Return the wrapped module, without a wrapper for activation checkpointing or offloading around
-        it.
-        """
+        """Return the wrapped module, without a wrapper for activation checkpointing or offloading."""
         return without_activation_wrapper(cast(nn.Module, self._modules[WRAPPED]))
 
     @property
@@ -206,15 +202,11 @@ class FullyShardedDataParallel(StateDictMethods):
         return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return what ``nn.Module.named_parameters`` does; inside ``summon_full_params`` without the
-        wrappers' names.
-        """
+        """Do as ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
         return self._states.listed(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return what ``nn.Module.named_buffers`` does; inside ``summon_full_params`` without the wrappers'
-        names.
-        """
+        """Do as ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
         return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -248,8 +240,7 @@ class FullyShardedDataParallel(StateDictMethods):
             with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
 
         Raises:
-            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have nothing to
-                write.
+            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have none.
             AssertionError: inside forward, backward or another ``summon_full_params``.
         """
         check_summoning(writeback, rank0_only, offload_to_cpu)
@@ -301,9 +292,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """Return the wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside
-        another.
-        """
+        """Return the wrappers in ``module``, itself included; with ``root_only`` those in no other."""
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:
             return found

@@ -245,18 +245,14 @@ def reduce_scatter_hook(state: DefaultState, grad: torch.Tensor, output: torch.T
 def fp16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to fp16 for the
-    way.
-    """
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` in fp16 on the way."""
     _compressed(torch.float16, state, grad, output)
 
 
 def bf16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to bf16 for the
-    way.
-    """
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` in bf16 on the way."""
     _compressed(torch.bfloat16, state, grad, output)
 
 

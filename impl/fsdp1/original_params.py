@@ -103,9 +103,7 @@ class OriginalPresentation(ShownInPlace):
         return not is_shown(self._show_sharded) or self._moved()
 
     def _moved(self) -> bool:
-        """Return whether parameters were given other data, also where they have no elements: all ranks
-        agree.
-        """
+        """Return whether parameters were given other data, also those without elements: all ranks agree."""
         own = repeat(self.shard.untyped_storage())
         moved = list(map(_ADDRESS, self.sharded)) != self._addresses
         return moved or not all(map(is_, map(_MEMORY, self.sharded), own))

@@ -75,8 +75,7 @@ def named_unit(unit: Unit, wrapper: nn.Module, prefix: str) -> NamedUnit:
 
 
 def named_units(model: nn.Module) -> list[NamedUnit]:
-    """Return all units of ``FullyShardedDataParallel`` below ``model`` with their names, in its modules'
-    order.
+    """Return all units of ``FullyShardedDataParallel`` below ``model`` with their names, in order.
 
     Those of ``fully_shard`` are left out: their ``DTensor``s need no help.
     """

@@ -66,9 +66,7 @@ def groups_inside(
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
 ) -> Any:
-    """Return the ``process_group`` for units inside; a hybrid strategy without groups hands on those by
-    node.
-    """
+    """Return the ``process_group`` for units inside; a hybrid strategy without groups has those by node."""
     if strategy in HYBRID and process_group is None and mesh is None:
         return _groups_by_node()
     return process_group if mesh is None else None

@@ -1,5 +1,4 @@
-"""Whole parameters shown in a ``FullyShardedDataParallel`` for a while: ``summon_full_params`` and full state
-dicts.
+"""Whole parameters in a ``FullyShardedDataParallel`` for a while: ``summon_full_params``, full state dicts.
 
 One unit at a time is gathered in full precision into memory of its own, shown instead of the sharded
 parameters, and afterwards written back (this rank's part of it) and dropped.
@@ -85,8 +84,7 @@ class ShownUnit:
     @torch.no_grad()
     def hide(self, writeback: bool) -> None:
         """Show the sharded parameters again, after storing this rank's part of the values (and of gradients
-        that are shown) if ``writeback``.
-        """
+        that are shown) if ``writeback``."""
         if not self._shown:
             return
         values: Any = self._shown

@@ -140,9 +140,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _unsharded_gradients(unit: HoldsGradients) -> dict[int, torch.Tensor]:
-    """Return what backward left unreduced, by the parameters' indices; nothing of tensors that are not
-    plain.
-    """
+    """Return what backward left unreduced, by the parameters' indices; nothing of others than plain ones."""
     if not unit.plain:
         return {}
     return {index: p.grad for index, p in enumerate(unit.unsharded) if p.grad is not None}

@@ -49,9 +49,7 @@ class ModuleWrapPolicy(ModulePolicy):
 
 
 class CustomPolicy(ModulePolicy):
-    """Whatever ``lambda_fn(module)`` says: ``True``, ``False``, or keyword arguments for this module's
-    wrapper.
-    """
+    """Take what ``lambda_fn(module)`` says: ``True``, ``False``, or arguments of this module's wrapper."""
 
     def __init__(self, lambda_fn: Callable[[nn.Module], bool | dict[str, Any]]) -> None:
         self._lambda_fn = lambda_fn
@@ -73,9 +71,7 @@ class CustomPolicy(ModulePolicy):
 
 
 class EveryKthPolicy(ModulePolicy):
-    """The first of each ``k`` modules of the given classes, in the order of the tree; the others stay
-    outside.
-    """
+    """The first of each ``k`` modules of the given classes, in the tree's order; the others stay outside."""
 
     def __init__(self, module_classes: Iterable[type[nn.Module]], k: int) -> None:
         self.module_classes = _classes(module_classes, "EveryKthPolicy")
@@ -157,8 +153,7 @@ def select_modules(
 ) -> Selection:
     """Return the modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
 
-    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the
-    root.
+    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned, then the root.
     """
     ignored = ignored or set()
     if isinstance(policy, ModulePolicy):
@@ -179,9 +174,7 @@ def add_classes(
     ignored: set[nn.Module],
     arguments: dict[str, Any],
 ) -> Selection:
-    """Return ``selection`` with all modules of ``classes`` inside ``root``; their wrappers get
-    ``arguments``.
-    """
+    """Return ``selection`` with all modules of ``classes`` inside ``root``; with ``arguments``."""
     kinds = tuple(classes)
     merged: Selection = {}
     for module in _post_order(root, ignored):
@@ -243,9 +236,7 @@ _wrapping: list[tuple[type[nn.Module], dict[str, Any]]] = []
 
 @contextmanager
 def enable_wrap(*, wrapper_cls: type[nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
-    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it returns the
-    module.
-    """
+    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it does nothing."""
     _wrapping.append((wrapper_cls, copy.copy(wrapper_kwargs)))
     try:
         yield

@@ -1,5 +1,4 @@
-"""The fully_shard way to show a unit: each parameter stays in its module, as a ``DTensor`` of its rows while
-sharded.
+"""How fully_shard shows a unit: each parameter stays in its module, while sharded a ``DTensor`` of its rows.
 
 The local tensors of all of a unit's ``DTensor`` parameters are views of the unit's one flat shard, and those
 of their gradients are views of what the reduce-scatter returned.
@@ -137,8 +136,7 @@ class DTensorPresentation(ShownInPlace):
     def readopt(self) -> torch.Tensor | None:
         """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
 
-        Returns a new flat shard if any parameter's memory is no longer a view of the old one, ``None``
-        otherwise.
+        Returns a new flat shard if a parameter's memory is no longer a view of the old one, else ``None``.
 
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.

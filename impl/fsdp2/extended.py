@@ -10,8 +10,7 @@ is not copied into a unit's flat shard. On every gather::
 The first post makes the unsharded tensor; every later one is called with ``out=`` and fills that one again.
 
 Such parameters are units of their own. There is no flat shard: each sharded local tensor has memory of its
-own. What all parameters give is laid into one buffer, of their common dtype or else of bytes, for one
-all-gather::
+own. What all parameters give is laid into one buffer, of their dtype or else of bytes, for one all-gather::
 
     gathered   | rank 0: a.data  a.scale  b.data  b.scale | rank 1: ... |
     outputs    a.data of all ranks · a.scale of all ranks · b.data ...   one buffer each, freed with the unit

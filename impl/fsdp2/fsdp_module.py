@@ -95,9 +95,7 @@ class FSDPModule:
     # -- gradient reduction ----------------------------------------------------------------------------------
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Set whether the next backward ends the iteration; if not, the recorded order is kept for another
-        one.
-        """
+        """Set whether the next backward ends the iteration; if not, the recorded order is kept."""
         self._hooks().runtime_by_hand.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -294,9 +292,7 @@ class FSDPModule:
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Let ``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
-        afterwards.
-        """
+        """Let ``.to``, ``to_empty`` and others act on sharded parameters; their memory is taken up after."""
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
         stage = self._hooks().stage
@@ -355,8 +351,7 @@ def _hooks(modules: list[FSDPModule]) -> list[ModuleHooks]:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; a no-op without
-    FSDP.
+    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; else a no-op.
 
     Raises:
         ValueError: there is no such method.

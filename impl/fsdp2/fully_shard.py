@@ -1,6 +1,4 @@
-"""The ``fully_shard`` front end: parameters stay where they are in the module, as ``DTensor`` shards of their
-rows.
-"""
+"""The ``fully_shard`` front end: parameters stay in their module, as ``DTensor`` shards of their rows."""
 
 from __future__ import annotations
 
@@ -263,8 +261,7 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
 
 def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
     """Let state dicts hold sharded parameters, also where a forward left the unsharded ones; and loading
-    may put other ones there (``assign=True``).
-    """
+    may put other ones there (``assign=True``)."""
 
     def reshard(*_: Any) -> None:
         for unit in units:
@@ -296,9 +293,7 @@ def _swap_class(module: nn.Module) -> None:
 
 
 def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Return a forward that says what is wrong when it is called without the hooks that gather its
-    parameters.
-    """
+    """Return a forward that says what is wrong when it runs without the hooks that gather its parameters."""
 
     @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

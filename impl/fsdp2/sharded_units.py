@@ -208,9 +208,7 @@ def _check_not_smaller(size: int | None, fqn: str) -> None:
 
 
 def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:
-    """Return whether forward frees the parameters, and the size of the group that gathers in backward if
-    smaller.
-    """
+    """Return whether forward frees the parameters, and the size of a smaller group for backward."""
     if value is None or isinstance(value, bool):
         return value, None
     if not isinstance(value, int) or value < 1 or shard_size % value:

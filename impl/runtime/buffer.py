@@ -203,8 +203,7 @@ def _mallopt() -> Callable[[int, int], int] | None:
 # accumulated ones, hooks such as an optimizer in backward) it does with values that are there.
 #
 # What a front end does: make its unit with a ``HostOffload`` and its shard with ``new_shard``, and not move
-# the parameters to the device before. On a CPU device the same path runs, with copies inside the host's
-# memory.
+# the parameters to the device before. On a CPU device the same path runs, with copies inside host memory.
 
 
 HOST = torch.device("cpu")
@@ -271,9 +270,7 @@ class ShardCopy:
         self._staged.free()
 
     def take(self, stream: Stream) -> FlatBuffer:
-        """Return a buffer for the result, where it is not written into the gather buffer; ``stream`` is
-        entered.
-        """
+        """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
         else:

@@ -42,9 +42,7 @@ class UnitLabels:
 
 
 def span(label: str) -> AbstractContextManager[object]:
-    """Return a context that puts ``label`` into the trace while a profiler runs, and does nothing
-    otherwise.
-    """
+    """Return a context that puts ``label`` into the trace while a profiler runs, else does nothing."""
     if is_profiler_enabled():
         return torch.profiler.record_function(label)
     return NOTHING
@@ -133,8 +131,7 @@ class Context:
 
     def let_gathers_wait(self, event: Event | None = None) -> None:
         """Let later gathers start only after ``event``, by default after all that computation was given so
-        far, which may have written to shards.
-        """
+        far, which may have written to shards."""
         streams = self.streams
         if event is None:
             event = streams.compute.record()

@@ -191,8 +191,7 @@ class ModuleHooks:
     @property
     def runtime_by_hand(self) -> Runtime:
         """Return the runtime before the first forward: several modules wrapped as one are not a root,
-        and so are a tree of their own until it runs.
-        """
+        and so are a tree of their own until it runs."""
         stage = self.stage
         if not stage.in_tree and len(stage.modules) > 1:
             name = ", ".join(type(module).__name__ for module in stage.modules)

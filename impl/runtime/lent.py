@@ -76,9 +76,7 @@ class LentMemory:
             self._inputs.append((source, stream.record()))
 
     def lend_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
-        """Note that ``stream`` read ``output``, memory of ``owner`` that nothing else holds, up to
-        ``event``.
-        """
+        """Note that ``stream`` read ``output``, memory that ``owner`` alone holds, up to ``event``."""
         if self._records:
             stream.keep(output)
             return
@@ -88,9 +86,7 @@ class LentMemory:
         self._outputs.append((output, owner, event))
 
     def take_back(self, stages_held: int) -> None:
-        """Take back inputs, and gradients except those of the last ``stages_held``, before a stage is
-        reduced.
-        """
+        """Take back inputs, and gradients but those of the last ``stages_held``, before a reduction."""
         compute = self._streams.compute
         while self._gradients and self._gradients[0].stage <= self._stage - stages_held:
             compute.wait(self._gradients.popleft().event)

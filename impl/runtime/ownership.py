@@ -44,8 +44,7 @@ def is_replicated(module: nn.Module) -> bool:
     return _REPLICATE in module.__dict__.get(REGISTRY_KEY, ())
 
 
-# Attribute left on an original parameter: the unit that took it. A second unit that meets it holds a tied
-# weight.
+# Attribute left on an original parameter: the unit that took it. A second unit with it holds a tied weight.
 _OWNER = "_fsdp_unit_of"
 
 
@@ -66,8 +65,7 @@ class Ignored:
 
 
 class Owned:
-    """The modules below ``roots`` that no stage inside took, and the parameters and buffers registered in
-    them.
+    """The modules below ``roots`` that no stage inside took, and the parameters and buffers in them.
 
     ``modules`` maps each to its name; ``find_parameters`` fills ``places`` and ``fqns``.
     """

@@ -211,8 +211,7 @@ def fill_missing(
 
 def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the gradients with zeros for those that are missing, one rank's part after the other where a
-    parameter is cut on another dim than the first, and none without dimensions.
-    """
+    parameter is cut on another dim than the first, and none without dimensions."""
     if layout.whole and len(which) < len(layout.segments):
         gradients = fill_missing(layout, which, gradients)
     if layout.interleaved and layout.rank_major:
@@ -439,9 +438,7 @@ class Exchanged(Reduction):
 
 
 def groups_gradients(unit: Unit, average: comm.Averaging) -> bool:
-    """Return whether gradients are reduced where they are: nothing else reduces them or works on them
-    before.
-    """
+    """Return whether gradients are reduced where they are: nothing else reduces or changes them before."""
     same = unit.precision.reduce == unit.precision.compute
     own = bool(unit.layout.grouped) and not unit.gradients.replaced and unit.gathers
     return own and same and average.before == 1

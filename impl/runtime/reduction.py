@@ -168,9 +168,7 @@ class Reducer:
             self.lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: Reduction) -> bool:
-        """Add what earlier passes left (hybrid sharding); false if this pass is kept for a later one as
-        well.
-        """
+        """Add what earlier passes left (hybrid sharding); false if this pass is kept for a later one."""
         state = reduction.unit.gradients
         if state.partial is not None:
             self._add(reduction, state.partial)
@@ -242,8 +240,7 @@ def _divide(reduction: Reduction) -> None:
 
 def _drops_output(unit: Unit) -> bool:
     """Return whether the reduced gradient's memory is given up at delivery, where usually it becomes
-    ``grad``: it is cast, added to an earlier gradient, or used up by a hook.
-    """
+    ``grad``: it is cast, added to an earlier gradient, or used up by a hook."""
     if unit.precision.delivered != unit.precision.reduce:
         return True
     for parameter in unit.presentation.trained():
@@ -271,9 +268,7 @@ def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Ten
 
 
 def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
-    gradients.
-    """
+    """Take the unsharded gradients out of a unit: indices of the parameters with one, and the gradients."""
     keeps, unused_as_zero = unit.gradients.accumulated, unit.gradients.unused_as_zero
     accumulating = bool(keeps)
     which: list[int] = []

@@ -1,9 +1,7 @@
-"""``reshard_after_forward`` as a group size: after forward keep a larger shard, gather it among fewer ranks
-in backward.
+"""``reshard_after_forward`` as a group size: after forward keep a larger shard, gathered by fewer ranks.
 
 With 8 ranks and a group size of 2, forward gathers among all 8, then each rank keeps one half of every
-parameter instead of an eighth. Backward gathers among pairs, for instance inside a node, at the price of
-memory::
+parameter instead of an eighth. Backward gathers among pairs, for instance in a node, at the price of memory::
 
     shard of 8 --all-gather 8--> full --keep--> shard of 2 --all-gather 2--> full --> backward
 
@@ -181,9 +179,7 @@ _meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] 
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is
-    collective.
-    """
+    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. A size's first call is collective."""
     key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
     if key not in made:
         rows = mesh.mesh.view(-1, size)

@@ -91,9 +91,7 @@ class _DeviceStream(Stream):
 
 
 def stream_of(stream: Any, device: torch.device) -> Stream:
-    """Return the stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is
-    one.
-    """
+    """Return the stream that the user made, as one of ours; the CPU's, if ``device`` is one."""
     if device.type == "cpu":
         return Stream()
     return _DeviceStream(torch.get_device_module(device), stream)
@@ -124,9 +122,7 @@ class Streams:
 
     @property
     def to_host(self) -> Stream:
-        """Return the stream that copies to the host; made at its first use, since only CPU offload has
-        one.
-        """
+        """Return the stream that copies to the host; made at its first use: only CPU offload has one."""
         if self._to_host is None:
             module = torch.get_device_module(self.device) if self.has_streams else None
             self._to_host = Stream() if module is None else _DeviceStream(module, module.Stream(priority=0))

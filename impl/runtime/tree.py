@@ -204,9 +204,7 @@ class Runtime:
                 stage.drop_unused_gather()
 
     def _backward_dropped(self, _: object) -> None:
-        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback,
-        uncalled.
-        """
+        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback."""
         if not self._callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
@@ -280,8 +278,7 @@ class Runtime:
             stage.leave()
 
     def reset(self) -> None:
-        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters
-        again.
+        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters.
 
         Gradients that passes before it left unreduced stay; if some of them were added to, none do.
         """

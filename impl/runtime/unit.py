@@ -13,8 +13,7 @@
 The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
 no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
 goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments. How the
-one comes from the other is the unit's ``gather`` (``gather.py``); how both look from outside, its
-``presentation``.
+one comes from the other is the unit's ``gather`` (``gather.py``); how both look, its ``presentation``.
 
 Everything that writes parameter memory goes through the buffer's own tensor, so to autograd, whose check of
 saved tensors compares versions, gathering the same values again changes nothing. A unit moves its parameters'
@@ -348,8 +347,7 @@ class Unit:
 
 @torch.no_grad()
 def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself where nothing is
-    sharded.
+    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself if not sharded.
 
     A collective over the unit's shard group: every rank has to call it.
     """
@@ -362,9 +360,7 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
 
 
 def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Return each parameter's whole values out of what ``gather_flat`` returned; views where the layout
-    allows it.
-    """
+    """Return each parameter's whole values out of what ``gather_flat`` returned; views where possible."""
     layout = unit.layout
     if not layout.rank_major:
         if unit.groups.shard is None:

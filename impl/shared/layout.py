@@ -133,9 +133,7 @@ class UnitLayout:
 
     @cached_property
     def split_sizes(self) -> tuple[int, ...]:
-        """Return the padded size of each part in one shard, in order, of the parameters that are cut on dim
-        0.
-        """
+        """Return the padded size of each part in one shard, in order, of parameters cut on dim 0."""
         return tuple(segment.shard_padded_numel for segment in self.segments[: self.fused])
 
 
@@ -151,9 +149,7 @@ def check_rank(world_size: int, rank: int) -> None:
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
-    chunk.
-    """
+    """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty past the last chunk."""
     step = -(-rows // world_size)
     return min(rank * step, rows), min((rank + 1) * step, rows)
 

@@ -9,8 +9,7 @@
     parallelism)                                        where those shard ``dim`` too
 
 A strided shard says that the other mesh cut first: with two ranks of tensor parallelism t and two of data
-parallelism d, rows 0 to 7 of a parameter are placed like this, and plain ``Shard(0), Shard(0)`` would put d
-first::
+parallelism d, rows 0 to 7 of a parameter are placed like this, and ``Shard(0), Shard(0)`` would put d first::
 
     t0: 0 1 2 3   t1: 4 5 6 7    ->    d0 t0: 0 1   d0 t1: 4 5   d1 t0: 2 3   d1 t1: 6 7
 
@@ -81,9 +80,7 @@ class TensorParallel:
         return self.spec.placements
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced
-        here).
-        """
+        """Return this rank's part of ``gradient``, placed as the parameter is (partial sums are reduced)."""
         if isinstance(gradient, AsyncCollectiveTensor):
             gradient = gradient.wait()
         if not isinstance(gradient, DTensor):
@@ -162,9 +159,7 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local
-    part.
-    """
+    """Return what this rank holds of a parameter before sharding: all, or a ``DTensor``'s local part."""
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
@@ -254,8 +249,7 @@ def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
 #     sharded    (Replicate, Shard(dim), as it was)    the same mesh, one placement changed
 #
 # Several dimensions that shard together are flattened into one, in the data mesh and in that of the sharded
-# parameters. A gradient that is partial over data parallel dimensions is left so: to reduce it is FSDP's
-# part.
+# parameters. A gradient that is partial over data parallel dimensions is left so: FSDP reduces it.
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -308,8 +302,7 @@ class SpmdMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> SpmdMesh:
-        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective where it
-        flattens.
+        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective if it flattens.
 
         Raises:
             ValueError: a name that the mesh does not have, or no names at all.

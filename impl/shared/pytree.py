@@ -19,8 +19,7 @@ _MOST_OBJECTS = 100
 def map_tensors(function: TensorFunction, value: Any) -> Any:
     """Return ``value`` with every tensor replaced by ``function`` of it.
 
-    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as
-    it is.
+    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; all else is passed on.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -41,9 +40,7 @@ def map_tensors(function: TensorFunction, value: Any) -> Any:
 
 
 def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """Keep the class of a mapping (ordered ones, model outputs), also where it is not made from a
-    dictionary.
-    """
+    """Keep the class of a mapping (ordered ones, model outputs), also if not made from a dictionary."""
     kind: Any = type(original)
     if is_dataclass(original):
         return kind(**mapped)

@@ -1,4 +1,6 @@
-"""Every private name of torch that this FSDP uses: what for, and the public name that it waits for.
+"""Doors to the private names of torch that this FSDP uses; the table is `torch_internals.csv`.
+
+A row says where the name is, what needs it, and the public name that it waits for.
 
 A name is looked up when it is first imported from here, and once, so that a call costs what it cost::
 
@@ -10,8 +12,10 @@ The bench has such a module too, and neither can import the other's.
 
 from __future__ import annotations
 
+import csv
 import importlib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -43,94 +47,16 @@ class Internal(NamedTuple):
     changes: bool = False
 
 
-_SAVED = "state dicts of ShardedTensor (StateDictType.SHARDED_STATE_DICT without a mesh)"
-_DTENSOR = "torch.distributed.tensor.DTensor.from_local, which asks the other ranks"
-_COMMUNICATION = "gradients in and out of a unit's buffers in one kernel"
-_SHARDED = "torch.distributed._shard.sharded_tensor"
-_CONTRACT, _BESIDE = "torch.distributed._composable.contract", "fully_shard beside torch's replicate"
-_SPEC = "torch.distributed.tensor._dtensor_spec"
-_TRANSFORMS = "units under torch.func's transforms"
-_DEFERRED = "deferred_init"
-_MUON = "Muon for sharded parameters"
+def _table() -> dict[str, Internal]:
+    """Read `torch_internals.csv`, one private name a row."""
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        return {
+            row["name"]: Internal(row["path"], row["needed_for"], row["public"], bool(row["changes"]))
+            for row in csv.DictReader(file)
+        }
 
-INTERNALS = {
-    "ActivationWrapper": Internal(
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:ActivationWrapper",
-        "names of parameters below checkpointed modules",
-    ),
-    "AsyncCollectiveTensor": Internal(
-        "torch.distributed._functional_collectives:AsyncCollectiveTensor",
-        "gradients of tensor parallelism that are still being communicated",
-    ),
-    "BatchNorm": Internal(
-        "torch.nn.modules.batchnorm:_BatchNorm", "MixedPrecision, which leaves batch norm in full precision"
-    ),
-    "DTensorSpec": Internal(f"{_SPEC}:DTensorSpec", "sharded parameters", _DTENSOR),
-    "DisableFuncTorch": Internal("torch._C:_DisableFuncTorch", _TRANSFORMS),
-    "DisableTorchFunction": Internal("torch._C:DisableTorchFunctionSubclass", "fast attributes of DTensors"),
-    "RegistryItem": Internal(f"{_CONTRACT}:RegistryItem", _BESIDE),
-    "REGISTRY_KEY": Internal(f"{_CONTRACT}:REGISTRY_KEY", _BESIDE),
-    "ShardMetadata": Internal("torch.distributed._shard.sharding_spec:ShardMetadata", _SAVED),
-    "ShardedTensor": Internal(f"{_SHARDED}:ShardedTensor", _SAVED),
-    "ShardedTensorMetadata": Internal(f"{_SHARDED}:ShardedTensorMetadata", _SAVED),
-    "ShardedTensorShard": Internal(f"{_SHARDED}:Shard", _SAVED),
-    "StridedShard": Internal(
-        "torch.distributed.tensor.placement_types:_StridedShard",
-        "parameters that tensor parallelism shards in the same dimension",
-    ),
-    "TensorBase": Internal("torch._C:TensorBase", _DEFERRED, "torch.Tensor, where scripts may change it"),
-    "TensorMeta": Internal(f"{_SPEC}:TensorMeta", "sharded parameters", _DTENSOR),
-    "TensorProperties": Internal(f"{_SHARDED}.metadata:TensorProperties", _SAVED),
-    "TorchDispatchMode": Internal("torch.utils._python_dispatch:TorchDispatchMode", _DEFERRED),
-    "are_functorch_transforms_active": Internal("torch._C:_are_functorch_transforms_active", _TRANSFORMS),
-    "chunk_cat": Internal("torch:_chunk_cat", _COMMUNICATION),
-    "concatenate_meshes": Internal(
-        "torch.distributed.device_mesh:DeviceMesh._concatenate",
-        "FSDP with tensor parallelism: one mesh of both",
-    ),
-    "current_graph_task_id": Internal(
-        "torch._C:_current_graph_task_id", "forwards that checkpointing repeats"
-    ),
-    "default_hooks": Internal(
-        "torch.distributed.algorithms._comm_hooks.default_hooks", "torch's own communication hooks"
-    ),
-    "foreach_add_": Internal("torch:_foreach_add_", "adding up gradients in one kernel"),
-    "foreach_copy_": Internal("torch:_foreach_copy_", "copies of parameters in one kernel"),
-    "get_default_store": Internal(
-        "torch.distributed.distributed_c10d:_get_default_store",
-        "the check that all ranks do the same",
-        "init_process_group(store=), where the caller made one",
-    ),
-    "has_storage": Internal("torch._C:_has_storage", _DEFERRED),
-    "increment_version": Internal("torch._C:_increment_version", "parameters that backward must not read"),
-    "is_profiler_enabled": Internal(
-        "torch.autograd.profiler:_is_profiler_enabled", "labels in traces", changes=True
-    ),
-    "is_traceable_wrapper_subclass": Internal(
-        "torch.utils._python_dispatch:is_traceable_wrapper_subclass", "tensors of several tensors"
-    ),
-    "make_subclass": Internal(
-        "torch:Tensor._make_subclass", _DEFERRED, "torch.Tensor.as_subclass, which keeps no requires_grad"
-    ),
-    "muon_adjust_lr": Internal("torch.optim._muon:_adjust_lr", _MUON, "torch.optim.Muon on sharded matrices"),
-    "muon_orthogonalise": Internal(
-        "torch.optim._muon:_zeropower_via_newtonschulz", _MUON, "torch.optim.Muon on sharded matrices"
-    ),
-    "preserve_versions": Internal(
-        "torch.autograd:_unsafe_preserve_version_counter", "inputs changed in place"
-    ),
-    "queue_callback": Internal(
-        "torch.autograd:Variable._execution_engine.queue_callback",
-        "what is to be done at the end of backward",
-    ),
-    "set_versions": Internal("torch._C:_autograd._unsafe_set_version_counter", "parameters that come and go"),
-    "sharded_tensor_from_shards": Internal(
-        f"{_SHARDED}:ShardedTensor._init_from_local_shards_and_global_metadata", _SAVED
-    ),
-    "symmetric_memory": Internal("torch.distributed._symmetric_memory", "set_symm_mem_for_comm"),
-    "tree_leaves": Internal("torch.utils._pytree:tree_leaves", _DEFERRED),
-    "tree_map": Internal("torch.utils._pytree:tree_map", _DEFERRED),
-}
+
+INTERNALS = _table()
 
 
 def missing() -> list[str]:

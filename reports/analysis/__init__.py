@@ -11,17 +11,3 @@ from fsdpbench.reports.analysis.model import (
     StepAnalysis,
     UnitAnalysis,
 )
-
-__all__ = [
-    "Analysis",
-    "CollectiveFigures",
-    "MemoryAnalysis",
-    "Problem",
-    "RankAnalysis",
-    "RanksSummary",
-    "StepAnalysis",
-    "TimeParts",
-    "UnitAnalysis",
-    "analyze",
-    "analyze_trace",
-]

@@ -218,8 +218,7 @@ def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
 
 
 def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
-    """Return when (ns) and where each span was handed to its process group: by type, first come, first
-    served.
+    """Return when (ns) and where each span was handed to its process group: by type, in order.
 
     By type, because a process group has several threads, and a span may begin before one that was issued
     earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
@@ -250,8 +249,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
     FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
-    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves a rank's own part out of
-    the former.
+    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves the own part out of the former.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]
@@ -304,8 +302,7 @@ def _sizes(
     *,
     on_cpu: bool,
 ) -> tuple[int, int]:
-    """Return bytes of the message and on the wire. The backend was `asked` for one type to carry out the type
-    `found`."""
+    """Return bytes of the message and on the wire. The backend was `asked` for a type and did `found`."""
     ranks = info.group_size or world_size
     size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
     if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:

@@ -360,8 +360,7 @@ def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return the files below a folder, sorted. Files that vanish or may not be opened meanwhile are left out:
-    `/tmp` is busy."""
+    """Return the files below a folder, sorted, without those that vanish or may not be opened meanwhile."""
     found: list[Path] = []
     seen = 0
     for place, _, names in os.walk(folder):
@@ -373,8 +372,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[TraceFile]:
-    """Return all files below the folder that may be traces; where some of one folder say so in their names,
-    only those."""
+    """Return all files below the folder that may be traces; of folders where names say so, only those."""
     by_folder: dict[Path, list[Path]] = {}
     for file in _files_below(folder):
         if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file():

@@ -48,8 +48,7 @@ class TimeParts:
         return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def per(self, count: int) -> TimeParts:
-        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that the parts still
-        sum."""
+        """Return the mean of `count` such spans in whole ns; idle takes the rest, so that parts still sum."""
         compute, overlapped, exposed = (
             part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
         )
@@ -74,8 +73,7 @@ class CollectiveFigures:
     None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
     computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
     best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
-    ideal_time: ns that those with sizes would have taken at the peak of their links; None where that is
-    not known.
+    ideal_time: ns that those with sizes would have taken at the peak of their links; None where unknown.
     """
 
     count: int = 0
@@ -101,8 +99,7 @@ class CollectiveFigures:
 
     @property
     def roof_share(self) -> float | None:
-        """Return the achieved bus bandwidth as a part of the peak, or of the best seen where no peak is
-        known."""
+        """Return the achieved bus bandwidth as a part of the peak, or of the best seen without a peak."""
         roof = self.roof_bandwidth or self.best_bandwidth
         return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 

@@ -66,8 +66,7 @@ def groups_of(dumps: Sequence[Dump]) -> list[Group]:
 
 
 def first_problem(group: Group, dumps: Sequence[Dump]) -> Problem | None:
-    """Return the first collective that the ranks of `group` do not agree on, or that is not done; None if
-    there is none."""
+    """Return the first collective that ranks of `group` do not agree on, or that is not done; else None."""
     inside = [dump for dump in dumps if dump.rank in group.members]
     histories = {dump.rank: _History(dump, group) for dump in inside}
     absent = tuple(rank for rank in group.members if rank not in histories)

@@ -236,8 +236,7 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
 def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
     """Return for each retry the driver's allocation calls between the launches around it, and ns from the
-    begin of the first to the end of the last. The first of retries between the same launches has all.
-    """
+    begin of the first to the end of the last. The first of retries between the same launches has all."""
     rows = allocator_rows(trace)
     start, end = trace.events.start[rows], trace.events.end[rows]
     launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])
@@ -271,8 +270,7 @@ MAX_POINTS = 2000
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
     """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
-    not tell it) and reserved (bytes); and the retries' times, the bytes asked for and the bytes that the
-    retry freed."""
+    not tell it) and reserved (bytes); and the retries' times, bytes asked for and bytes freed."""
 
     time: Int64
     allocated: Int64

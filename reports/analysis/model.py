@@ -53,8 +53,7 @@ class UnitAnalysis:
         return sum(figures.exposed for figures in self.communication.values())
 
     def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
-        """Return plain values; with a step also that step's all-gathers one by one, in seconds after its
-        start."""
+        """Return plain values; with a step also its all-gathers one by one, in seconds after its start."""
         of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
             "unit": self.unit,

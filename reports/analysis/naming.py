@@ -83,8 +83,7 @@ _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^
 
 @lru_cache(maxsize=4096)  # a trace has few names, and each of them thousands of times
 def collective_type(name: str) -> CollectiveType:
-    """Return the type behind a kernel's, a span's or a metadata name ("_allgather_base",
-    "gloo:broadcast")."""
+    """Return the type behind a kernel's, span's or metadata name ("_allgather_base", "gloo:broadcast")."""
     # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
     head = name.replace("(anonymous namespace)::", "").split("(", 1)[0].split("<", 1)[0]
     for pattern, kind in _TYPE_PATTERNS:

@@ -208,8 +208,7 @@ class SnapshotOom:
 
 
 def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:
-    """Return one result for each device that has memory or history. Raises `TraceError` for
-    a file that is not a snapshot."""
+    """Return one result for each device that has memory or history. Raises `TraceError` for other files."""
     totals = read_snapshot(path, limits)
     histories = list(load_snapshot(path, limits).get("device_traces") or [])
     found = []

@@ -33,8 +33,7 @@ class Links:
     between_nodes: float
 
     def roof(self, ranks: tuple[int, ...] | None, size: int | None) -> float | None:
-        """Return the peak (bytes per second) of a collective among these ranks, or of `size` ranks side by
-        side."""
+        """Return the peak (bytes/s) of a collective among these ranks, or of `size` ranks side by side."""
         count = (size or 0) if ranks is None else len(ranks)
         if count < 2:
             return None
@@ -50,8 +49,7 @@ class Links:
 
 
 def links_of(trace: Trace, known: Mapping[str, Links]) -> Links | None:
-    """Return the links known for any device, else those that a trace's own label names, else those `known`
-    for its device's name."""
+    """Return the links of any device, else of the trace's label, else those `known` for its device's name."""
     if ANY_DEVICE in known:
         return known[ANY_DEVICE]
     hardware = (trace.simulated or {}).get("hardware")
@@ -78,15 +76,9 @@ ANY_CHIP = ""
 """Instead of a device's name: this chip, whatever the trace says."""
 
 _COMPUTE_TYPES = {
-    "bfloat16": "bf16",
-    "half": "fp16",
-    "float": "fp32",
-    "float32": "fp32",
-    "double": "fp64",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "float4_e2m1fn_x2": "nvfp4",
-}
+    "bfloat16": "bf16", "half": "fp16", "float": "fp32", "float32": "fp32", "double": "fp64",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "nvfp4",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

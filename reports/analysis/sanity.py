@@ -26,21 +26,14 @@ LOST_LAUNCH_SHARE = 0.01
 """Share of the launches from which missing kernels are a doubt."""
 
 _LAUNCH_CALLS = (
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "hipLaunchKernel",
-    "hipExtLaunchKernel",
-    "hipModuleLaunchKernel",
-    "hipExtModuleLaunchKernel",
-)
+    "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel",
+    "hipExtLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Doubts, which take the trust away, and remarks, which do not; without `overlap_known` the overlap is
-    unknown."""
+    """Doubts, which take the trust away, and remarks; without `overlap_known` the overlap is unknown."""
 
     doubts: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -110,8 +103,7 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _lost_kernels(trace: Trace) -> list[str]:
-    """Return a line if launches lack their kernels: the profiler's buffers overflowed, or the trace was
-    thinned."""
+    """Return a line if launches lack their kernels: buffers of the profiler overflowed, or it was thinned."""
     events = trace.events
     calls = trace.rows_named(_LAUNCH_CALLS.__contains__, Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
@@ -155,8 +147,7 @@ def _span(trace: Trace) -> list[str]:
 
 
 def _crossing_calls(trace: Trace) -> list[str]:
-    """Return a line if calls of one thread cross: they are inside of one another or apart unless times are
-    wrong."""
+    """Return a line if calls of one thread cross: they are nested or apart unless times are wrong."""
     events = trace.events
     steps = trace.rows_named(STEP.match, Category.USER_ANNOTATION)
     rows = np.concatenate([trace.rows(Category.CPU_OP), steps])

@@ -118,8 +118,7 @@ def _outermost(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def _thin(bars: Sequence[Bar], most: int) -> list[Bar]:
-    """Return at most `most` bars: neighbours shorter than a resolution, with gaps shorter than it, are
-    joined.
+    """Return at most `most` bars: neighbours and gaps shorter than a resolution are joined.
 
     The resolution doubles until few enough are left; long bars and long gaps stay. Bars of different units or
     categories join only when nothing else helps.

@@ -127,9 +127,7 @@ def _per_step(rank: RankAnalysis, figures: Mapping[str, int]) -> dict[str, float
 
 def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[Change, ...]:
     """Return a change for every name of either side."""
-    return tuple(
-        Change(name, before.get(name, 0), after.get(name, 0)) for name in dict.fromkeys([*before, *after])
-    )
+    return tuple(Change(n, before.get(n, 0), after.get(n, 0)) for n in dict.fromkeys([*before, *after]))
 
 
 def _phases(rank: RankAnalysis) -> dict[str, float]:

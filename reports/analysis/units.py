@@ -110,8 +110,7 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
 
 
 def _rank(event: str) -> int:
-    """Return which of two events is outside where their times are equal: hooks call prefetches, and those the
-    rest."""
+    """Return which of two events of equal times is outside: hooks call prefetches, and those the rest."""
     if event.startswith("root_"):
         return 0
     if event.startswith(("pre_", "post_")):
@@ -128,8 +127,7 @@ def _named_annotations(trace: Trace) -> list[Annotation]:
 
 
 def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
-    """Return for each launch (lane, ns) the index into `spans.units`, MISSING where no annotation encloses
-    it."""
+    """Return for each launch (lane, ns) the index into `spans.units`, MISSING where none encloses it."""
     found = spans.index.innermost(lane, time)
     unit = np.full(len(time), MISSING, np.int32)
     known = found != NOTHING
@@ -330,9 +328,7 @@ def _of_turn(hook: _Span, order: list[str], place: int, inner: list[_Span]) -> l
     found = [Annotation(hook.start, hook.end, hook.lane, event, unit)]
     following = order[place + 1] if place + 1 < len(order) else unit
     prefetches = [span for span in inner if span.name != "rate_limiter" and hook.encloses(span)]
-    found += [
-        Annotation(span.start, span.end, span.lane, _NAMES[span.name], following) for span in prefetches
-    ]
+    found += [Annotation(s.start, s.end, s.lane, _NAMES[s.name], following) for s in prefetches]
     for span in inner:
         if span.name == "rate_limiter" and hook.encloses(span):
             ahead = any(prefetch.encloses(span) for prefetch in prefetches)

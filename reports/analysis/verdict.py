@@ -291,8 +291,7 @@ _WORTH_NAMING = 0.1
 
 
 def largest_idle(rank: RankAnalysis, found: Sequence[Finding]) -> Finding | None:
-    """Return a finding where the device idles more than it computes, and more than it waits for
-    communication."""
+    """Return a finding where the device idles more than it computes or waits for communication."""
     time = rank.time
     if rank.kind != "gpu" or time.idle < max(time.compute_only + time.overlapped, time.exposed_communication):
         return None

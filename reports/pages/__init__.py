@@ -4,18 +4,3 @@ from fsdpbench.reports.pages.exports import write_csv, write_json, write_markdow
 from fsdpbench.reports.pages.html import LivePage, write_report
 from fsdpbench.reports.pages.recommendation import best_sentence, findings
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
-
-__all__ = [
-    "Configuration",
-    "LivePage",
-    "RunFolderError",
-    "RunView",
-    "Status",
-    "best_sentence",
-    "findings",
-    "load_run",
-    "write_csv",
-    "write_json",
-    "write_markdown",
-    "write_report",
-]

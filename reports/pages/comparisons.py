@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpbench.base.files.documents import typed_rows
 from fsdpbench.reports.pages.display import (
     NOTHING,
     count,
@@ -93,8 +94,7 @@ def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, 
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Return a chart of throughput per GPU over GPU counts, a line for each set of otherwise equal
-    settings."""
+    """Return a chart of throughput per GPU over GPU counts, a line a set of otherwise equal settings."""
     others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
     lines: dict[str, dict[int, Ranked]] = {}
     for entry in ranked:
@@ -222,55 +222,27 @@ def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(setting(settings[name]) if name in settings else NOTHING for name in names)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One chart's section on the page; `short` is its name in the navigation."""
+@dataclass(frozen=True)
+class Words:
+    """The words of the section that shows `chart`, a row of `sections.csv`; `short`: in the navigation."""
 
-    chart: Chart
+    chart: str
     title: str
     short: str
     lead: str
 
 
-def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> list[Section]:
-    """Return the sections that this run has figures for."""
-    drawn: tuple[tuple[Chart | None, str, str, str], ...] = (
-        (
-            breakdown(ranked, varying, metric),
-            "Where the step goes",
-            "Step breakdown",
-            "One bar a configuration, by its place. A click on a bar shows its timeline. Places are by the "
-            "timed steps; with allocator retries the traced step may be longer or shorter than their median.",
-        ),
-        (
-            throughput_against_memory(ranked, varying, metric),
-            "Throughput against memory",
-            "Memory",
-            "Up and to the left is better; numbers are places on the Pareto front.",
-        ),
-        (
-            effect_chart(effects(ranked)),
-            "Effect of each setting",
-            "Effects",
-            "What each value changes against the best configuration's, all other settings held equal.",
-        ),
-        (
-            peers(ranked, varying, metric),
-            "Systems side by side",
-            "Systems",
-            "The best configuration of each system; the effect above compares them with equal settings.",
-        ),
-        (
-            scaling(ranked, varying, metric),
-            "Scaling over GPUs",
-            "Scaling",
-            "Throughput of one GPU as their number grows, all else equal; a flat line is perfect scaling.",
-        ),
-        (
-            predicted_and_measured(ranked, varying),
-            "Predicted and measured",
-            "Predicted",
-            "Simulated step times over those measured with the same settings.",
-        ),
+_WORDS = {row.chart: row for row in typed_rows(__file__, "sections.csv", Words)}
+
+
+def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> list[tuple[Chart, Words]]:
+    """Return the charts that this run has figures for, with the words of their sections."""
+    drawn = (
+        breakdown(ranked, varying, metric),
+        throughput_against_memory(ranked, varying, metric),
+        effect_chart(effects(ranked)),
+        peers(ranked, varying, metric),
+        scaling(ranked, varying, metric),
+        predicted_and_measured(ranked, varying),
     )
-    return [Section(chart, title, short, lead) for chart, title, short, lead in drawn if chart is not None]
+    return [(chart, _WORDS[chart.name]) for chart in drawn if chart is not None]

@@ -182,8 +182,7 @@ def _at_best_elsewhere(
 
 
 def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return the geometric mean of the ratios, and its 95 % interval from three of them on; None where no
-    float holds it."""
+    """Return the ratios' geometric mean, and its 95 % interval from three on; None: no float holds it."""
     if not ratios:
         return None, None, None
     logs = np.log(np.asarray(ratios, dtype=np.float64))

@@ -48,9 +48,8 @@ def write_markdown(run_dir: Path) -> str:
 
 
 def write_json(run_dir: Path) -> str:
-    """Return `{"schema": 1, "recommendation", "findings", "metric", "configurations": [...]}`. Raises
-    `RunFolderError`.
-    """
+    """Return `{"schema": 1, "recommendation", "findings", "metric", "configurations"}`. Raises
+    `RunFolderError`."""
     view = load_run(run_dir)
     ranked = rank(view)
     content = {
@@ -67,8 +66,7 @@ def write_json(run_dir: Path) -> str:
 
 
 def write_csv(run_dir: Path) -> str:
-    """Return a line for each configuration: place, name, status, settings, figures. Raises
-    `RunFolderError`."""
+    """Return a line a configuration: place, name, status, settings, figures. Raises `RunFolderError`."""
     ranked = rank(load_run(run_dir))
     names = list(dict.fromkeys(name for entry in ranked for name in entry.row.settings))
     buffer = io.StringIO()

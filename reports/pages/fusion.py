@@ -102,8 +102,14 @@ def compile_findings(view: RunView, ranked: Sequence[Ranked]) -> list[str]:
     if pairs:
         verb = "gains" if pairs[0].gain >= 0 else "loses"
         gains = sorted(pair.gain for pair in pairs)
-        more = f"; over {len(pairs)} pairs {_gain(gains[0])} to {_gain(gains[-1])}" if len(pairs) > 1 else ""
-        return [f"Compiled blocks (compile=true): the best pair {verb} {_gain(pairs[0].gain)}{more}."]
+        more = (
+            f"; over {len(pairs)} pairs {signed_percent(gains[0])} to {signed_percent(gains[-1])}"
+            if len(pairs) > 1
+            else ""
+        )
+        return [
+            f"Compiled blocks (compile=true): the best pair {verb} {signed_percent(pairs[0].gain)}{more}."
+        ]
     tried = {setting(row.settings.get(_NAME)) for row in view.configurations}
     simulated = view.simulated and view.with_status(Status.OK) and view.sweep_toml is not None
     if not simulated or tried != {"false"}:
@@ -112,7 +118,3 @@ def compile_findings(view: RunView, ranked: Sequence[Ranked]) -> list[str]:
         "Every configuration is eager. What compiling would gain is not said, since none was simulated so: "
         "`--try-compiled` runs the best one compiled as well."
     ]
-
-
-def _gain(gain: float) -> str:
-    return signed_percent(gain)

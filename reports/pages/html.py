@@ -24,56 +24,6 @@ from fsdpbench.reports.pages.recommendation import advice, best_sentence, findin
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
-DEFINITIONS = (
-    (
-        "step time",
-        "Median of the timed steps, slowest rank. Breakdown and overlap come from the trace: on real devices "
-        "of a separate step, on simulated ones of the last timed step.",
-    ),
-    (
-        "compute only, overlapped, exposed, idle",
-        "Each instant of the traced step is one of the four; they sum to it.",
-    ),
-    (
-        "overlap",
-        "Communication time hidden under computation ÷ communication time, each the union of its intervals.",
-    ),
-    (
-        "TFLOPS, MFU",
-        "FLOPs of the model (forward + 2 × backward, no recompute) a second; MFU: of the device's peak.",
-    ),
-    ("hardware TFLOPS, HFU", "The same with recomputed FLOPs counted."),
-    (
-        "allocated, active, reserved",
-        "Bytes in live tensors; with blocks that other streams still use; all that the allocator holds.",
-    ),
-    (
-        "allocator retries",
-        "Times a step that the allocator had to free its cached blocks to satisfy a request.",
-    ),
-    (
-        "effect of a setting",
-        "Geometric mean over pairs of configurations that differ in it alone, with its 95 % interval.",
-    ),
-    (
-        "90 % ±, interval",
-        "The real figure is in this range in 9 of 10 cases; derived from held-out errors of published runs.",
-    ),
-    (
-        "rank",
-        "Simulated configurations whose throughputs differ by less than the error of a comparison share one.",
-    ),
-    (
-        "risky",
-        "Memory fits as predicted, but not at the upper end of its interval, or the allocator retries.",
-    ),
-    (
-        "memory by the device's clock",
-        "The CPU allocates ahead; a change is drawn when the device began what was launched next.",
-    ),
-    ("GiB", "2^30 bytes."),
-)
-
 
 def write_report(
     run_dir: Path,
@@ -122,7 +72,6 @@ def write_report(
         charts=sections(ranked, varying, metric_of(view)),
         details=details,
         environment=_environment(rows),
-        definitions=DEFINITIONS,
         sweep_toml=view.sweep_toml,
     )
 
@@ -202,9 +151,7 @@ def _ranking(
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
-    """Return links to the configuration's files, relative to the page, so that the folder can be moved as a
-    whole.
-    """
+    """Return links to the configuration's files, relative to the page: the folder can be moved as a whole."""
     files = [
         *row.traces,
         *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),

@@ -48,8 +48,7 @@ def overview_chart(
 
 
 def code_to_copy(view: RunView, command: str | None) -> list[Code]:
-    """Return the best settings as code, where the sweep left it in its folder, else the command that repeats
-    the best."""
+    """Return the best settings as code, if the sweep left it in its folder, else the command of the best."""
     found = []
     for path in sorted(view.folder.glob(_CODE_FILES))[:4]:
         try:

@@ -2,8 +2,7 @@
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
 comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
-Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
-one."""
+Configurations that did not finish stand below in a fixed order of status: the table never hides one."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput. `rank`: the place that it shares with those that it cannot be distinguished from.
-    """
+    throughput. `rank`: the place that it shares with those that it cannot be distinguished from."""
 
     place: int | None
     row: Configuration
@@ -80,8 +78,7 @@ def metric_of(view: RunView) -> Metric:
 
 
 def rank(view: RunView) -> list[Ranked]:
-    """Return every configuration, best first; equal throughput is decided by reserved memory, then
-    by name."""
+    """Return every configuration, best first; equals by reserved memory, then by name."""
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
@@ -114,22 +111,17 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
-    first.
-    """
+    """Return rows within `NEAR` of the best that reserve at least a twentieth less memory, leanest first."""
     best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
     if not best_memory:
         return []
     near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
-    leaner = [
-        (memory, entry) for entry in near if (memory := reserved(entry.row)) and memory <= 0.95 * best_memory
-    ]
+    leaner = [(memory, e) for e in near if (memory := reserved(e.row)) and memory <= 0.95 * best_memory]
     return [entry for _, entry in sorted(leaner, key=lambda pair: pair[0])]
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Return names of the settings that take at least two values over the rows, in the order of
-    first sight."""
+    """Return names of the settings with at least two values over the rows, in order of first sight."""
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.settings.items():
@@ -158,8 +150,7 @@ def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
 
 
 def label(row: Configuration, varying: Sequence[str]) -> str:
-    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name
-    without any."""
+    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name if none."""
     parts = [_part(name, setting(row.settings[name])) for name in varying if name in row.settings]
     return ", ".join(parts) or row.name
 

@@ -1,6 +1,4 @@
-"""The ranked table: a column for every setting that varies and every figure that is known, a row a
-configuration.
-"""
+"""The ranked table: a column for each varying setting and known figure, a row a configuration."""
 
 from __future__ import annotations
 

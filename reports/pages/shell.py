@@ -74,8 +74,7 @@ def own_file(name: str) -> str:
 
 def policy(*scripts: str) -> str:
     """Return a policy under which only these scripts run, and nothing is fetched: a hostile name could do
-    nothing even if it got through.
-    """
+    nothing even if it got through."""
     allowed = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in scripts

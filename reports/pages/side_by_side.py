@@ -19,24 +19,9 @@ from statistics import median
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 
 COMPUTED = (
-    "model",
-    "gpus",
-    "seq",
-    "batch",
-    "grad_accum",
-    "tp",
-    "cp",
-    "param_dtype",
-    "lora",
-    "lora_targets",
-    "lora_base",
-    "optimizer",
-    "optimizer_dtype",
-    "linear_dtype",
-    "clip",
-    "implementation",
-    "seed",
-)
+    "model", "gpus", "seq", "batch", "grad_accum", "tp", "cp", "param_dtype", "lora", "lora_targets",
+    "lora_base", "optimizer", "optimizer_dtype", "linear_dtype", "clip", "implementation", "seed",
+)  # fmt: skip
 """What decides the result of training, or how many samples a step has (with `tp` and `cp` a batch is of a
 group of ranks); all other settings decide how it is reached."""
 _REFERENCES = ("torch-fsdp2", "torch-fsdp1", "torch-ddp", "single")

@@ -60,8 +60,7 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
 
 
 def _busiest(rows: Sequence[Row]) -> list[Row]:
-    """Return all of the CPU's annotations, and as many streams and threads as a screen holds, in
-    their order."""
+    """Return all of the CPU's annotations, and as many streams and threads as a screen holds."""
     work = [row for row in rows if row.kind != "annotation"]
     busiest = sorted(work, key=lambda row: -sum(bar.duration for bar in row.bars))[:MOST_ROWS]
     kept = {id(row) for row in busiest}
@@ -121,9 +120,7 @@ def _label(row: Row) -> str:
 
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
-    """Return how deep each bar nests in those before it (bars by start); bars deeper than `most` share the
-    last lane.
-    """
+    """Return how deep each bar nests in those before (by start); bars deeper than `most` share a lane."""
     ends: list[int] = []
     lanes = []
     for bar in bars:

@@ -19,18 +19,6 @@ from fsdpbench.reports.readers import Trace
 _MOST_NAMES = 3
 _MOST_HOLDERS = 20
 
-DEFINITIONS = (
-    ("compute only, overlapped, exposed, idle", "Each instant of a step is one of the four; they sum to it."),
-    ("overlap", "Communication time hidden under computation, each the union of its intervals."),
-    ("share", "Of the durations of all kernels together (on a CPU, of operators without those inside them)."),
-    (
-        "TFLOPS, GB/s",
-        "FLOPs and least bytes by the shapes, of collectives the bytes on the wire, over the time.",
-    ),
-    ("of the peak", "The time that this work takes at the chip's peak, over the time that it took."),
-    ("own", "Kernels launched in a module and in no module inside it; backward runs outside of modules."),
-)
-
 
 def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     """Write the page of traces and snapshots to `target`, whole or not at all. Raises OSError."""
@@ -55,15 +43,12 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
         ],
         snapshots=[_snapshot(snapshot) for snapshot in analysis.snapshots],
         problems=[f"{problem.path}: {problem.reason}" for problem in analysis.problems],
-        definitions=DEFINITIONS,
     )
 
 
 def _name(rank: RankAnalysis, analysis: Analysis) -> str:
     place = f"{rank.configuration}, " if rank.configuration else ""
-    same = sum(
-        other.rank == rank.rank and other.configuration == rank.configuration for other in analysis.ranks
-    )
+    same = sum(o.rank == rank.rank and o.configuration == rank.configuration for o in analysis.ranks)
     return f"{place}rank {rank.rank}" + (f" ({rank.path.name})" if same > 1 else "")
 
 
@@ -183,8 +168,7 @@ MOST_BARS = 16
 
 
 def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | None:
-    """Return a bar for each rank, `names` beside them; of one rank also a bar for each phase. None where
-    nothing took time."""
+    """Return a bar a rank, `names` beside; of one rank also a bar a phase. None where nothing took time."""
     bars = [(name, rank.mean_step) for name, rank in zip(names, ranks, strict=True) if rank.time.total]
     if len(ranks) == 1:
         steps = max(len(ranks[0].steps), 1)

@@ -119,8 +119,7 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 def held_table(memory: MemoryAnalysis) -> Table | None:
-    """Return bytes alive at the peak, largest first, units taken together; None where the trace does
-    not say."""
+    """Return bytes alive at the peak, largest first, units together; None where the trace does not say."""
     if not memory.at_peak or not memory.peak_allocated:
         return None
     groups: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)

@@ -67,8 +67,7 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
-    it. One that ended well has a `problem` where its figures contradict each other.
-    """
+    it. One that ended well has a `problem` where its figures contradict each other."""
 
     folder: Path
     config: ConfigFile
@@ -186,9 +185,7 @@ def load_run(run_dir: Path) -> RunView:
 
 
 def _points(sweep_toml: str | None) -> list[str] | None:
-    """Return the folders that the sweep is made of; None where its file does not say (then all folders belong
-    to it).
-    """
+    """Return the folders that the sweep is made of; None where its file does not say (then all do)."""
     try:
         points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
     except UnreadableError:

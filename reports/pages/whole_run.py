@@ -1,5 +1,4 @@
-"""The charts of the whole run, as plotly figures in plain dictionaries, each with the table that says the
-same.
+"""The charts of the whole run, as plotly figures in plain dictionaries, each with its table.
 
 Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the
 light, the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through
@@ -45,8 +44,7 @@ class Table:
 
     @property
     def numeric(self) -> frozenset[str]:
-        """Return the columns that hold figures: those in which every cell starts with a digit, a sign or a
-        dash."""
+        """Return the columns of figures: those whose every cell starts with a digit, a sign or a dash."""
         filled = [row for row in self.rows if any(row)]
         return frozenset(
             name
@@ -120,8 +118,7 @@ def chart_text(text: str, longest: int = 60) -> str:
 def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
     """Return where each traced step goes: four parts that sum to it, best configuration on top.
 
-    Where steps differ in how much they do (another batch, another sequence), the bars are times for the same
-    work.
+    Where steps differ in how much they do (another batch, another sequence), bars are times for equal work.
     """
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:

@@ -14,18 +14,3 @@ from fsdpbench.reports.readers.trace import (
     dtype_bytes,
 )
 from fsdpbench.reports.readers.trace_reader import read_trace
-
-__all__ = [
-    "MISSING",
-    "Category",
-    "CollectiveInfo",
-    "Events",
-    "MemoryEvents",
-    "OperatorCall",
-    "RetryEvents",
-    "Trace",
-    "TraceError",
-    "TraceLimits",
-    "dtype_bytes",
-    "read_trace",
-]

@@ -244,8 +244,7 @@ def describe_changes(changes: dict[str, KernelChange] | str) -> str:
 
 
 def _tried(question: Callable[[], Any]) -> Any:
-    """Return HTA's answer, or its error as a line: HTA fails in many ways on traces that lack what it
-    expects."""
+    """Return HTA's answer, or its error as a line: HTA fails in many ways on unexpected traces."""
 
     try:
         return question()

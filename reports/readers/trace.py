@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import table_beside
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -315,44 +316,8 @@ def bytes_text(count: int) -> str:
     return f"{count} bytes"
 
 
-_SIZES = {
-    "bfloat16": 2,
-    "bf16": 2,
-    "half": 2,
-    "float16": 2,
-    "fp16": 2,
-    "float": 4,
-    "float32": 4,
-    "fp32": 4,
-    "double": 8,
-    "float64": 8,
-    "byte": 1,
-    "uint8": 1,
-    "char": 1,
-    "int8": 1,
-    "short": 2,
-    "int16": 2,
-    "int": 4,
-    "int32": 4,
-    "long": 8,
-    "int64": 8,
-    "bool": 1,
-    "complexfloat": 8,
-    "complexdouble": 16,
-}
-
-_FROM_C_TYPE = {
-    "c10::bfloat16": "BFloat16",
-    "c10::half": "Half",
-    "float": "Float",
-    "double": "Double",
-    "long int": "Long",
-    "long": "Long",
-    "int": "Int",
-    "unsigned char": "Byte",
-    "signed char": "Char",
-    "bool": "Bool",
-}
+_NAMES = table_beside(__file__, "names.toml")
+_SIZES = {name: int(size) for size, names in _NAMES["bytes"].items() for name in names}
 
 
 def dtype_bytes(dtype: str | None) -> int | None:
@@ -366,48 +331,15 @@ def dtype_bytes(dtype: str | None) -> int | None:
 
 
 def dtype_from_input_type(input_type: str) -> str | None:
-    """Return the profiler's name of a dtype for a C++ type in "Input type" ("c10::BFloat16" ->
-    "BFloat16")."""
-    return _FROM_C_TYPE.get(input_type.lower())
+    """Return the profiler's name of a dtype for a C++ type ("c10::BFloat16" -> "BFloat16")."""
+    return _NAMES["from_cpp"].get(input_type.lower())
 
 
-# Categories of the profiler's events. The names are Kineto's (libkineto/include/ActivityType.h) and those of
-# torch 1.8 to 1.11.
-
-CATEGORIES = {
-    "cpu_op": Category.CPU_OP,
-    "user_annotation": Category.USER_ANNOTATION,
-    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
-    "hip_runtime": Category.RUNTIME,
-    "hip_driver": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME,
-    "privateuse1_driver": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
-    "xpu_driver": Category.RUNTIME,
-    "kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "cuda_sync": Category.SYNC,
-    "xpu_sync": Category.SYNC,
-    # Names of torch 1.8 to 1.11.
-    "Operator": Category.CPU_OP,
-    "Runtime": Category.RUNTIME,
-    "Kernel": Category.KERNEL,
-    "Memcpy": Category.MEMCPY,
-    "Memset": Category.MEMSET,
-}
-
-_IGNORED = frozenset(
-    (
-        *("", "Trace", "ac2g", "fwdbwd", "async", "async_gpu", "async_cpu_to_gpu", "async_cpu_gpu"),
-        *("python_function", "cpu_instant_event", "overhead", "collective_comm", "cuda_profiler_range"),
-        *("gpu_pm_counter", "external_correlation", "cuda_event", "PythonFunction", "User Annotation"),
-        *("forward_backward", "External"),
-    )
-)
+# Categories of the profiler's events.
+_IGNORED = frozenset(_NAMES["categories"].pop("ignored"))
 """Other categories of Kineto, which say nothing of what is measured here."""
+CATEGORIES = {name: Category[kind] for kind, names in _NAMES["categories"].items() for name in names}
+"""By the name in a trace."""
 
 # Accelerators whose work Kineto writes in categories of its own, none of them "kernel".
 _ACCELERATOR = re.compile(

@@ -457,8 +457,7 @@ class _Search:
         self._left = _TRIED_AN_EVENT * len(memory) + _TRIED_AT_LEAST
 
     def order(self, rows: Int64, before: int | None) -> list[int] | None:
-        """Return the rows in order, from the total `before`; None without an order, or if finding it
-        is slow."""
+        """Return the rows in order, from the total `before`; None without one, or if finding it is slow."""
         memory = self._memory
         columns = (rows, memory.bytes[rows], memory.allocated[rows], memory.address[rows])
         # In an order of its own, so that what is found does not depend on the file's.

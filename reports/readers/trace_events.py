@@ -105,8 +105,7 @@ class SpanArguments(Struct, frozen=True, gc=False):
 
 
 class CalledArguments(Struct, frozen=True, gc=False):
-    """Arguments of an operator: its inputs (with `record_shapes`) as text; the bytes that a fused kernel
-    moves."""
+    """Arguments of an operator: inputs (with `record_shapes`) as text; bytes that a fused kernel moves."""
 
     sizes: Raw = field(name="Input Dims", default=ABSENT)
     types: Raw = field(name="Input type", default=ABSENT)
@@ -135,8 +134,7 @@ _NOT_CONVERTIBLE = (msgspec.DecodeError, OverflowError, ValueError)
 
 
 def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list[_Arguments], int]:
-    """Return one `kind` for each text, in order, with defaults for unusable fields; and the number of broken
-    texts."""
+    """Return one `kind` a text, in order, with defaults for unusable fields; and how many were broken."""
     try:
         return _decode_many(texts, kind), 0
     except _NOT_CONVERTIBLE:
@@ -149,8 +147,7 @@ def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list
 
 
 def _decode_many(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Arguments]:
-    """Return all decoded. Raises ValueError if a text is absent: it leaves a gap between two commas, or an
-    empty list."""
+    """Return all decoded. Raises ValueError if a text is absent: a gap between commas, or an empty list."""
     joined = b"[" + b",".join(texts) + b"]"
     decoded = msgspec.json.decode(joined, type=list[kind])  # type: ignore[valid-type]
     if len(decoded) != len(texts):

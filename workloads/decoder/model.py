@@ -76,8 +76,7 @@ class DecoderAttention(nn.Module):
         return F.dropout(projected, self.residual_dropout, self.training)
 
     def _apart(self, joined: Tensor) -> tuple[Tensor, ...]:
-        """Split into queries, keys and values of the heads that this rank has (under tensor parallelism, its
-        share)."""
+        """Split into queries, keys and values of this rank's heads (under tensor parallelism, a share)."""
         ranks = sum(self.widths) // joined.shape[-1]
         return joined.split([width // ranks for width in self.widths], dim=-1)
 
@@ -181,9 +180,7 @@ class Decoder(ComputesTokenLoss, nn.Module):
         super().__init__()
         self.shape = shape
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
-        self.blocks = nn.ModuleList(
-            DecoderBlock(shape, checkpointing, index) for index in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(DecoderBlock(shape, checkpointing, i) for i in range(shape.layers))
         self.final_norm = make_norm(shape)
         self.lm_head = Projection(shape.d_model, shape.vocab, bias=shape.head_bias)
         if shape.tied:

@@ -14,7 +14,6 @@ FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_mode
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +27,6 @@ from fsdpbench.workloads.inputs import CHANNELS
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
 from fsdpbench.workloads.losses import class_loss
 from fsdpbench.workloads.shape import check_divides, check_positive
-
-FAMILY = "deepvit"
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,6 @@ class DeepViTShape:
     def block_weights(self) -> int:
         """Return the weights of one block's matrix products on tokens: QKV, projection, feed-forward."""
         return (4 + 2 * self.expansion) * self.d_model**2
-
-
-# 8b has the size that the FSDP paper (arXiv 2304.11277) names, in a shape of our choice.
-SIZES: Mapping[str, DeepViTShape] = {
-    "deepvit-tiny": DeepViTShape(4, 64, 4, patch=8, image=32, classes=10),
-    "deepvit-8b": DeepViTShape(40, 4096, 32),
-}
 
 
 class ReAttention(nn.Module):
@@ -154,9 +144,7 @@ class DeepViT(nn.Module):
     def __init__(self, shape: DeepViTShape, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.tokens = PatchTokens(shape)
-        self.blocks = nn.ModuleList(
-            DeepViTBlock(shape, checkpointing, index) for index in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(DeepViTBlock(shape, checkpointing, i) for i in range(shape.layers))
         self.final_norm = nn.LayerNorm(shape.d_model)
         self.head = Projection(shape.d_model, shape.classes, bias=True)
 
@@ -171,7 +159,7 @@ class DeepViT(nn.Module):
 class DeepViTWorkload(VisionWorkload[DeepViTShape]):
     """A DeepViT of one shape, with images as data."""
 
-    family = FAMILY
+    family = "deepvit"
     shape_type = DeepViTShape
     module_type = DeepViT
     block_classes = (DeepViTBlock,)
@@ -191,9 +179,7 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         s = self.spec
         tokens = batch * s.tokens
         mixing = 2 * tokens * s.heads**2 * s.tokens
-        qkv, projection, up, down = (
-            2 * tokens * s.d_model**2 * width for width in (3, 1, s.expansion, s.expansion)
-        )
+        qkv, projection, up, down = (2 * tokens * s.d_model**2 * w for w in (3, 1, s.expansion, s.expansion))
         block = BlockFlops((qkv, mixing, projection, up, down), attention=4 * tokens * s.d_model * s.tokens)
         embedding = 2 * batch * s.patches * CHANNELS * s.patch**2 * s.d_model
         head = 2 * batch * s.d_model * s.classes

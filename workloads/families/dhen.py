@@ -18,7 +18,7 @@ input. Look-ups are not FLOPs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,6 @@ from fsdpbench.workloads.inputs import Batch, Feed, click_batches
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
 
-FAMILY = "dhen"
 SPARSE_LEARNING_RATE = 0.02
 STATE_BYTES = 4
 """Bytes of the sparse optimizer's state a row."""
@@ -75,16 +74,6 @@ class DHENShape:
     def flat(self) -> int:
         """Return the width of all tokens together."""
         return self.tokens * self.width
-
-
-# `dhen` has the FSDP paper's sizes, 768 B sparse and 550 M dense parameters, in a shape of our choice: the
-# paper (arXiv 2304.11277) publishes none. Half-precision tables agree with the memory in its figure 8a.
-SIZES: Mapping[str, DHENShape] = {
-    "dhen-tiny": DHENShape(2, 8, 16, 2, hidden=32),
-    "dhen": DHENShape(
-        8, 64, 128, 4, features=1024, rows=5_859_375, numbers=1024, hidden=1472, table_dtype="bf16"
-    ),
-}
 
 
 class TokenAttention(nn.Module):
@@ -156,7 +145,7 @@ class DHEN(nn.Module):
 class DHENWorkload(Shaped[DHENShape], SampleWorkload):
     """A DHEN of one shape, with clicks as data; `parameters` are the dense ones, which FSDP shards."""
 
-    family = FAMILY
+    family = "dhen"
     shape_type = DHENShape
     module_type = DHEN
     block_classes = (DHENBlock,)
@@ -234,8 +223,7 @@ class SparseTables:
 
     @property
     def own(self) -> Tensor | None:
-        """Return this rank's tables one below the other, [own features x rows, width]; None before the first
-        use."""
+        """Return this rank's tables one below the other, [own features x rows, width]; None before use."""
         return None if self._share is None else self._share.table
 
 

@@ -12,7 +12,6 @@ product and counts, the embedding lookup is not one and does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,8 +41,7 @@ class GPTShape:
     / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
     cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
     memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
-    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and
-    residuals.
+    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention, residuals.
 
     Raises:
         ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
@@ -68,25 +66,6 @@ class GPTShape:
         check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
         check_divides(self, "heads", "d_model")
         check_word(self, "positions", POSITIONS)
-
-
-# layers, d_model and heads: 125m to 13b after GPT-3 (Brown et al. 2020, table 2.1; 1.3b and 13b with heads
-# and width made divisible), 30b after OPT, 2.8b after Pythia, 175b and 1t minGPTs of the FSDP paper (arXiv
-# 2304.11277) and of its predecessor's announcement. GPT-3's and OPT's tie the embedding, minGPT and Pythia do
-# not; minGPT takes the loss in the logits' own dtype. The vocabulary is GPT-2's 50257 padded to a multiple of
-# 64, except where published.
-SIZES: Mapping[str, GPTShape] = {
-    "gpt-tiny": GPTShape(4, 128, 4, vocab=512, max_seq=128),
-    "gpt-125m": GPTShape(12, 768, 12, tied=True),
-    "gpt-350m": GPTShape(24, 1024, 16, tied=True),
-    "gpt-1.3b": GPTShape(24, 2048, 16, tied=True),
-    "gpt-2.8b": GPTShape(32, 2560, 32),
-    "gpt-6.7b": GPTShape(32, 4096, 32, tied=True),
-    "gpt-13b": GPTShape(40, 5120, 40, tied=True),
-    "gpt-30b": GPTShape(48, 7168, 56, tied=True),
-    "gpt-175b": GPTShape(96, 12288, 96, vocab=50000, fp32_loss=False),
-    "gpt-1t": GPTShape(128, 25600, 160, vocab=50000, fp32_loss=False),
-}
 
 
 class GPTAttention(nn.Module):

@@ -16,7 +16,6 @@ attention, in full although it is causal.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -85,18 +84,6 @@ class LlamaShape:
     @property
     def head_width(self) -> int:
         return self.d_model // self.heads
-
-
-# As published: Llama 2 (arXiv 2307.09288), Llama 3 (arXiv 2407.21783, table 3); Meta's configuration files.
-SIZES: Mapping[str, LlamaShape] = {
-    "llama-tiny": LlamaShape(4, 128, 384, 4, 2, vocab=512, max_seq=128),
-    "llama2-7b": LlamaShape(32, 4096, 11008, 32, 32),
-    "llama2-13b": LlamaShape(40, 5120, 13824, 40, 40),
-    "llama2-70b": LlamaShape(80, 8192, 28672, 64, 8),
-    "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, vocab=128256, rope_theta=500000, max_seq=8192),
-    "llama3-70b": LlamaShape(80, 8192, 28672, 64, 8, vocab=128256, rope_theta=500000, max_seq=8192),
-    "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, vocab=128256, rope_theta=500000, max_seq=8192),
-}
 
 
 def make_norm(shape: LlamaShape) -> nn.Module:

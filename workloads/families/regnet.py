@@ -8,8 +8,7 @@ Blocks differ in size by a factor of 200 within one model: a hard case for FSDP,
 
 The batch norms use the statistics of the batch and keep no running ones: nothing here evaluates, buffers
 would take a broadcast under DDP, and recomputation would update them twice. They are not `nn.BatchNorm2d`,
-which PyTorch's FSDP1 takes out of its units into full-precision units of their own: all systems see the
-same units.
+which PyTorch's FSDP1 takes out of its units into full-precision units: all systems see the same units.
 
 FLOPs: 2 for each multiplication of a convolution, three times over (forward, and backward to inputs and to
 weights); the stem's input needs no gradient.
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +32,6 @@ from fsdpbench.workloads.inputs import CHANNELS
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.losses import class_loss
 from fsdpbench.workloads.shape import ShapeError, check_layers, check_positive
-
-FAMILY = "regnet"
 
 
 def _numbers(field: str, text: str) -> list[int]:
@@ -140,15 +137,6 @@ class BlockShape:
         return tuple(2 * count for count in multiplications)
 
 
-# 32gf as published (Radosavovic et al. 2020; 145.0 M parameters); 9b is the RegNet-Y of SEER's largest model
-# (Goyal et al. 2022, "10B"), 9.35 B parameters, taken for the RegNet that the FSDP paper names by its size.
-SIZES: Mapping[str, RegNetShape] = {
-    "regnet-tiny": RegNetShape("32-64", "1-2", 16, stem=16, image=32, classes=10),
-    "regnet-y-32gf": RegNetShape("232-696-1392-3712", "2-5-12-1", 232),
-    "regnet-9b": RegNetShape("2020-4040-11110-28280", "2-7-17-1", 1010),
-}
-
-
 class Convolution(nn.Conv2d):
     """A convolution that keeps the sides (divided by its stride), with weights as ResNets draw them."""
 
@@ -251,7 +239,7 @@ class RegNet(nn.Module):
 class RegNetWorkload(VisionWorkload[RegNetShape]):
     """A RegNet-Y of one shape, with images as data."""
 
-    family = FAMILY
+    family = "regnet"
     is_convolutional = True
     shape_type = RegNetShape
     module_type = RegNet

@@ -17,7 +17,7 @@ decoder's cross-attention takes its keys and values of the source's tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,8 +46,7 @@ class T5Shape:
     of its own, as UMT5's (Chung et al. 2023); `max_seq`: default length of source and target each;
     `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
     (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
-    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
-    the loss.
+    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are fp32 in the loss.
 
     Raises:
         ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
@@ -92,20 +91,6 @@ class T5Shape:
     def feed_forward_weights(self) -> int:
         return (3 if self.gated else 2) * self.d_model * self.d_ff
 
-
-# t5-small to t5-11b and t5-v1.1 as published (Raffel et al. 2020; Hugging Face's configurations); 611m and
-# 2.28b have the sizes that the FSDP paper (arXiv 2304.11277) names, in shapes of our choice.
-SIZES: Mapping[str, T5Shape] = {
-    "t5-tiny": T5Shape(2, 128, 256, 4, d_kv=32, vocab=512, max_seq=64),
-    "t5-small": T5Shape(6, 512, 2048, 8),
-    "t5-base": T5Shape(12, 768, 3072, 12),
-    "t5-611m": T5Shape(24, 1024, 2816, 16),
-    "t5-large": T5Shape(24, 1024, 4096, 16),
-    "t5-2.28b": T5Shape(24, 2048, 5120, 32),
-    "t5-3b": T5Shape(24, 1024, 16384, 32, d_kv=128),
-    "t5-v1.1-xxl": T5Shape(24, 4096, 10240, 64, gated=True, tied=False),
-    "t5-11b": T5Shape(24, 1024, 65536, 128, d_kv=128),
-}
 
 FAMILY = "t5"
 START_TOKEN = 0

@@ -8,5 +8,3 @@ else is refused by name.
 """
 
 from fsdpbench.workloads.hf_config.model_types import MODEL_TYPES, Translation, translate
-
-__all__ = ["MODEL_TYPES", "Translation", "translate"]

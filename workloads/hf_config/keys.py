@@ -89,6 +89,12 @@ class Keys:
             raise self.misfit(key, value, "true or false")
         return value
 
+    def of_its_type(self, key: str, missing: Any, null: Any = None) -> int | float | bool:
+        """Return what the type of `missing` asks for: a flag, a whole number, or a number."""
+        if isinstance(missing, bool):
+            return self.flag(key, missing)
+        return self.whole(key, missing, null) if isinstance(missing, int) else self.number(key, missing, null)
+
     def word(self, key: str, missing: str, among: Mapping[str, str]) -> str:
         """Return the translation of the value, which must be one of the words of `among`."""
         value = self.raw(key, missing)

@@ -10,5 +10,3 @@ Which variants there are: `script/variations`.
 from __future__ import annotations
 
 from fsdpbench.answers.advise.advisor import Advice, advise_script
-
-__all__ = ["Advice", "advise_script"]

@@ -37,8 +37,7 @@ _LONGEST_FIRST = "compile"
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %), None where it cannot
-    run."""
+    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %); None: it cannot run."""
 
     candidate: Candidate
     trial: Trial
@@ -74,8 +73,7 @@ class Advice:
 def advise_script(
     config: Config, result: Mapping[str, Any], jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
-    started."""
+    """Advice on a script that ran as `config` with `result`. Raises `BenchError` if nothing can start."""
     base = Trial(config, Result.of(result))
     bound = _bound(result)
     found = [_bounded(candidate, bound) for candidate in candidates(result)]

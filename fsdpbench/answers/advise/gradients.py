@@ -1,5 +1,4 @@
-"""Rules for gradients: those that do not exist, those that some ranks never exchange, those that no optimizer
-uses."""
+"""Rules for gradients that do not exist, that some ranks never exchange, or that no optimizer uses."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ class ScriptText:
         return {child: each for each in ast.walk(self.tree) for child in ast.iter_child_nodes(each)}
 
     def node(self, span: Sequence[int] | None, line: int) -> Any:
-        """Return the call, or the other node, that stands exactly there; without a span the line's one
-        statement."""
+        """Return the call or other node that is exactly there; without a span the line's one statement."""
         nodes = [node for node in ast.walk(self.tree) if _span(node) is not None]
         found = [node for node in nodes if span is not None and _span(node) == tuple(span)]
         if span is None:

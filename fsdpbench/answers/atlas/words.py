@@ -46,9 +46,7 @@ def status_words(atlas: Atlas, cell: AtlasCell) -> str:
     """Return the words for a cell without settings."""
     if cell.status == "failed":
         return f"not known: {cell.reason}"
-    enough = [
-        each.gpus for each in atlas.row(cell.model, cell.hardware) if each.best and each.gpus > cell.gpus
-    ]
+    enough = [e.gpus for e in atlas.row(cell.model, cell.hardware) if e.best and e.gpus > cell.gpus]
     more = f"; it fits on {enough[0]}" if enough else ""
     return f"does not fit on {cell.gpus} GPUs{more}"
 

@@ -32,8 +32,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Change:
-    """One figure that differs, or cannot be judged. `before` and `after`: medians over runs, None where it
-    was not known.
+    """One figure that differs, or cannot be judged. `before`, `after`: medians over runs, None where unknown.
 
     chance: p-value of the rank test, adjusted for the number of tests; None for exact figures.
     runs: on each side.  reason: why it cannot be judged, what a failure says, or what speaks against it.
@@ -71,9 +70,7 @@ class Comparison:
     @property
     def unjudged(self) -> list[str]:
         """Return the changes that cannot be judged: configuration, figure, reason."""
-        lines = [
-            f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
-        ]
+        lines = [f"{c.configuration}: {c.metric} {c.reason}" for c in self.of(Verdict.UNKNOWN)]
         lines += [f"{name}: {reason}" for name, reason in self.absent.items()]
         lines += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
         return lines
@@ -264,8 +261,7 @@ class Verdict(StrEnum):
 
 
 def outcome(before: Status, after: Status) -> Verdict | None:
-    """Return the verdict on how a configuration ended; None where there is no change, and its figures
-    tell."""
+    """Return the verdict on how a configuration ended; None where nothing changed: its figures tell."""
     if before is after and before.is_answer:
         return None
     if after is Status.OK:

@@ -31,8 +31,7 @@ class Finding:
 
 
 def diagnose(comparison: Comparison) -> list[Finding]:
-    """Return the likely causes of the regressions, each with the configurations that show it, in the rules'
-    order."""
+    """Return the likely causes of the regressions, each with its configurations, in the rules' order."""
     by_configuration: dict[str, dict[str, Change]] = {}
     for change in comparison.changes:
         if change.verdict not in (Verdict.NOISE, Verdict.UNKNOWN):
@@ -163,7 +162,5 @@ def _rise(changes: Changes, metric: str) -> float:
     change = changes.get(metric)
     if change is None:
         return 0.0
-    before, after = (
-        value if isinstance(value, int | float) else 0 for value in (change.before, change.after)
-    )
+    before, after = (v if isinstance(v, int | float) else 0 for v in (change.before, change.after))
     return after - before

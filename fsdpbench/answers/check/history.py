@@ -48,8 +48,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Step:
-    """A figure of a configuration that has a new level from `commits[place]` on. worse: None where neither
-    direction is."""
+    """A figure of a configuration that has a new level from `commits[place]` on. worse: None: neither is."""
 
     place: int
     configuration: str
@@ -182,9 +181,7 @@ def _changes(commits: Sequence[Commit]) -> list[str]:
     notes = []
     for before, after in pairwise(commits):
         names = before.surroundings.keys() | after.surroundings.keys()
-        changed = sorted(
-            name for name in names if before.surroundings.get(name) != after.surroundings.get(name)
-        )
+        changed = sorted(n for n in names if before.surroundings.get(n) != after.surroundings.get(n))
         if changed:
             notes.append(f"{after.label}: {', '.join(changed)} changed")
     return notes

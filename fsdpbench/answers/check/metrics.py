@@ -116,8 +116,7 @@ def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]
 
 
 def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
-    """Return the first sentence against each figure, by metric, or by its own name where no metric reads
-    it."""
+    """Return the first sentence against each figure, by metric, or by its own name if no metric reads it."""
     sentences: dict[str, str] = {}
     for each in found:
         named = [_METRIC_OF[name] for name in each.figures if name in _METRIC_OF]

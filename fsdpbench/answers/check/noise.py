@@ -33,15 +33,13 @@ _GRAIN = 0.001
 
 @dataclass(frozen=True)
 class Noise:
-    """`effects`: the largest relative change that 99 % of A/A comparisons stay below, by metric; `runs` a
-    configuration."""
+    """`effects`: the relative change that 99 % of A/A comparisons stay below, by metric; `runs` of each."""
 
     effects: Mapping[str, float]
     runs: int
 
     def minimum_effects(self) -> dict[str, float]:
-        """As thresholds: rounded up to 0.1 %, never below what is worth a person's time, nor above what
-        thresholds can allow."""
+        """As thresholds: rounded up to 0.1 %, never below what is worth a look, nor above what is allowed."""
         return {
             name: round(min(MOST_ALLOWED, max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN)), 4)
             for name, value in self.effects.items()
@@ -90,8 +88,7 @@ def _of_splits(values: Sequence[float], generator: np.random.Generator) -> float
 # Whether two samples of runs differ: a rank test, how large the difference is, and many tests at the same
 # time.
 # Ranks, because run times have long tails and no normal distribution; an effect, because with enough runs any
-# difference is certain; Holm's correction, because ten metrics at level 0.01 raise one false alarm in ten
-# comparisons.
+# difference is certain; Holm's correction, because ten metrics at level 0.01 raise one false alarm in ten.
 
 
 def p_value(before: Sequence[float], after: Sequence[float]) -> float:

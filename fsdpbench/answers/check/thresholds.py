@@ -40,8 +40,7 @@ _HEAD = """\
 # What the performance gate allows (docs/gate.md).
 # relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but of
 # bytes less than 0.01 MiB and a thousandth, of times less than 10 ns and 1e-8 of them.
-# measured: level is the chance of a false alarm, minimum_effect the relative change below which none is
-# raised.
+# measured: level is the chance of a false alarm, minimum_effect the relative change below which none is.
 """
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]
@@ -85,8 +84,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
-    """Return the thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and
-    key."""
+    """Return the thresholds in a file; without one the usual. Raises `UsageError` naming file and key."""
     if path is None:
         return Thresholds()
     content = read_toml(path)

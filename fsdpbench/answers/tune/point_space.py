@@ -53,8 +53,7 @@ class PointSpace:
         among: Iterable[int],
         promise: Callable[[int], float] = lambda index: 0.0,
     ) -> int:
-        """Return the point of `among` that differs in the fewest fields; of equals the one that promises
-        most, then the first."""
+        """Return the point of `among` that differs in the fewest fields; of equals the most promising."""
         wanted = {name: self._values[name][parameters[name]] for name in self._values}
         return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
 

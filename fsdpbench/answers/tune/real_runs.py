@@ -17,8 +17,7 @@ _LEAST_PAIRS = 3
 
 
 class RealRuns:
-    """Runs points into `store`. `total`: how many at most, for `progress`; None where only time bounds
-    them."""
+    """Runs points into `store`. `total`: how many at most, for `progress`; None if only time bounds them."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """A `Config`: everything that decides what one configuration does, and nothing else.
 
 It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and
-traces come back. `provenance.content_key(config)` hashes it together with the versions and sources it runs
-under.
+traces come back. `provenance.content_key(config)` hashes it with the versions and sources it runs under.
 """
 
 from __future__ import annotations

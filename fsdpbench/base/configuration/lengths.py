@@ -32,8 +32,7 @@ _HOW = "write lognormal:900,0.8 (mean tokens, sigma of the logarithm) or a file 
 
 @dataclass(frozen=True)
 class LengthSettings:
-    """Where lengths come from (`mean` tokens and `sigma` of the logarithm, or `values` of a file), and what
-    shape a step has.
+    """Lengths (of `mean` tokens and `sigma` of the logarithm, or `values` of a file), and a step's shape.
 
     `buckets`: a step is padded up to the next of so many evenly spaced lengths. `multiple`: to a multiple.
     Both 0 or 1: each step is as long as its samples. `least`: shorter samples are taken as long as this.

@@ -1,15 +1,23 @@
-"""JSON objects read, and flat TOML written; `fsdpbench.base.reading` has the rest of reading."""
+"""Reads JSON objects and the package's tables, writes flat TOML; `fsdpbench.base.reading` has the rest."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from fsdpbench.base.reading import UnreadableError, read_json
 from fsdpbench.base.reading import read_text as read_text
+
+T = TypeVar("T")
+_WORDS = re.compile(r"(?:tuple|frozenset)\[")
 
 
 def is_there(path: Path) -> bool:
@@ -26,6 +34,29 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnreadableError(path, "holds no JSON object")
     return content
+
+
+def table_beside(module: str, name: str) -> dict[str, Any]:
+    """Return the tables of a TOML file of the package, `name` in the folder of the file `module`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
+def rows_beside(module: str, name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file of the package, `name` in the folder of the file `module`, by column;
+    lines that begin with `#` are comments."""
+    lines = Path(module).with_name(name).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def typed_rows(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
+    """Return the rows of such a file as dataclasses of `kind`: an empty cell is the field's default, the cell
+    of a tuple or a set has its words. Raises `msgspec.ValidationError` for a cell of another type."""
+    lists = {each.name for each in fields(kind) if _WORDS.match(str(each.type))}  # type: ignore[arg-type]
+    rows = (
+        {column: cell.split() if column in lists else cell for column, cell in row.items() if cell}
+        for row in rows_beside(module, name)
+    )
+    return tuple(msgspec.convert(row, kind, strict=False) for row in rows)
 
 
 def to_toml(tables: Mapping[str, object]) -> str:

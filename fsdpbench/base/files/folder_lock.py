@@ -160,8 +160,7 @@ class FolderLock:
                 aside.unlink(missing_ok=True)
 
     def _why_stale(self) -> str | None:
-        """Return the reason why the lock does not hold any more, empty if it needs no message; None: it may
-        hold."""
+        """Return why the lock does not hold any more, empty if it needs no message; None: it may hold."""
         try:
             content = _content(self._path)
             if content is not None and read_owner(content) is None:
@@ -181,8 +180,7 @@ class FolderLock:
         return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
 
     def _age(self) -> float | None:
-        """Return the seconds since the last beat, by the file system's own clock; None where it is
-        unknown."""
+        """Return the seconds since the last beat, by the file system's own clock; None if unknown."""
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         try:
             probe.touch(exist_ok=False)

@@ -20,19 +20,3 @@ from fsdpbench.base.settings.table import (
     varied,
 )
 from fsdpbench.base.settings.values import TRUE_WORDS, Value
-
-__all__ = [
-    "SETTINGS",
-    "TRUE_WORDS",
-    "Effect",
-    "Setting",
-    "Settings",
-    "Trade",
-    "Value",
-    "all_trades",
-    "plain_text",
-    "read_list",
-    "setting_named",
-    "show_value",
-    "varied",
-]

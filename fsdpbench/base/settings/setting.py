@@ -82,8 +82,7 @@ class Setting:
 
     example: values to show in help. in_script: the training script does it, not the call
     that wraps. never_null: a system without it has its default, not null.
-    sweep: its values by preset, `NAME/DEVICE` before `NAME`. code: by system, how the call that wraps writes
-    it.
+    sweep: its values by preset, `NAME/DEVICE` before `NAME`. code: by system, how its call writes it.
     """
 
     default: Value

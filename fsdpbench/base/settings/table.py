@@ -403,8 +403,7 @@ _FIRST = frozenset(
 
 
 def setting_named(name: str) -> Setting:
-    """Return the setting of that name (dashes count as underscores). Raises `UsageError` with the nearest
-    names."""
+    """Return the setting of that name (dashes count as underscores). Raises `UsageError` with near names."""
     setting = SETTINGS.get(name.replace("-", "_"))
     if setting is None:
         raise unknown("setting", name, SETTINGS, "fsdpbench list settings")

@@ -102,6 +102,7 @@ def command(
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.engine.devices.detection import visible_gpus
     from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
+    from fsdpbench.launch.rehearse import rehearse_launched
     from fsdpbench.sim.model.profile import load_profile
 
     if device == "cuda" and not visible_gpus():
@@ -109,7 +110,7 @@ def command(
     if device == "sim" and hardware is None:
         raise UsageError("--device sim needs --hardware: the profile to measure")
     if device == "cuda":
-        _rehearse()
+        rehearse_launched()
     with _process_group(device):
         machine = (
             cuda_machine()
@@ -137,17 +138,6 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"-o {output}: a profile's file ends in .toml")
     if not output.parent.is_dir():
         raise UsageError(f"-o {output}: there is no folder {output.parent}")
-
-
-def _rehearse() -> None:
-    """Replace the GPU by a simulated one if the environment asks for it, as in CI."""
-    from fsdpbench.engine.devices.base import Placement
-    from fsdpbench.script.rehearsal import rehearse_where_asked
-
-    world = number_of_launcher("WORLD_SIZE", 1)
-    rank, local = number_of_launcher("RANK", 0), number_of_launcher("LOCAL_RANK", 0)
-    per_node = number_of_launcher("LOCAL_WORLD_SIZE", world)
-    rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
 
 
 @contextmanager

@@ -214,8 +214,7 @@ def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
 
 
 def show_history(history: History, form: str, output: Path | None) -> None:
-    """Print `history` as `form` (text, json, md) and write its page to `output`. Raises `BenchError` if that
-    fails."""
+    """Print `history` as `form` (text, json, md) and write its page to `output`. Raises `BenchError`."""
     from fsdpbench.reports.pages.history_page import step_groups, write_history_page
 
     content = history.to_dict()

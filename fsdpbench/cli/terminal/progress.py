@@ -202,8 +202,7 @@ def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
 
 
 def distinct_names(names: Sequence[str], width: int) -> list[str]:
-    """Return `names` in at most `width` characters each, without their shared first and last words if any is
-    longer."""
+    """Return `names` of at most `width` characters, if any is longer without shared first and last words."""
     if len(set(names)) < 2 or max(map(len, names)) <= width:
         return [shortened(name, width) for name in names]
     words = [name.split("-") for name in names]

@@ -85,8 +85,7 @@ def _as_asked() -> str:
 
 
 def peak_flops_of(device_name: str, dtype: str) -> float | None:
-    """Return the dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None if
-    unknown.
+    """Return the dense FLOP/s of the GPU that the driver calls `device_name` (`NVIDIA H200`); None: unknown.
 
     `dtype` is `bf16`, `fp16`, `tf32`, `fp32`, `fp8` or `nvfp4`.
     """

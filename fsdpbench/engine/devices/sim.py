@@ -29,8 +29,7 @@ from fsdpbench.sim.torch_device.software import Trainer
 
 
 class Tells:
-    """The reports of a simulated device, from its profile, software, simulation and account, as far as there
-    are any."""
+    """The reports of a simulated device, from what it has of profile, software, simulation and account."""
 
     def __init__(self, config: Config, profile: HardwareProfile) -> None:
         self._config = config
@@ -182,9 +181,7 @@ class SimDevice(Tells):
         return (self._idle_at - start) / 1e9
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
-        """Return whether steps repeat: a graph is replayed, and the allocator no longer retries or times are
-        stable.
-        """
+        """Return whether steps repeat: a graph is replayed, no allocator retries more, or stable times."""
         if self._graph is not None and not self._graph.replayed:
             return False
         return not any(self._retried[-WINDOW:]) or is_stable(times_s)

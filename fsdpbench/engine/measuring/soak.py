@@ -196,8 +196,7 @@ Batch = tuple[torch.Tensor, ...]
 
 @dataclass
 class TrainingLoop:
-    """A wrapped model with its optimizer and data. `step()` is one optimizer step over `grad_accum`
-    microbatches."""
+    """A wrapped model with its optimizer and data. `step()` is one optimizer step, over all microbatches."""
 
     config: Config
     system: System

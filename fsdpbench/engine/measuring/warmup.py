@@ -147,8 +147,7 @@ def time_and_trace(
         one pass      timed timed timed                      on a device where tracing takes no time
                             traced traced
 
-    Return the warm-up as `time_steps` does. Seconds of steps that a profiler makes longer go into
-    `profiled_s`.
+    Return the warm-up as `time_steps` does. Seconds of steps that a profiler slows go into `profiled_s`.
     """
     traced = measurement.traced_steps
     if traced:

@@ -19,16 +19,9 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.numbers import proc_figure
 
 _GPU_FIELDS = (
-    "index",
-    "name",
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "temperature.gpu",
-    "power.limit",
-    "power.default_limit",
-    "clocks_throttle_reasons.active",
-)
+    "index", "name", "driver_version", "clocks.sm", "clocks.max.sm", "temperature.gpu", "power.limit",
+    "power.default_limit", "clocks_throttle_reasons.active",
+)  # fmt: skip
 _HOT_C = 85.0
 _HARMLESS_THROTTLING = 0x1
 """Bit of `clocks_throttle_reasons`: the GPU is idle (NVIDIA's NVML, nvmlClocksThrottleReasons)."""

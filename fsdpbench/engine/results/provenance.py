@@ -102,8 +102,7 @@ def git_revision() -> str | None:
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """Return the `environment` of a result. On `sim` it names nothing of this machine: the result is the same
-    on any."""
+    """Return the `environment` of a result. On `sim` it names nothing of this machine: results equal."""
     recorded: dict[str, Any] = {"versions": versions_of(config)}
     if config.device != "sim":
         recorded["machine"] = machine()

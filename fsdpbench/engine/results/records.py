@@ -42,8 +42,7 @@ def trace_path(folder: Path, rank: int) -> Path:
 
 
 def read_records(folder: Path) -> list[RankRecord]:
-    """Return every rank's record in `folder`, by rank; broken files are left out (their rank did not finish
-    writing)."""
+    """Return the ranks' records in `folder`, by rank, without broken files (of ranks that died writing)."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
         with contextlib.suppress(UnreadableError, msgspec.ValidationError):

@@ -33,8 +33,7 @@ _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.R
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the ranks of a configuration ended; `log` names the file that tells more, relative to the
-    folder."""
+    """How the ranks of a configuration ended; `log`: the file that tells more, from the folder."""
 
     status: Status
     cause: str | None = None
@@ -47,8 +46,7 @@ class Outcome:
 
 
 def outcome_of_records(records: list[RankRecord], world_recorded: int) -> Outcome:
-    """Return the outcome of a configuration from its ranks' records: the worst of them, or `crash` if some
-    are missing."""
+    """Return a configuration's outcome from its ranks' records: the worst, or `crash` if one is missing."""
     by_status = {record.status: record for record in reversed(records)}
     for status in _WORST_FIRST:
         if status in by_status:

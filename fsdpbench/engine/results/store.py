@@ -179,8 +179,7 @@ class Store:
             (self.folder / INDEX_FILE).unlink(missing_ok=True)
 
     def points(self) -> list[StoredPoint]:
-        """Return every whole configuration in the folder, by name. Broken ones are left out: they run
-        again."""
+        """Return every whole configuration in the folder, by name. Broken ones run again."""
         found = []
         try:
             paths = sorted(self.folder.iterdir())
@@ -195,8 +194,7 @@ class Store:
         return found
 
     def _own(self, name: str) -> StoredPoint | None:
-        """Return the point in a folder of this one. A link is read only for reports: nothing writes behind
-        it."""
+        """Return the point in a folder of this one. Links are for reports: nothing writes behind them."""
         return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
 
     @staticmethod

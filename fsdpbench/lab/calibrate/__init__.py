@@ -2,5 +2,3 @@
 
 from fsdpbench.lab.calibrate.calibration import Calibration, calibrate
 from fsdpbench.lab.calibrate.machine import Machine, cuda_machine, simulated_machine
-
-__all__ = ["Calibration", "Machine", "calibrate", "cuda_machine", "simulated_machine"]

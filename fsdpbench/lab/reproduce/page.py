@@ -69,9 +69,7 @@ def write_page(
 ) -> None:
     """Write the page; scripts and styles are inside, nothing is loaded."""
     plotly = Markup(get_plotlyjs())
-    script = Markup(
-        "\n".join([*(own_file(f"pages/assets/{name}") for name in _PARTS_OF_REPORT), _own("page.js")])
-    )
+    script = Markup("\n".join([*(own_file(f"pages/assets/{n}") for n in _PARTS_OF_REPORT), _own("page.js")]))
     sections = [_section(publication, outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     text = environment.from_string(_own("page.html.jinja")).render(

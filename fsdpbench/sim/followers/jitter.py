@@ -7,8 +7,7 @@ standard deviation; the sum of four uniform draws, within 3.5 of them).
 - **arrival**: a collective begins when its last rank arrives. Each rank is late by a normal draw
 (`arrival_us` is its standard deviation); the latest of n - 1 others is drawn directly.
 - **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
-share of this rank's computation since the last one (a slow rank delays all groups, directly or through
-others).
+share of this rank's computation since the last one (a slow rank delays all groups, if through others).
 
     rank 0     [== compute ==][AG waits....|== AG ==]
     slowest    [=== compute, later ===]    |

@@ -7,14 +7,14 @@ know is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
+
+from fsdpbench.base.files.documents import rows_beside
 
 _PEAKS = ("bf16", "fp16", "tf32", "fp32", "fp8", "nvfp4")
 # Words that drivers and profiles add to a chip's name, without effect on rates.
@@ -27,8 +27,7 @@ class Chip:
     """A row of the table. `words` are in the device's name, with or without its memory's size.
 
     `profile` is the packaged profile's name, `operators` the name in measured operator tables. Chips of a
-    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never
-    seen).
+    `family` share library behaviour. From `switch_from` GPUs NCCL reduces in the NVLink switch (0: never).
     """
 
     words: tuple[str, ...]
@@ -75,11 +74,6 @@ def peaks_source(device_name: str) -> str:
     return f"none: {device_name!r} is not in the table of chips, and relatives have other rates"
 
 
-def _read() -> tuple[Chip, ...]:
-    with Path(__file__).with_name("chips.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(map(_chip, csv.DictReader(file)))
-
-
 def _chip(row: Mapping[str, str]) -> Chip:
     lists = {name: row[name].split() for name in ("words", "memory_gb")}
     peaks = {dtype: row[dtype] for dtype in _PEAKS if row[dtype]}
@@ -87,7 +81,7 @@ def _chip(row: Mapping[str, str]) -> Chip:
     return msgspec.convert(whole, Chip, strict=False)
 
 
-CHIPS = _read()
+CHIPS = tuple(map(_chip, rows_beside(__file__, "chips.csv")))
 """From the most specific name to the most general."""
 OPERATOR_CHIPS: Mapping[str, Chip] = {chip.operators: chip for chip in CHIPS if chip.operators}
 """By the name in tables of measured operators."""

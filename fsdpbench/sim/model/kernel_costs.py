@@ -46,8 +46,7 @@ class KernelCosts:
         """Return the duration of a (batched) product of `m x k` by `k x n`; `dtype` is the compute type.
 
         `kind` is `forward` (also for the gradient of the input) or `weight_grad`. `comes_quantised` excludes
-        the cast of the first factor that some tables include. Raises `ValueError` for an unknown dtype or
-        kind.
+        the cast of the first factor that some tables include. Raises `ValueError` for unknown dtype or kind.
         """
         key = ("gemm", m, n, k, batch, dtype, kind, comes_quantised)
         found = self._cache.get(key)
@@ -193,8 +192,7 @@ class GemmCost:
         time     = floor + (compute^p + traffic^p)^(1/p)         p = 4: the limits never overlap perfectly
     Large tiles run their main loop fastest, small ones waste less of an edge and of the last round. A *split*
     of k makes more tiles of a small output, whose partial results are added. `prologue_k` is a tile's start
-    and end, in steps of k. Fitted to 160 measured shapes a GPU (bf16, m 1 to 16384); the errors are in the
-    profiles.
+    and end, in steps of k. Fitted to 160 measured shapes a GPU (bf16, m 1 to 16384); errors are in profiles.
     """
 
     def __init__(self, profile: HardwareProfile) -> None:
@@ -299,17 +297,9 @@ class CpuCosts:
     """
 
     __slots__ = (
-        "autograd_node_ns",
-        "collective_ns",
-        "event_ns",
-        "hook_ns",
-        "launch_ns",
-        "module_call_ns",
-        "operator_ns",
-        "stream_ns",
-        "synchronize_ns",
-        "view_ns",
-    )
+        "autograd_node_ns", "collective_ns", "event_ns", "hook_ns", "launch_ns", "module_call_ns",
+        "operator_ns", "stream_ns", "synchronize_ns", "view_ns",
+    )  # fmt: skip
 
     def __init__(self, profile: HardwareProfile) -> None:
         for slot in self.__slots__:
@@ -369,8 +359,7 @@ class AttentionCost:
         if causal:
             flops *= 0.5
         rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12 * curve.under_load
-        # Rates are those of 16-bit tensor cores; in fp32, without flash attention, the peaks' ratio is a
-        # bound.
+        # Rates are those of 16-bit tensor cores; in fp32, without flash attention, the peaks' ratio bounds.
         rate *= self._peak[dtype] / self._peak["bf16"]
         if head_dim <= 64:
             rate *= curve.head_dim_64

@@ -7,15 +7,14 @@ more than ten times as far out as any packaged profile is a warning in the resul
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import difflib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import typed_rows
 
 _FAR = 10.0
 
@@ -47,13 +46,7 @@ class Key:
         return value * _FAR < self.low or value > self.high * _FAR
 
 
-def _key(row: Mapping[str, str]) -> Key:
-    least, most, low, high = (float(row[bound]) for bound in ("least", "most", "low", "high"))
-    return Key(row["key"], row["unit"], row["meaning"], least, most, low, high)
-
-
-with Path(__file__).with_name("keys.csv").open(encoding="utf-8", newline="") as _file:
-    KEYS: Mapping[str, Key] = {row["key"]: _key(row) for row in csv.DictReader(_file)}
+KEYS: Mapping[str, Key] = {row.name: row for row in typed_rows(__file__, "keys.csv", Key)}
 _COLUMNS = {
     "gemm.tiles": ("rows", "columns", "efficiency"),
     "libraries.products.tiles": ("rows", "columns", "efficiency"),
@@ -85,8 +78,7 @@ def far_figures(profile: object) -> list[str]:
 
 
 def figures(value: object, name: str = "", row: str = "") -> Iterator[tuple[Key, str, float]]:
-    """Yield every figure in a profile or a part of it: its row, its dotted name, its value; of a list the
-    least and the greatest.
+    """Yield every figure in a profile or a part of it: row, dotted name, value; of a list least and greatest.
 
     `table` is the prefix in the table of a class that stands elsewhere. Raises `ProfileError` without a row.
     """
@@ -131,8 +123,7 @@ _NOT_FIGURES = frozenset(
 class Constant:
     """One figure of a profile's file, with the source of the key or of the nearest section above it.
 
-    `[sources]` or `estimated` names every key of a packaged file or a section above it; a test refuses
-    others.
+    `[sources]` or `estimated` names every key of a packaged file or a section above; a test refuses others.
     """
 
     key: str

@@ -24,8 +24,8 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from fsdpbench.sim.model.profile import HardwareProfile, LinkCurve, NicProtocol
-from fsdpbench.sim.model.sections import LibraryTables, RankCurve
+from fsdpbench.sim.model.profile import HardwareProfile
+from fsdpbench.sim.model.sections import LibraryTables, LinkCurve, NicProtocol, RankCurve
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 _GATHERS = ("all_gather", "reduce_scatter")
@@ -163,8 +163,7 @@ class Network:
         return max(nic.base_us * 1e-6 + between, least)
 
     def _carried(self, nbytes: int, rails: int) -> float:
-        """Return the bytes that leave each of two nodes, which are the root of one tree and a leaf of the
-        other."""
+        """Return the bytes that leave each of two nodes, the root of one tree and a leaf of the other."""
         return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:

@@ -29,25 +29,10 @@ from fsdpbench.sim.model.sections import (
     GemmProfile,
     HostLinkProfile,
     LibraryTables,
-    LinkCurve,
     MemoryProfile,
     NicProfile,
-    NicProtocol,
     NvlinkProfile,
 )
-
-__all__ = [
-    "DTYPES",
-    "HardwareProfile",
-    "LinkCurve",
-    "NicProtocol",
-    "ProfileError",
-    "load_profile",
-    "parse_profile",
-    "profile_layers",
-    "profile_names",
-    "stated_machine",
-]
 
 
 @dataclass(frozen=True)
@@ -128,8 +113,7 @@ class HardwareProfile:
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
-        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None keeps the
-        profile's.
+        """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None: as now.
 
         NICs stay with their GPUs: without `nic_gb_s`, half the GPUs have half the network.
         """
@@ -220,9 +204,7 @@ _PROFILES = ProfileFolder(
 )
 
 
-def profile_names() -> list[str]:
-    """Return the sorted names of the packaged profiles."""
-    return _PROFILES.names()
+profile_names, parse_profile = _PROFILES.names, _PROFILES.parse
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
@@ -292,11 +274,6 @@ def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
         return base + node
     short = f"{nic_gb_s:g}"
     return f"{base}{node}+nic-{short if float(short) == nic_gb_s else repr(nic_gb_s)}"
-
-
-def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
-    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
-    return _PROFILES.parse(content, origin)
 
 
 def _has_key(profile: HardwareProfile, key: str) -> bool:

@@ -26,8 +26,7 @@ CURRENT = "current"
 
 @dataclass(frozen=True)
 class CollectivesSoftware:
-    """``own_streams``: collectives run on the communicator's stream and keep their tensors by
-    `record_stream`, as before torch 2.8."""
+    """``own_streams``: collectives are on the communicator's stream, with `record_stream` (torch < 2.8)."""
 
     own_streams: bool = False
 
@@ -80,8 +79,7 @@ class Fsdp1Software:
 
     `copies_gradients`: each unit's gradient is padded even without need, and the shard is zeroed.
     `limits_prefetched_units`: the rate limiter also counts prefetched units. `views_on_compute_stream`: views
-    of the flat parameter, and their backward, are made on the compute stream; since torch 2.0 on the
-    all-gathers'.
+    of the flat parameter, and their backward, are made on the compute stream; since 2.0 on the all-gathers'.
     """
 
     use_orig_params: bool = True
@@ -166,8 +164,7 @@ class SoftwareProfile:
 
     @property
     def of_the_bench(self) -> list[str]:
-        """Return the keys of `changes` that affect the bench's own models and training loop, which scripts
-        lack."""
+        """Return the keys of `changes` that affect the bench's own models and loop, which scripts lack."""
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     @property
@@ -205,8 +202,7 @@ class SoftwareProfile:
 _SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-# Collectives and library kernels, which a compiled graph calls as eager code does, and operators a graph
-# fuses.
+# Collectives and library kernels, which a compiled graph calls as eager code, and operators a graph fuses.
 _OUTSIDE_OF_GRAPHS = (
     "operators.composed_rms_norm",
     "collectives.own_streams",
@@ -216,25 +212,5 @@ _OUTSIDE_OF_GRAPHS = (
 _OF_MODELS = ("collectives.own_streams", "operators.composed_rms_norm", "operators.fused_rotary")
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
 
-__all__ = ["CURRENT", "SoftwareProfile", "load_software", "parse_software", "software_names"]
-
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)
-
-
-def software_names() -> list[str]:
-    """Return the sorted names of the packaged profiles."""
-    return _PROFILES.names()
-
-
-def load_software(name_or_path: str | Path) -> SoftwareProfile:
-    """Read a profile by its name (`software_names`) or by the path of a TOML file.
-
-    Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is not TOML, has an unknown key, holds a value of a wrong type or range, or names no source for one.
-    """
-    return _PROFILES.load(name_or_path)
-
-
-def parse_software(content: str | bytes, origin: str) -> SoftwareProfile:
-    """Parse a profile from TOML text; `origin` (a file name) begins every error message."""
-    return _PROFILES.parse(content, origin)
+software_names, load_software, parse_software = _PROFILES.names, _PROFILES.load, _PROFILES.parse

@@ -382,8 +382,7 @@ _has_passed, _wait_for, _wait_for_all = Timeline.has_passed, Timeline.wait_for, 
 class StreamTime:
     """When a stream reaches a point: nanoseconds that may not be known yet.
 
-    The allocator compares it with the present (`time > now`); that settles only as much of the timeline as
-    needed.
+    The allocator compares it with the present (`time > now`); that settles only as much as needed.
     """
 
     __slots__ = ("_marker", "_timeline")

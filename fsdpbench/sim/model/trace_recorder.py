@@ -193,8 +193,7 @@ class TraceRecorder:
     ) -> None:
         """Record memory allocated (`nbytes` positive) or freed (negative), with the totals after it.
 
-        `active` (with blocks that other streams still use) is ours: torch.profiler does not write it. -1:
-        unknown.
+        `active` (with blocks that other streams still use) is ours: torch.profiler lacks it. -1: unknown.
         """
         self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
 
@@ -228,16 +227,9 @@ _KINDS = {
 }
 _REDUCING = frozenset({"reduce_scatter", "all_reduce", "barrier"})
 _DTYPES = {
-    "BFloat16": "bf16",
-    "Half": "f16",
-    "Float": "f32",
-    "Double": "f64",
-    "Char": "i8",
-    "Byte": "u8",
-    "Bool": "u8",
-    "Int": "i32",
-    "Long": "i64",
-}
+    "BFloat16": "bf16", "Half": "f16", "Float": "f32", "Double": "f64", "Char": "i8", "Byte": "u8",
+    "Bool": "u8", "Int": "i32", "Long": "i64",
+}  # fmt: skip
 
 
 def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:

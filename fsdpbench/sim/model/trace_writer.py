@@ -28,18 +28,10 @@ _CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime")
 """By `HostKind`."""
 # CUPTI's callback ids of the runtime calls, which some tools look up.
 _CALLBACK_IDS = {
-    "cudaLaunchKernel": 211,
-    "cudaLaunchKernelExC": 430,
-    "cudaMemcpyAsync": 41,
-    "cudaEventRecord": 135,
-    "cudaEventSynchronize": 137,
-    "cudaEventQuery": 138,
-    "cudaStreamWaitEvent": 147,
-    "cudaStreamSynchronize": 131,
-    "cudaDeviceSynchronize": 165,
-    "cudaMalloc": 20,
-    "cudaFree": 22,
-}
+    "cudaLaunchKernel": 211, "cudaLaunchKernelExC": 430, "cudaMemcpyAsync": 41, "cudaEventRecord": 135,
+    "cudaEventSynchronize": 137, "cudaEventQuery": 138, "cudaStreamWaitEvent": 147,
+    "cudaStreamSynchronize": 131, "cudaDeviceSynchronize": 165, "cudaMalloc": 20, "cudaFree": 22,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

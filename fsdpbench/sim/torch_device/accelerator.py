@@ -46,8 +46,7 @@ class Accelerator:
     `stream` is the number of the current stream. `unknown_operators` counts launches of operators without a
     cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
     None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
-    written, in the last trace, by memory-bound kernels. `undo_software` reverts the software profile's
-    patches.
+    written, in the last trace, by memory-bound kernels. `undo_software` reverts the profile's patches.
 
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
@@ -122,8 +121,7 @@ class Accelerator:
         forget(self.allocator, observer)
 
     def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
-        """Report the allocator's events to `listener` too; with `completions`, also when freed blocks become
-        free."""
+        """Report the allocator's events to `listener` too; with `completions` also when blocks are free."""
         self._listeners[listener] = completions
         self._inform_listeners()
 
@@ -188,8 +186,7 @@ class SharedPlans:
         self._made: dict[bytes, bytes] = {}
 
     def begin(self, surroundings: str | None) -> None:
-        """Start a simulation. `surroundings`: everything plans depend on besides their calls; None shares no
-        plans."""
+        """Start a simulation. `surroundings`: all that plans depend on but their calls; None shares none."""
         self._known, self._made = {}, {}
         self._surroundings = surroundings
         if surroundings is None:

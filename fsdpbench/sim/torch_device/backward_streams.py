@@ -133,8 +133,7 @@ class BackwardStreams:
                 hook.remove()
 
     def arrive(self, tensors: Sequence[Any] = ()) -> None:
-        """Switch to the stream of backward's present node, behind the nodes before it; `tensors` are its
-        inputs."""
+        """Switch to the stream of backward's present node, behind those before it; `tensors`: its inputs."""
         run = self._runs[-1]
         node: Any = current_autograd_node()
         if node is None or run.ends_well:

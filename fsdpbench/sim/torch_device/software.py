@@ -26,8 +26,7 @@ from fsdpbench.workloads import replacements
 def copied_gradients() -> AbstractContextManager[None]:
     """Make FSDP1's reduce-scatter read a copy of the gradient (`_post_backward_hook` of torch 1.13).
 
-    It padded each unit's gradient even without need: a copy on the post-backward stream; the output was
-    zeroed.
+    It padded each unit's gradient even without need: a copy on the post-backward stream; it was zeroed.
         gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
         held until the reduction is done                 held until the reduction is done
     """

@@ -63,8 +63,7 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     lists = _lists("default", device)
     if device == "cpu":  # no caching allocator to press
         return Preset(lists)
-    # Without prefetch there is next to nothing in flight, and nothing to limit; the larger gradients press
-    # most.
+    # Without prefetch there is next to nothing in flight, and nothing to limit; large gradients press most.
     unlimited = Rule(
         {"backward_prefetch": ("pre",), "reduce_dtype": ("fp32",)}, {"limit_all_gathers": (2, "off")}
     )

@@ -6,5 +6,3 @@ build ─> cut by tp / experts by ep (DTensor parameters) ─> fully_shard over 
 from fsdpbench.systems.parallel.experts import Meshes, make_meshes
 from fsdpbench.systems.parallel.refusals import refuse_parallel
 from fsdpbench.systems.parallel.tensor import context_of, parallelise
-
-__all__ = ["Meshes", "context_of", "make_meshes", "parallelise", "refuse_parallel"]

@@ -67,8 +67,7 @@ def attention_by_ring(group: dist.ProcessGroup) -> Iterator[None]:
     """Let `F.scaled_dot_product_attention`, causal and without dropout, go around the ranks of `group`.
 
     torch's own ring has no kernel for the CPU. The order of the ring, the merging of partial results and the
-    parts left out of causal attention are torch's code; so numbers on the CPU prove the plan that simulated
-    GPUs run.
+    parts left out of causal attention are torch's code; so the CPU proves the plan that simulated GPUs run.
     """
 
     def attend(

@@ -11,8 +11,7 @@ from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 
 def refuse_parallel(config: Config) -> dict[str, str]:
-    """Refuse `tp`, `cp` or `ep` that the model, the ranks or other settings do not allow: setting ->
-    reason."""
+    """Refuse `tp`, `cp` or `ep` that model, ranks or other settings do not allow: setting -> reason."""
     degrees = Degrees.of(config)
     asked = [name for name in PARALLEL if getattr(degrees, name) > 1]
     if not asked:

@@ -160,8 +160,7 @@ def _own_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class AdaptedRows(ParallelStyle):
-    """A layer with an adapter, cut by inputs: the ranks' results are summed, each keeps its share of
-    dimension `sequence`."""
+    """A layer with an adapter, cut by inputs: results are summed, each rank keeps its share of `sequence`."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__()

@@ -26,9 +26,7 @@ class StateDictMethods(nn.Module):
     """State dicts of a model, and of its optimizer."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``nn.Module.state_dict`` does, with values as ``set_state_dict_type`` says. A
-        collective.
-        """
+        """Do as ``nn.Module.state_dict``, with values as ``set_state_dict_type`` says. A collective."""
         states = states_of(self)
         assert states is not None
         try:
@@ -185,9 +183,7 @@ class StateDictMethods(nn.Module):
     def sharded_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, group: ProcessGroup | None = None
     ) -> dict[str, Any]:
-        """Return ``optim_state_dict`` with sharded values on the CPU, whatever ``set_state_dict_type``
-        says.
-        """
+        """Return ``optim_state_dict`` with sharded values on the CPU, whatever the type that is set."""
         return _save(model, optim, None, None, SaveAs(sharded=True, keep=True, offload=True))
 
     @staticmethod

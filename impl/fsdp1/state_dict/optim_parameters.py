@@ -150,8 +150,7 @@ def rekey(
     optim_input: OptimInput | None = None,
     optim: torch.optim.Optimizer | None = None,
 ) -> dict[str, Any]:
-    """Return the same whole state under names instead of numbers, or the other way; see
-    ``OptimStateKeyType``.
+    """Return the same whole state under names instead of numbers, or back; see ``OptimStateKeyType``.
 
     Raises:
         ValueError: keys of both kinds, or a key that the model or optimizer does not have.

@@ -63,9 +63,7 @@ class _UnitStates:
     everywhere: dict[int, State] = field(default_factory=dict)
 
     def split(self, parameter: nn.Parameter, indices: tuple[int, ...], state: State) -> None:
-        """Take up the state of an optimizer's parameter, by originals; a rank without elements of one knows
-        nothing of it.
-        """
+        """Take up the state of an optimizer's parameter, by originals; nothing of one without elements."""
         if parameter.numel() == 0:
             return
         for index in indices:

@@ -54,9 +54,7 @@ class _Piece:
 
 
 def row_range(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, int]:
-    """Return the ``[start, end)`` elements in ``rank``'s rows; a parameter without dimensions is whole on
-    all.
-    """
+    """Return the ``[start, end)`` elements in ``rank``'s rows; one without dimensions is whole on all."""
     if not shape:
         return 0, 1
     start, end = chunk_rows(shape[0], world_size, rank)

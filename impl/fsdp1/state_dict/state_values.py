@@ -40,9 +40,7 @@ def device_for(unit: Unit, offload: bool) -> torch.device:
 
 @torch.no_grad()
 def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Tensor] | None:
-    """Return the unit's parameters, each in memory of its own; nothing where ``keep`` is off. A
-    collective.
-    """
+    """Return the unit's parameters, each in memory of its own; nothing if ``keep`` is off. A collective."""
     gathered = gather_flat(unit, unit.shard)
     if not keep:
         return None
@@ -179,9 +177,7 @@ class LoadedUnit:
             check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
 
     def leave_to_module(self, state_dict: dict[str, Any]) -> list[str]:
-        """Replace the values by the parameters themselves, for ``nn.Module`` to load; returns missing keys
-        that it cannot see.
-        """
+        """Replace values by the parameters, for ``nn.Module`` to load; returns keys that it cannot see."""
         presentation, missing = self._unit.presentation, list[str]()
         local = self._kind is StateDictType.LOCAL_STATE_DICT
         flat_name = self._named.flat_name

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from fsdpbench.lab.reproduce.charts import chart_of
-from fsdpbench.lab.reproduce.claims import ran_out, ratio
 from fsdpbench.lab.reproduce.document import as_dict
 from fsdpbench.lab.reproduce.figure import Drawing, PaperFigure, Point, Variant
 from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, counted, outcome_of
@@ -18,6 +17,8 @@ from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.lab.validation.runs.paper import PublishedFigure
 from fsdpbench.reports.result import Result
+
+from .claiming import ran_out, ratio
 
 PUBLISHED = PublishedFigure(
     "6a", "somebody", "B", "TFLOPS/GPU", (8, 16), {"a": (100.0, 50.0), "b": (80.0, None)}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.workloads import ShapeError, get_workload
-from fsdpbench.workloads.decoder import SIZES
+from fsdpbench.workloads import ShapeError, get_workload, workload_names
 from fsdpbench.workloads.hf_config import MODEL_TYPES, translate
 
 # Facts of the models' published configurations; counts are those of their published checkpoints.
+SIZES = [name for name in workload_names() if get_workload(name).family == "decoder"]
 PUBLISHED = json.loads((Path(__file__).parents[2] / "data" / "hf_configs.json").read_text())
 
 

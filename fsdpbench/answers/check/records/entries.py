@@ -28,14 +28,9 @@ from fsdpbench.reports.consistency import broken_rules, values_of
 Figures = Mapping[str, Figure]
 
 _WORST_FIRST = (
-    Status.CRASH,
-    Status.TIMEOUT,
-    Status.ERROR,
-    Status.RACE,
-    Status.RANK_MISMATCH,
-    Status.OOM,
+    Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.RANK_MISMATCH, Status.OOM,
     Status.NOT_APPLICABLE,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,7 @@ class Entry:
         return [value for run in self.runs if isinstance(value := run[metric], int | float)]
 
     def problem(self, metric: str) -> str | None:
-        """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
-        know it."""
+        """Return why the figure cannot be judged: what a run has in its place, or that only some know it."""
         for run in self.runs:
             if isinstance(broken := run.get(metric), Unusable):
                 return f"is {broken}{self._in_one}"
@@ -129,8 +123,7 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
 
 
 def _own_step(repeats: object, alone: bool) -> Figure:
-    """Return the first run's step time, from what the store merged into its result. `alone`: the other runs
-    are not at hand."""
+    """Return the first run's step time, from what the store merged into its result. `alone`: no others."""
     if not isinstance(repeats, Mapping):
         return Unusable.of(repeats, "repeats is not an object")
     steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")

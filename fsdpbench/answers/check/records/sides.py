@@ -139,8 +139,7 @@ def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> N
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:
-    """Return the entries of both by name; where each side holds one configuration, those two, whatever their
-    names."""
+    """Return the entries of both by name; where each side holds one, those two, whatever their names."""
     first, second = before.entries, after.entries
     alone = not before.absent and not after.absent
     if alone and len(first) == len(second) == 1 and first.keys() != second.keys():
@@ -163,9 +162,7 @@ def notes_on(before: Side, after: Side) -> list[str]:
 def _compiled(before: Side, after: Side) -> list[str]:
     if before.how == after.how:
         return [f"both sides: {after.how}"] if after.how else []
-    return [
-        "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
-    ]
+    return ["; ".join(f"{s.label}: {s.how or 'not known whether compiled'}" for s in (before, after))]
 
 
 def _drift(before: Side, after: Side) -> list[str]:
@@ -198,8 +195,7 @@ def _judgeable(side: Side) -> Side:
 
 
 def _runs_beside(folder: Path) -> list[Result] | str:
-    """Return the result in a configuration's folder, and those of its further runs; or why one cannot be
-    read."""
+    """Return the results of a configuration's folder and of its further runs; or why one cannot be read."""
     further = {}
     for name in os.listdir(folder.parent):
         found = _FURTHER_RUN.search(name) if name.startswith(folder.name) else None

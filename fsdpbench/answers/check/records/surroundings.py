@@ -24,8 +24,7 @@ class Surroundings:
         return self.facts.get("device") == "sim"
 
     def differences(self, other: Surroundings) -> list[str]:
-        """Return one line for each fact that differs; of two devices, that they do, since the rest
-        follows."""
+        """Return one line for each fact that differs; of two devices only that: the rest follows."""
         names = dict.fromkeys([*self.facts, *other.facts])
         if self.facts.get("device") != other.facts.get("device"):
             names = dict.fromkeys(["device"])

@@ -2,5 +2,3 @@
 
 from fsdpbench.lab.calibrate.from_results.fit import Factor, Fit, ScaledProfile, fit
 from fsdpbench.lab.calibrate.from_results.runs import MeasuredRun, runs_of_results
-
-__all__ = ["Factor", "Fit", "MeasuredRun", "ScaledProfile", "fit", "runs_of_results"]

@@ -2,5 +2,3 @@
 
 from fsdpbench.sim.followers.sanitizer.findings import Finding, Kind
 from fsdpbench.sim.followers.sanitizer.sanitizer import Sanitizer
-
-__all__ = ["Finding", "Kind", "Sanitizer"]

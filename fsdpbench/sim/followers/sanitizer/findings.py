@@ -3,8 +3,7 @@
 - `race`: two accesses of the same bytes, one a write, without an order.
 - `use_after_free`: the same through the allocator; the bytes were freed, allocated again and used while the
 old owner's work may still run.
-- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end is
-waited for.
+- `read_before_ready`: memory that a copy or collective in flight reads or writes is used before its end.
 """
 
 from __future__ import annotations
@@ -227,9 +226,7 @@ def short_name(name: str) -> str:
 
 _PACKAGE_FOLDER = Path(__file__).parents[3]
 # Files between a program and the simulated device.
-_OURS = tuple(
-    str(_PACKAGE_FOLDER / name) + os.sep for name in ("sim", "script", "devices", "measuring", "launch")
-)
+_OURS = tuple(str(_PACKAGE_FOLDER / n) + os.sep for n in ("sim", "script", "devices", "measuring", "launch"))
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
 _MODULE = _TORCH + os.path.join("nn", "modules", "module.py")

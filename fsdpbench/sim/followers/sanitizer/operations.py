@@ -36,8 +36,7 @@ from fsdpbench.sim.torch_device.tensors import Lent, is_on_device, record_of, wi
 class Operations:
     """Operations and their uses of memory.
 
-    `step`: optimizer steps so far. `scopes`: the open spans of the profiler. `count`: uses of memory
-    followed.
+    `step`: optimizer steps so far. `scopes`: the profiler's open spans. `count`: uses of memory followed.
     """
 
     def __init__(self, clocks: Clocks, device_memory: DeviceMemory, findings: Findings) -> None:
@@ -149,8 +148,7 @@ _ACCUMULATES = 1 << 62
 class ForwardStacks:
     """Stacks of the newest forward operators that made nodes, by autograd's sequence number.
 
-    Backward's node has the number of its forward operator, whose Python stack is more informative than its
-    own.
+    Backward's node has the number of its forward operator, whose Python stack says more than its own.
     """
 
     def __init__(self) -> None:
@@ -258,8 +256,7 @@ class HostMemory:
     ) -> None:
         """Record a copy that reads or writes a host tensor.
 
-        A `blocking` one is ordered before everything that comes after it, but may not be ordered after copies
-        before it.
+        A `blocking` one is ordered before everything that comes after it, perhaps not after copies before it.
         """
         storage = tensor.untyped_storage()
         base = storage.data_ptr()

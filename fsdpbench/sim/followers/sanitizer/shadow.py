@@ -1,5 +1,4 @@
-"""The shadow of one memory: the last accesses of its bytes, and the check of each new access; and vector
-clocks.
+"""The shadow of one memory: last accesses of its bytes, and the check of each new one; vector clocks.
 
 Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A held
 block has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write and the reads
@@ -315,8 +314,7 @@ Clock = list[int]
 
 
 class Clocks:
-    """Happens-before: vector clocks of the CPU and of all streams, lists by agent, whose missing entries are
-    0.
+    """Happens-before: vector clocks of the CPU and of all streams, lists by agent, missing entries are 0.
 
     Each agent counts the work that it starts (an *epoch*); its clock holds the work of all agents that is
     certainly done by then. Clocks are taken when work is *enqueued*, and passed on by what the program

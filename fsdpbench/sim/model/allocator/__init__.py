@@ -11,18 +11,3 @@ from fsdpbench.sim.model.allocator.types import (
     Block,
     SimOutOfMemoryError,
 )
-
-__all__ = [
-    "AllocatorAction",
-    "AllocatorClock",
-    "AllocatorConf",
-    "AllocatorConfError",
-    "AllocatorCosts",
-    "AllocatorEvent",
-    "AllocatorListener",
-    "Block",
-    "CachingAllocator",
-    "SimOutOfMemoryError",
-    "dump_snapshot",
-    "take_snapshot",
-]

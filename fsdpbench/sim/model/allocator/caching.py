@@ -87,8 +87,7 @@ class CachingAllocator:
     def malloc(self, nbytes: int, stream: int) -> Block:
         """Return a block of at least `nbytes` (0 counts as 1) for use on `stream`.
 
-        Raises `SimOutOfMemoryError` with torch's message when the device has no room, `ValueError` if
-        negative.
+        Raises `SimOutOfMemoryError` with torch's message if the device has no room, `ValueError` if negative.
         """
         if self._pending:  # test_events_of_one_stream_pass_in_order_but_streams_do_not_block_each_other
             self._process_events()

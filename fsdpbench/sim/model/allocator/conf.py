@@ -12,25 +12,14 @@ UNLIMITED = (1 << 63) - 1
 # One entry for each power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
 POWER2_INTERVALS = 16
 # Accepted without effect: these concern pinned host memory, graphs or the way the driver is called.
-_WITHOUT_EFFECT = frozenset(
-    {
-        "backend",
-        "release_lock_on_cudamalloc",
-        "pinned_use_cuda_host_register",
-        "pinned_num_register_threads",
-        "pinned_use_background_threads",
-        "pinned_reserve_segment_size_mb",
-        "graph_capture_record_stream_reuse",
-    }
-)
+_WITHOUT_EFFECT = {
+    "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "pinned_num_register_threads",
+    "pinned_use_background_threads", "pinned_reserve_segment_size_mb", "graph_capture_record_stream_reuse",
+}  # fmt: skip
 _KEYS = (
-    "max_split_size_mb",
-    "max_non_split_rounding_mb",
-    "garbage_collection_threshold",
-    "roundup_power2_divisions",
-    "expandable_segments",
-    "per_process_memory_fraction",
-)
+    "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold",
+    "roundup_power2_divisions", "expandable_segments", "per_process_memory_fraction",
+)  # fmt: skip
 
 
 class AllocatorConfError(ValueError):

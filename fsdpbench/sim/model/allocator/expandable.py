@@ -50,8 +50,7 @@ class ExpandableSegments:
         if not block.mapped and not self._map(block, min(block.size, size), pool):
             return None
         while block.size < size:
-            # A free block that is too small is followed by an unmapped one (`_has_room`): map the difference
-            # from it.
+            # A free block that is too small is followed by an unmapped one (`_has_room`): map the rest.
             following = block.next
             assert following is not None
             if not self._map(following, min(size - block.size, following.size), pool):
@@ -85,8 +84,7 @@ class ExpandableSegments:
         return last - first
 
     def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
-        """Return the first block from which `size` bytes can be mapped: unmapped, or free before an unmapped
-        one."""
+        """Return the first block to map `size` bytes from: unmapped, or free before an unmapped one."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
             before = unmapped.prev

@@ -19,8 +19,7 @@ _MIB_BITS = 20
 
 
 def block_size(nbytes: int, conf: AllocatorConf) -> int:
-    """Return the bytes that a request of `nbytes` occupies: a multiple of 512, or a division of a power of
-    two."""
+    """Return the bytes that a request of `nbytes` takes: a multiple of 512, or a part of a power of two."""
     if nbytes < MIN_BLOCK:
         return MIN_BLOCK
     table = conf.roundup_power2_divisions

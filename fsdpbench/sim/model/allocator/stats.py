@@ -41,22 +41,10 @@ class BlockStats:
     """Counters of one pool's blocks: current values, peaks as noted, and totals freed."""
 
     __slots__ = (
-        "active",
-        "active_bytes",
-        "active_bytes_freed",
-        "active_bytes_peak",
-        "active_freed",
-        "active_peak",
-        "allocated_bytes",
-        "allocated_bytes_freed",
-        "allocated_bytes_peak",
-        "allocation",
-        "allocation_freed",
-        "allocation_peak",
-        "requested_bytes",
-        "requested_bytes_freed",
-        "requested_bytes_peak",
-    )
+        "active", "active_bytes", "active_bytes_freed", "active_bytes_peak", "active_freed", "active_peak",
+        "allocated_bytes", "allocated_bytes_freed", "allocated_bytes_peak", "allocation", "allocation_freed",
+        "allocation_peak", "requested_bytes", "requested_bytes_freed", "requested_bytes_peak",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.allocation = self.allocation_peak = self.allocation_freed = 0

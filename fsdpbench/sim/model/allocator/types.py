@@ -47,20 +47,9 @@ class Block:
     """
 
     __slots__ = (
-        "address",
-        "allocated",
-        "event_count",
-        "expandable",
-        "gc_base",
-        "mapped",
-        "next",
-        "pool",
-        "prev",
-        "requested",
-        "size",
-        "stream",
-        "stream_uses",
-    )
+        "address", "allocated", "event_count", "expandable", "gc_base", "mapped", "next", "pool", "prev",
+        "requested", "size", "stream", "stream_uses",
+    )  # fmt: skip
 
     def __init__(self, address: int, size: int, stream: int, pool: BlockPoolLike) -> None:
         self.address = address

@@ -83,8 +83,7 @@ def _as_it_is(refusal: CompileRefusedError) -> Exception:
 def _lock_progress_within_process() -> None:
     """Give the compiler's hidden progress bars a lock within the process.
 
-    Their semaphore of the system would not be returned where a process ends immediately, and Python would
-    warn.
+    Their semaphore of the system would not be returned where a process ends at once, and Python would warn.
     """
     try:
         tqdm = importlib.import_module("tqdm").tqdm
@@ -121,8 +120,7 @@ def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes
-    some."""
+    """Return whether a graph takes tensors of the device (compiled autograd's: lists) or makes some."""
     nodes = getattr(getattr(model, "graph", None), "nodes", ())
     return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
         is_on_device(value)

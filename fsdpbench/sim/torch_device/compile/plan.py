@@ -67,8 +67,7 @@ class Plan:
         REPORT.add_plan(self)
 
     def capture(self, static: Sequence[int], why_not: str) -> None:
-        """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: the reason against it, if
-        any."""
+        """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: a reason against it."""
         self.not_captured = why_not
         self.captured = None if why_not else CapturedGraph(static)
 

@@ -101,8 +101,7 @@ def without_tuning(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
-    """Raise `CompileRefusedError` for arguments of `torch.compile` without a counterpart, and under a
-    sanitizer."""
+    """Raise `CompileRefusedError` for arguments of `torch.compile` without counterpart, or a sanitizer."""
     if sanitized:
         # Dynamo silently compiles nothing while a dispatch mode sees every operator.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)

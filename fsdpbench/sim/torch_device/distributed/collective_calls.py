@@ -167,8 +167,7 @@ class Coalescing(Membership):
         opts: Any,
         members: int = 1,
     ) -> Work:
-        """Run one collective of `nbytes`, or collect it while several are being coalesced (`members` of a
-        group)."""
+        """Run one collective of `nbytes`, or collect it while some are coalesced (`members` of a group)."""
         self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
         if self._coalesced is not None:
             self._coalesced.append((kind, nbytes, inputs, outputs))
@@ -343,8 +342,7 @@ def refuse_reduce_scatter(output: torch.Tensor, input: torch.Tensor, ranks: int)
 
 
 def refuse_splits(sizes: Sequence[int] | None, tensor: torch.Tensor, ranks: int) -> None:
-    """Raise unless an all-to-all has a part for each rank and all parts are the tensor; NCCL accepts no
-    sizes."""
+    """Raise unless an all-to-all has a part for each rank and these are the tensor; NCCL takes no sizes."""
     if not sizes:
         return
     if len(sizes) != ranks:

@@ -1,5 +1,4 @@
-"""`scaled_dot_product_attention` on the device: the kernel that a GPU would choose; and shape rules torch
-lacks.
+"""`scaled_dot_product_attention` on the device: the kernel that a GPU chooses; and shape rules torch lacks.
 
 torch's fallback for unknown devices composes attention of matrix products and a softmax, with a matrix of
 scores in memory. CUDA's choice is flash attention for half-precision inputs without a mask, and the

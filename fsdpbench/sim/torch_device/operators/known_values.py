@@ -36,19 +36,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
 _SAME = {
-    "clone",
-    "_to_copy",
-    "cat",
-    "stack",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "all",
-    "any",
-    "expand_copy",
-}
+    "clone", "_to_copy", "cat", "stack", "mean", "amax", "amin", "max", "min", "all", "any", "expand_copy",
+}  # fmt: skip
 
 
 def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:

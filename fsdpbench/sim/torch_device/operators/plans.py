@@ -178,8 +178,7 @@ _OTHER: _Input = ("", "", [], [])
 
 
 def call_text(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the JSON members of an operator call's inputs, as Kineto's `record_shapes=True`, defaults
-    included.
+    """Return the JSON members of an operator call's inputs, as Kineto's `record_shapes=True`, with defaults.
 
         aten::mul(float32 [4, 8], 2)   "Concrete Inputs":["","2"],"Input type":["float","Scalar"],
                                        "Input Strides":[[8,1],[]],"Input Dims":[[4,8],[]]

@@ -193,8 +193,7 @@ def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
 def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
     """Return whether the driver copies from or to this memory of the host directly.
 
-    Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, which is not
-    pinned.
+    Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, not pinned.
     """
     if not is_pinned(host) or host.shape != device.shape:
         return False
@@ -265,8 +264,7 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _like(operator: Any, by_shape: Kernel) -> Kernel:
-    """Run `zeros_like` and similar operators: a tensor of the host or of the meta device, if `device` says
-    so."""
+    """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")

@@ -108,8 +108,7 @@ def _specs(argument: Sequence[Any]) -> list[DTensorSpec]:
 
 
 def _agree(specs: tuple[DTensorSpec, ...]) -> bool:
-    """Return whether mesh and placements are equal and not partial; numbers (counts of steps) are on every
-    rank."""
+    """Return whether mesh and placements are equal, none partial; numbers (step counts) are everywhere."""
     sharded = [spec for spec in specs if spec.ndim > 0]
     if not sharded:
         return True
@@ -158,8 +157,7 @@ class Chunks(Sequence[torch.Tensor]):
     """Chunks as of `torch.chunk`, padded with empty tensors to `count`; each is made on access.
 
     FSDP2 cuts every parameter into a shard for each rank and keeps its own; on 512 ranks the others were a
-    sixth of a run's time. Only for parameters on the meta device: cuts of others are operators, which have a
-    price.
+    sixth of a run's time. Only for parameters on the meta device: cuts of others are operators with a price.
     """
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:

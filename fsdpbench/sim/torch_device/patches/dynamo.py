@@ -33,8 +33,7 @@ def stand_in_for_dynamo() -> None:
 
 
 def import_config() -> ModuleType:
-    """Import the compiler's settings without the compiler; the real one finds them imported, with their
-    values."""
+    """Import the compiler's settings without it; the real one finds them imported, with their values."""
     name = f"{_NAME}.config"
     if name not in sys.modules:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
@@ -101,8 +100,7 @@ class _StandIn(ModuleType):
 
 
 def use_real_dynamo() -> None:
-    """Replace the stand-in by the real one before something compiles; `disable` acts on functions made from
-    now on."""
+    """Replace the stand-in by the real one before something compiles; `disable` acts on later functions."""
     _real()
 
 

@@ -87,8 +87,7 @@ _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
 
 
 def install_two_sided_parameters() -> None:
-    """Let `Tensor.data` be assigned across host and device, as FSDP1 does when it offloads or saves
-    parameters.
+    """Let `Tensor.data` be assigned across host and device, as FSDP1 does to offload or save parameters.
 
     torch lets `parameter.data = tensor` change between devices that it knows. For others the implementation
     behind the Python object has to be swapped. Autograd's graph, accumulators and hooks belong to the
@@ -132,8 +131,7 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
 
 @functools.cache
 def _keep_gradients() -> None:
-    """Make parameters show a gradient of the other side; only once one changes sides, since it slows all
-    accesses."""
+    """Make parameters show a gradient of the other side, once one changes sides: it slows all accesses."""
     grad: Any = torch.Tensor.grad
 
     def read(self: torch.Tensor) -> torch.Tensor | None:

@@ -2,5 +2,3 @@
 
 from fsdpbench.sim.torch_device.prices.families import operator_price, price
 from fsdpbench.sim.torch_device.prices.products import FREE, Call, OperatorCost, Price, tensor_bytes
-
-__all__ = ["FREE", "Call", "OperatorCost", "Price", "operator_price", "price", "tensor_bytes"]

@@ -80,16 +80,9 @@ def bytes_moved(call: Call) -> int:
 
 
 _WRITE_ONLY = {
-    "copy_",
-    "_copy_from",
-    "fill_",
-    "zero_",
-    "_foreach_copy_",
-    "_foreach_zero_",
-    "normal_",
-    "uniform_",
+    "copy_", "_copy_from", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "normal_", "uniform_",
     "random_",
-}
+}  # fmt: skip
 
 
 def _only_written(func: Any, argument: str) -> bool:
@@ -209,8 +202,7 @@ def reduction(kind: str) -> Price:
     """Return the rule of sums over some dimensions: by bytes or by threads, whichever takes longer.
 
     A reduction gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
-    setReduceConfig); a thread issues over a hundred instructions, whether it adds two elements or two
-    hundred.
+    setReduceConfig); a thread issues over a hundred instructions, for two elements or two hundred.
     """
     by_bytes = moves(kind)
 

@@ -34,8 +34,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether this is `grad.t() @ input`: a linear layer's only product with just the first factor
-    transposed."""
+    """Return whether this is `grad.t() @ input`: of a linear layer's products the one with this transpose."""
     if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
         return False
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
@@ -127,8 +126,7 @@ def _attention_shape(
 ) -> tuple[int, int, int, int, int]:
     """Return (batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors.
 
-    Values may have another head size: it is the mean over the kernel's products with queries or keys, and
-    with values.
+    Values may have another head size: it is the mean over products with queries or keys, and with values.
     """
     size = query.shape[3]
     if value.shape[3] != size:

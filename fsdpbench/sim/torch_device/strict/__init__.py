@@ -29,12 +29,8 @@ def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[st
     arguments = bind(operator, args, kwargs)
     refuse_other_devices(operator, arguments)
     packet = packet_of(operator)
-    for rules in (DTYPE_RULES, SHAPE_RULES):
-        rule = rules.get(packet)
+    for rule in (*DTYPE_RULES.get(packet, ()), SHAPE_RULES.get(packet)):
         if rule is not None:
             rule(arguments)
     refuse_integers(packet, arguments)
     refuse_narrower(operator, arguments)
-
-
-__all__ = ["refuse_what_cuda_refuses"]

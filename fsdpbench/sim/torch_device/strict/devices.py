@@ -54,8 +54,7 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
 
 @cache
 def _generated_checks() -> dict[str, str]:
-    """Return the wrappers that check, by operator, of this version of torch. Read at the first mix of
-    devices."""
+    """Return the wrappers that check, by operator, of this torch. Read at the first mix of devices."""
     spec = importlib.util.find_spec("torchgen")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")

@@ -1,18 +1,19 @@
 """Checks of dtypes that do not fit, integers where CUDA has kernels only for floats, and scaled products.
 
 The texts are those of torch's CPU kernels, which are CUDA's where both are compiled from the same source; for
-scaled products (`torch._scaled_mm`) of `ScaledBlas.cpp` and, for layouts, of the rule for CUDA's fake
-tensors.
+scaled products (`torch._scaled_mm`) of `ScaledBlas.cpp` and, for layouts, the rule for CUDA's fake tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import torch
 
+from fsdpbench.base.files.documents import rows_beside, typed_rows
 from fsdpbench.sim.torch_device.strict.words import (
     Arguments,
     cpp_type,
@@ -128,7 +129,6 @@ def _by(matrix: torch.Tensor) -> str:
 
 Rule = Callable[[Arguments], None]
 _HALVES = (torch.float16, torch.bfloat16)
-_INDICES = (torch.int64, torch.int32)
 # What torch raises for booleans in `sub` and `relu`: a subclass of before since 2.14.
 _BOOLEAN_ERROR = NotImplementedError if torch.__version__ >= "2.14" else RuntimeError
 
@@ -166,98 +166,10 @@ def refuse_integers(packet: str, arguments: Arguments) -> None:
         raise NotImplementedError(f"\"{found[0]}\" not implemented for '{scalar_type(tensor)}'")
 
 
-# CUDA's kernels by their name in errors, and the deciding argument.
-_FLOATS_ALONE: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("mm", "addmm"), ("addmm_cuda", "mat2")),
-    "bmm": ("baddbmm_cuda", "mat2"),
-    "baddbmm": ("baddbmm_cuda", "batch2"),
-    "mv": ("addmv_impl_cuda", "vec"),
-    "addmv": ("addmv_impl_cuda", "vec"),
-    "dot": ("dot", "self"),
-    "vdot": ("vdot", "self"),
-    "_softmax": ("host_softmax", "self"),
-    "_log_softmax": ("host_softmax", "self"),
-    "gelu": ("GeluCUDAKernelImpl", "self"),
-    "silu": ("silu_cuda", "self"),
-    "mish": ("mish_cuda", "self"),
-    "softplus": ("softplus_cuda", "self"),
-    "hardswish": ("hardswish_cuda", "self"),
-    "hardsigmoid": ("hardsigmoid_cuda", "self"),
-    "leaky_relu": ("leaky_relu_cuda", "self"),
-    "elu": ("elu_cuda", "self"),
-    "glu": ("glu_cuda", "self"),
-    "log_sigmoid_forward": ("log_sigmoid_forward_cuda", "self"),
-    "native_layer_norm": ("LayerNormKernelImpl", "input"),
-    "native_group_norm": ("GroupNormKernelImpl", "input"),
-    "native_batch_norm": ("batch_norm_stats_cuda", "input"),
-    "_native_batch_norm_legit": ("batch_norm_stats_cuda", "input"),
-    "convolution": ("slow_conv2d_cuda", "input"),
-    "avg_pool2d": ("avg_pool2d_out_cuda_frame", "self"),
-    "avg_pool3d": ("avg_pool3d_out_cuda", "self"),
-    "max_pool2d_with_indices": ("max_pool2d_with_indices_out_cuda_frame", "self"),
-    "max_pool3d_with_indices": ("max_pool3d_with_indices_out_frame", "self"),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d_cuda", "self"),
-    "adaptive_max_pool2d": ("adaptive_max_pool2d_cuda", "input"),
-    "upsample_bilinear2d": ("upsample_bilinear2d_out_frame", "self"),
-    "upsample_nearest2d": ("upsample_nearest2d_out_frame", "self"),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("nll_loss_forward_reduce_cuda", "self")),
-    "uniform": ("check_uniform_bounds", "self"),
+_FLOATS_ALONE = {
+    row["operator"]: (row["kernel"], row["argument"]) for row in rows_beside(__file__, "only_floats.csv")
 }
-
-
-def _product(first: str, second: str) -> Rule:
-    def check(arguments: Arguments) -> None:
-        a, b = arguments[first], arguments[second]
-        if a.dtype is not b.dtype:
-            raise RuntimeError(
-                f"expected m1 and m2 to have the same dtype, but got: {cpp_type(a)} != {cpp_type(b)}"
-            )
-
-    return check
-
-
-def _addmm(arguments: Arguments) -> None:
-    for first, second in (("self", "mat2"), ("mat1", "mat2")):
-        a, b = arguments[first], arguments[second]
-        if a.dtype is not b.dtype:
-            raise RuntimeError(
-                f"{first} and {second} must have the same dtype, but got {scalar_type(a)} and "
-                f"{scalar_type(b)}"
-            )
-
-
-def _dot(arguments: Arguments) -> None:
-    """Check for equal types before floats."""
-    a, b = arguments["self"], arguments["tensor" if "tensor" in arguments else "other"]
-    if a.dtype is not b.dtype:
-        raise RuntimeError(
-            f"dot : expected both vectors to have same dtype, but found {scalar_type(a)} and {scalar_type(b)}"
-        )
-
-
-def _addbmm(arguments: Arguments) -> None:
-    """Check as `addmm`, batch by batch."""
-    _addmm({"self": arguments["self"], "mat1": arguments["batch1"], "mat2": arguments["batch2"]})
-
-
-def _mv(arguments: Arguments) -> None:
-    matrix, vector = arguments["self"], arguments["vec"]
-    if matrix.dtype is not vector.dtype:
-        names = ", ".join(map(scalar_type, (vector, matrix)))
-        raise RuntimeError(
-            f"addmv input tensors must have the same dtype, but got {names}, and {scalar_type(vector)}"
-        )
-
-
-def _like(first: str, *others: str) -> Rule:
-    """Require the dtype of the first argument for all."""
-
-    def check(arguments: Arguments) -> None:
-        reference = arguments[first]
-        for name in others:
-            _expect_type(reference, arguments.get(name))
-
-    return check
+"""By operator: CUDA's kernel by its name in errors, and the deciding argument."""
 
 
 def _expect_type(reference: torch.Tensor, other: Any) -> None:
@@ -294,78 +206,10 @@ def _convolution(arguments: Arguments) -> None:
             )
 
 
-def _nll_loss(arguments: Arguments) -> None:
-    target = arguments["target"]
-    if target.dtype not in (torch.int64, torch.uint8):
-        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {scalar_type(target)}")
-    _expect_type(arguments["self"], arguments.get("weight"))
-
-
-def _binary_cross_entropy(arguments: Arguments) -> None:
-    x = arguments["self"]
-    for other in (arguments["target"], arguments.get("weight")):
-        if isinstance(other, torch.Tensor) and other.dtype is not x.dtype:
-            raise RuntimeError(f"Found dtype {scalar_type(other)} but expected {scalar_type(x)}")
-
-
 def _index(arguments: Arguments) -> None:
     for index in arguments["indices"]:
         if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
-
-
-def _embedding(arguments: Arguments) -> None:
-    """Check the indices' dtype: torch's rule for shapes accepts any before 2.13."""
-    indices = arguments["indices"]
-    if indices.dtype not in _INDICES:
-        raise RuntimeError(
-            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
-            f"but got {legacy_type(indices)} instead (while checking arguments for embedding)"
-        )
-
-
-def _index_select(arguments: Arguments) -> None:
-    if arguments["index"].dtype not in _INDICES:
-        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
-
-
-def _index_add(arguments: Arguments) -> None:
-    index, tensor, source = arguments["index"], arguments["self"], arguments["source"]
-    if index.dtype not in _INDICES:
-        raise RuntimeError(
-            f"index_add_(): Expected dtype int32/int64 for index but got: {scalar_type(index)}"
-        )
-    if tensor.dtype is not source.dtype:
-        raise RuntimeError(
-            f"index_add_(): self ({scalar_type(tensor)}) and source ({scalar_type(source)}) must have the "
-            "same scalar type"
-        )
-
-
-def _index_copy(arguments: Arguments) -> None:
-    index, tensor, source = arguments["index"], arguments["self"], arguments["source"]
-    if index.dtype is not torch.int64:
-        raise RuntimeError(f"index_copy_(): Expected a long tensor for index, but got {scalar_type(index)}")
-    if tensor.dtype is not source.dtype:
-        raise RuntimeError(
-            "index_copy_(): self and source expected to have the same dtype, but got (self) "
-            f"{scalar_type(tensor)} and (source) {scalar_type(source)}"
-        )
-
-
-def _index_fill(arguments: Arguments) -> None:
-    if arguments["index"].dtype is not torch.int64:
-        raise IndexError("index_fill_(): Expected dtype int64 for index.")
-
-
-def _index_put(arguments: Arguments) -> None:
-    _index(arguments)
-    tensor, values = arguments["self"], arguments["values"]
-    if values.dtype is not tensor.dtype:
-        raise RuntimeError(
-            "Index put requires the source and destination dtypes match, got "
-            f"{scalar_type(tensor)} for the destination and {scalar_type(values)} for the source."
-        )
 
 
 def _minus(arguments: Arguments) -> None:
@@ -381,67 +225,53 @@ def _minus(arguments: Arguments) -> None:
             )
 
 
-def _close(arguments: Arguments) -> None:
-    a, b = arguments["self"], arguments["other"]
-    if a.dtype is not b.dtype:
-        raise RuntimeError(f"{scalar_type(a)} did not match {scalar_type(b)}")
+@dataclass(frozen=True)
+class _Row:
+    """A row of `dtype_rules.csv`."""
+
+    operators: tuple[str, ...]
+    check: str
+    argument: str
+    other: str = ""
+    error: str = "RuntimeError"
+    text: str = ""
+
+    def __call__(self, arguments: Arguments) -> None:
+        a, b = arguments[self.argument], arguments.get(self.other)
+        if _fits(self, a, b):
+            return
+        words = {"a": scalar_type(a), "a_cpp": cpp_type(a), "a_legacy": legacy_type(a)}
+        if isinstance(b, torch.Tensor):
+            words |= {"b": scalar_type(b), "b_cpp": cpp_type(b)}
+        raise _ERRORS[self.error](self.text.format(**words))
 
 
-def _no_booleans(words: str, error: type[RuntimeError] = RuntimeError) -> Rule:
-    def check(arguments: Arguments) -> None:
-        if arguments["self"].dtype is torch.bool:
-            raise error(words)
-
-    return check
+_ERRORS = {"RuntimeError": RuntimeError, "IndexError": IndexError, "boolean": _BOOLEAN_ERROR}
 
 
-def _spread(arguments: Arguments) -> None:
-    tensor = arguments["self"]
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise RuntimeError("std and var only support floating point and complex dtypes")
+def _fits(row: _Row, a: torch.Tensor, b: Any) -> bool:
+    """Return whether a call's arguments keep the rule."""
+    if row.check == "same":
+        return not isinstance(b, torch.Tensor) or a.dtype is b.dtype
+    if row.check == "of":
+        return str(a.dtype).removeprefix("torch.") in row.other.split()
+    if row.check == "not_bool":
+        return a.dtype is not torch.bool
+    return a.is_floating_point() or (row.check == "inexact" and a.is_complex())
 
 
-def _multinomial(arguments: Arguments) -> None:
-    if not arguments["self"].is_floating_point():
-        raise RuntimeError(
-            "multinomial only supports floating-point dtypes for input, got: "
-            f"{scalar_type(arguments['self'])}"
-        )
-
-
-DTYPE_RULES: dict[str, Rule] = {
-    "mm": _product("self", "mat2"),
+_FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("_scaled_mm", "_scaled_mm_v2"), refuse_scaled_product),
-    "addmm": _addmm,
-    "addbmm": _addbmm,
-    "bmm": _like("self", "mat2"),
-    "baddbmm": _like("batch1", "batch2"),
-    "mv": _mv,
-    "native_layer_norm": _like("input", "weight", "bias"),
-    "native_group_norm": _like("input", "weight", "bias"),
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"),
         _batch_norm,
     ),
     "convolution": _convolution,
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss),
-    "binary_cross_entropy": _binary_cross_entropy,
-    **dict.fromkeys(("dot", "vdot"), _dot),
-    **dict.fromkeys(("index", "_unsafe_index"), _index),
-    "index_select": _index_select,
-    "index_add": _index_add,
-    "index_copy": _index_copy,
-    "embedding": _embedding,
-    "index_fill": _index_fill,
-    **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
+    **dict.fromkeys(("index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"), _index),
     **dict.fromkeys(("sub", "rsub"), _minus),
-    "allclose": _close,
-    "relu": _no_booleans("Boolean inputs not supported for relu", _BOOLEAN_ERROR),
-    "argmax": _no_booleans("argmax(): does not support bool input"),
-    "argmin": _no_booleans("argmin(): does not support bool input"),
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _spread),
-    "multinomial": _multinomial,
-    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), _like("input", "grid")),
-    "linalg_cross": _like("self", "other"),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _like("grad_output", "output")),
 }
+DTYPE_RULES: dict[str, list[Rule]] = {name: [rule] for name, rule in _FUNCTIONS.items()}
+"""By operator, in the order of the checks."""
+for _row in typed_rows(__file__, "dtype_rules.csv", _Row):
+    for _operator in _row.operators:
+        DTYPE_RULES.setdefault(_operator, []).append(_row)
