@@ -26,7 +26,7 @@ def completed(fsdpbench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_commands_models_hardware_and_settings_are_completed(completed: Any) -> None:
     assert completed("expl") == ["explain"]
     assert "gpt-2.8b" in completed("run", "--model", "gpt-2")
-    assert completed("plan", "--hardware", "h100-8") == ["h100-80gb"]
+    assert completed("plan", "--hardware", "h100-8") == ["h100-80gb", "h100-80gb-cuda13"]
     assert {"torch-fsdp1", "torch-fsdp2"} <= set(completed("run", "--system", "torch-fsdp"))
     assert completed("sweep", "--activation-checkpointing", "none,f") == ["none,full"]
     assert completed("run", "--set", "activation_ch") == ["activation_checkpointing="]
