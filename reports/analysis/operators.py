@@ -414,7 +414,8 @@ def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, 
     for each in calls:
         groups.setdefault((each.name, each.call, each.bound), []).append(each)
     found = [_total(name, bound, group, total) for (name, _, bound), group in groups.items()]
-    return tuple(sorted(found, key=lambda each: (-each.time, each.name, each.shapes)))
+    # Totals that differ in anything have a place each, whatever their order in the file.
+    return tuple(sorted(found, key=lambda each: (-each.time, repr(each))))
 
 
 def _total(name: str, bound: str | None, group: list[CallGroup], total: int) -> OperatorTotal:

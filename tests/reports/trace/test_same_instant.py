@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.operators import CallCost, CallGroup, operator_totals
 from fsdpbench.reports.analysis.peaks import Chip
-from fsdpbench.reports.readers.trace import MemoryEvents
+from fsdpbench.reports.readers.trace import MemoryEvents, OperatorCall
 from fsdpbench.reports.readers.trace_columns import in_order
 
 # Time, bytes, total after it, address: a block is freed and the same allocated again, then another is freed.
@@ -101,3 +102,24 @@ def test_figures_do_not_hang_on_the_order_of_events_or_on_numbers_as_text(
     assert {each["time_s"] for each in found[0]["kernels"]} == {36e-6, 108e-6}
     assert any(each["roof_share"] for each in found[0]["kernels"])
     assert all(each == found[0] for each in found)
+
+
+def test_totals_that_differ_in_their_dtype_alone_have_one_order() -> None:
+    groups = [
+        CallGroup(
+            "aten::add_",
+            OperatorCall(((8,),), (dtype,), ("",)),
+            CallCost(8, 64, dtype),
+            1,
+            500,
+            None,
+            500,
+            None,
+            None,
+        )
+        for dtype in ("float", "c10::BFloat16", "c10::Half")
+    ]
+    found = {
+        tuple(each.dtype for each in operator_totals(list(order), 1500)) for order in permutations(groups)
+    }
+    assert len(found) == 1
