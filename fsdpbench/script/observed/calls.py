@@ -258,7 +258,11 @@ class Wrappers:
 
     def of(self, parameter: Any) -> Wrapped | None:
         """Return the wrapper that takes care of a parameter."""
-        return self._owners.get(id(parameter))
+        return self.by_identity(id(parameter))
+
+    def by_identity(self, identity: int) -> Wrapped | None:
+        """Return the wrapper that takes care of the parameter of an identity."""
+        return self._owners.get(identity)
 
     def ignoring(self, parameter: Any) -> Wrapped | None:
         """Return the wrapper around a parameter that leaves it alone."""

@@ -1,0 +1,116 @@
+"""Part 5 of a proof: what a script saves on some ranks is what it has when it continues on others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fsdpbench.answers.prove.real_runs import run_ranks
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.script.real_ranks.checkpoints import Moment, State, read_states
+from fsdpbench.script.real_ranks.pieces import Piece, whole
+from fsdpbench.script.real_ranks.rank import Task, Way
+
+_MOST_STEPS = 12
+_FILES = "files"
+_LISTED = 2
+
+
+def resume(
+    config: Config, folder: Path, ranks: Sequence[int], timeout_s: float, arguments: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
+    """Let the script save on `ranks[0]` ranks and continue on each of `ranks`; return findings, and what was
+    not judged. `arguments`: of the runs that continue, behind the script's own. Raises `CannotJudgeError` if
+    it saves or loads nothing."""
+    first = ranks[0]
+    run = run_ranks(config, folder / "saves", first, timeout_s, _task(Way.SAVES, first))
+    before = read_states(run.folder, Moment.SAVED, first)
+    if not before:
+        nothing = f"the script saves no checkpoint in {_MOST_STEPS} steps or until its end"
+        raise CannotJudgeError(run.failure or nothing)
+    assert config.script is not None
+    again = replace(config, script=replace(config.script, arguments=config.script.arguments + arguments))
+    findings: dict[str, None] = {}
+    missing: dict[str, None] = {}
+    for count in ranks:
+        target = folder / f"resumes{count}"
+        target.mkdir()
+        shutil.copytree(run.folder / _FILES, target / _FILES)
+        continued = run_ranks(again, target, count, timeout_s, _task(Way.RESUMES, count))
+        after = read_states(continued.folder, Moment.LOADED, count)
+        if not after:
+            if not continued.cause:
+                raise CannotJudgeError("the script ends before it takes a step with what it loaded")
+            findings[f"saved on {first} ranks, fails on {count}: {continued.failure}"] = None
+            continue
+        if not after[0].place:
+            raise CannotJudgeError(
+                f"the checkpoint of {before[0].place} is not loaded when the script starts again; give the "
+                "arguments that resume it: --resume-with='--resume FOLDER'"
+            )
+        found, unjudged = _compared(before, after)
+        findings |= dict.fromkeys(f"{after[0].place}: {each}" for each in found)
+        missing |= dict.fromkeys(unjudged)
+    return [*findings], [*missing]
+
+
+def _task(way: Way, ranks: int) -> Task:
+    return Task(way, _MOST_STEPS, per_node=max(1, ranks // 2))
+
+
+def _compared(before: list[State], after: list[State]) -> tuple[list[str], list[str]]:
+    """Return findings, and what could not be judged."""
+    findings: list[str] = []
+    changed = _differing([each.weights for each in before], [each.weights for each in after])
+    if changed:
+        findings.append(f"{_listed(changed)} have other weights than were saved")
+    for kind in before[0].states:
+        if kind not in after[0].states:
+            findings.append(f"the optimizer's {kind} is not loaded: it begins again")
+            continue
+        changed = _differing(
+            [each.states[kind] for each in before], [each.states.get(kind, {}) for each in after]
+        )
+        if changed:
+            findings.append(f"the optimizer's {kind} of {_listed(changed)} is not what was saved")
+    for kind, value in before[0].counts.items():
+        got = after[0].counts[kind]
+        if abs(got - value) > 1e-6 * abs(value):
+            findings.append(f"{kind} was {value:g} when it was saved, and is {got:g}")
+    findings_of_data, why = _data(before, after)
+    return findings + findings_of_data, why
+
+
+def _data(before: list[State], after: list[State]) -> tuple[list[str], list[str]]:
+    """Compare the data of the step after saving with that of the first step after loading."""
+    if not before[0].next or not after[0].next:
+        return [], ["the data's position: no step follows the checkpoint"]
+    pairs = list(zip(before, after, strict=False))
+    if any(one.next != other.next for one, other in pairs):
+        if all(one.first == other.next for one, other in pairs):
+            return ["the data starts again: the next step reads what the first step read"], []
+        if len(before) == len(after):
+            return ["the next step reads other data than without the interruption"], []
+    return [], []
+
+
+def _differing(
+    before: Sequence[Mapping[str, Piece | None]], after: Sequence[Mapping[str, Piece | None]]
+) -> list[str]:
+    """Return the names of tensors that are not equal, bit by bit."""
+    found = []
+    for name in before[0]:
+        one = whole(each.get(name) for each in before)
+        other = whole(each.get(name) for each in after)
+        if one is not None and (other is None or not torch.equal(one.values, other.values)):
+            found.append(name)
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    return f"{len(names)} parameters ({', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''})"
