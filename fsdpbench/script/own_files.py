@@ -111,7 +111,7 @@ class OwnFiles:
             if self.has(name):
                 return frame
             installed = any(f"{os.sep}{part}{os.sep}" in name for part in _INSTALLED)
-            if library is None and installed and not name.startswith((_PACKAGE, _TORCH)):
+            if library is None and installed and not name.startswith((PACKAGE, _TORCH)):
                 library = frame
             frame = frame.f_back
         return library
