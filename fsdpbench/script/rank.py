@@ -93,7 +93,8 @@ class _Run:
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
         self.optimizers.on_made = self.steps.begin
-        self.files = ScriptFiles(folder, self.simulation.accelerator)
+        keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
+        self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.install()
         run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Request:
 def prove(request: Request) -> Proof:
     """Run the parts that are asked for. Raises `BenchError` only for what the command itself cannot do."""
     config = request.config
+    assert config.script is not None
+    request.config = replace(config, script=replace(config.script, keeps_files=True))
     with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-prove-") as folder:
         running = _Running(request, Path(folder))
         parts = [running.run(part) for part in Part if part in request.only]

@@ -300,9 +300,11 @@ class Overlay(Layer):
         return target
 
     def link(self, file: str, path: str) -> None:
-        """Let `file`, of another layer, be over `path` until something is written there."""
+        """Let `file`, of another layer, be over `path` until something is written there; make a folder."""
         target = self.over(path)
-        if not self.has(path) and not self.hides(path):
+        if REAL.isdir(file):
+            REAL.makedirs(target)
+        elif not self.has(path) and not self.hides(path):
             REAL.makedirs(os.path.dirname(target))
             REAL.link(file, target)
             self._linked.add(path)

@@ -83,7 +83,7 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
     map_host(notes)
     Shrinking(notes)
     watch: Watch
-    files = ScriptFiles(folder, None)
+    files = ScriptFiles(folder, None, keeps_all=True)
     files.install()
     if task.way in (Way.SAVES, Way.RESUMES):
         watch = CheckpointWatch(
