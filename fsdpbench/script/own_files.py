@@ -43,6 +43,11 @@ class Place:
     text: str = ""
     span: tuple[int, ...] | None = None
 
+    @property
+    def short(self) -> str:
+        """Return `train.py:12`, empty for no line."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Return the place as in `result.json`."""
         found: dict[str, Any] = {"file": self.file, "line": self.line, "text": self.text}
@@ -78,10 +83,10 @@ class OwnFiles:
         frame = self.innermost()
         return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
-    def last_line(self, error: BaseException) -> tuple[str, int]:
-        """Return file and line of the script's own code that an error passed last; `("", 0)` for none."""
+    def last_line(self, error: BaseException) -> Place:
+        """Return the line of the script's own code that an error passed last."""
         frames = [each for each in traceback.extract_tb(error.__traceback__) if self.has(each.filename)]
-        return (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+        return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place()
 
     def _is_own(self, name: str) -> bool:
         if name == self._script:

@@ -207,7 +207,8 @@ def _execute(
         traceback.print_exc()
         if recorder is not None:
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
-        said = decisions.in_words(own_files.last_line(error))
+        place = own_files.last_line(error)
+        said = decisions.in_words((place.file, place.line))
         return Status.ERROR, "; ".join([explained(error), *said])
 
 

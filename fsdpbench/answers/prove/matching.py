@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,31 +28,6 @@ _DISTINCT = 0.5
 """A candidate explains a gradient if it is nearer than this share of the right one's distance."""
 _MOST_SUBSETS = 8
 """Microbatches up to which every subset of them is tried."""
-
-
-class Fault(StrEnum):
-    """A kind of fault of a parameter."""
-
-    NONE = "no gradient"
-    NOT_REDUCED = "not reduced"
-    SOME_RANKS = "reduced over some ranks"
-    OTHER_RANK = "another rank's"
-    TWICE = "reduced twice"
-    DIVISOR = "wrong divisor"
-    MICROBATCH = "microbatches left out"
-    OLD = "old gradient"
-    STALE = "stale weights"
-    TIED = "no longer tied"
-    DIFFERENT = "different"
-    LOSS = "loss"
-    CLIPPING = "clipping"
-    APART = "ranks apart"
-    FROZEN = "frozen, and moves"
-    NOT_OPTIMIZED = "in no optimizer"
-    UPDATE = "update"
-    FAILS = "fails sharded"
-    SAME_DATA = "same data"
-    STEPS = "steps apart"
 
 
 @dataclass(frozen=True)
@@ -94,73 +68,73 @@ def is_right(pieces: Sequence[Piece], known: Known) -> bool:
     return _all_match(pieces, [known.mean] * known.ranks, known)
 
 
-def explain(
-    pieces: Sequence[Piece], known: Known, before: Sequence[Piece | None] | None
-) -> tuple[Fault, str]:
-    """Return what is wrong with gradients that are not right. `before`: those of the last step."""
-    distance = _distance(pieces, known)
+def explain(pieces: Sequence[Piece], known: Known, before: Sequence[Piece | None] | None) -> str:
+    """Return what is wrong with gradients that are not right, nothing if they are like no candidate.
+    `before`: those of the last step."""
     factor = _factor(pieces, known)
-    if factor is not None:
+    if factor:
         return factor
-    for fault, words, expected in _candidates(known):
-        if _all_match(pieces, expected, known, most=_DISTINCT * distance):
-            return fault, words
-    if before is not None:
-        sums = [
-            Piece(now.shape, now.offset, now.values.double() - old.values.double(), now.flat)
-            for now, old in zip(pieces, before, strict=True)
-            if old is not None and old.values.shape == now.values.shape
-        ]
-        if len(sums) == len(pieces) and is_right(sums, known):
-            return Fault.OLD, "still contains the gradient of the step before"
-    return Fault.DIFFERENT, f"differs by {distance:.2g} times its size"
+    most = _DISTINCT * distance_of(pieces, known)
+    for words, expected in _candidates(known):
+        if _all_match(pieces, expected, known, most=most):
+            return words
+    sums = [
+        replace(now, values=now.values.double() - old.values.double())
+        for now, old in zip(pieces, before or (), strict=False)
+        if old is not None and old.values.shape == now.values.shape
+    ]
+    right = len(sums) == len(pieces) and is_right(sums, known)
+    return "still contains the gradient of the step before" if right else ""
 
 
-def _factor(pieces: Sequence[Piece], known: Known) -> tuple[Fault, str] | None:
+def _factor(pieces: Sequence[Piece], known: Known) -> str:
     """Return the fault of a gradient that is a multiple of the right one."""
     ranks = known.ranks
     pairs = [(each.values.double(), cut(known.mean, each)) for each in pieces]
     size = sum(float(right.square().sum()) for _, right in pairs)
     factor = sum(float((got * right).sum()) for got, right in pairs) / size if size else 0.0
     if not factor or not _all_match(pieces, [known.mean * factor] * ranks, known, abs(factor)):
-        return None
-    for value, fault, words in (
-        (ranks, Fault.DIVISOR, f"not divided by the {ranks} ranks"),
-        (1 / ranks, Fault.DIVISOR, f"divided by the {ranks} ranks twice"),
-        (2, Fault.TWICE, "twice as large: reduced, or added, twice"),
+        return ""
+    for value, words in (
+        (ranks, f"not divided by the {ranks} ranks"),
+        (1 / ranks, f"divided by the {ranks} ranks twice"),
+        (2, "twice as large: reduced, or added, twice"),
     ):
         if abs(factor / value - 1) < 0.02:
-            return fault, words
-    return Fault.DIVISOR, f"{factor:.4g} times as large"
+            return words
+    return f"{factor:.4g} times as large"
 
 
-def _candidates(known: Known) -> Iterator[tuple[Fault, str, list[torch.Tensor]]]:
+def _candidates(known: Known) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield faults, and the gradient of each rank with it."""
     ranks, local = known.ranks, known.local
-    own = [torch.stack(list(each)).sum(0) for each in local]
-    yield Fault.NOT_REDUCED, "each rank keeps its own", own
-    yield Fault.NOT_REDUCED, "each rank keeps its own, divided", [each / ranks for each in own]
+    own = [_sum(each) for each in local]
+    yield "each rank keeps its own", own
+    yield "each rank keeps its own, divided", [each / ranks for each in own]
     for other in range(ranks):
-        yield Fault.OTHER_RANK, f"that of rank {other} alone", [own[other]] * ranks
+        yield f"that of rank {other} alone", [own[other]] * ranks
     for size in (size for size in range(2, ranks) if ranks % size == 0):
-        words = f"reduced over {size} of the {ranks} ranks only"
-        for stride in {1, ranks // size}:
+        for stride in {1, ranks // size}:  # neighbours, or one of each row of neighbours
             groups = [
                 [other for other in range(ranks) if _together(rank, other, size, stride)]
                 for rank in range(ranks)
             ]
             for divisor in (size, ranks, 1):
-                sums = [sum((own[each] for each in group), torch.zeros(())) / divisor for group in groups]
-                yield Fault.SOME_RANKS, words, sums
+                sums = [_sum(own[each] for each in group) / divisor for group in groups]
+                yield f"reduced over {size} of the {ranks} ranks only", sums
     count = len(local[0])
     sizes = range(1, count) if count <= _MOST_SUBSETS else ()
     for chosen in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes):
-        reduced = sum((each[index] for each in local for index in chosen), torch.zeros(())) * known.scale
+        reduced = _sum(each[index] for each in local for index in chosen) * known.scale
         named = ", ".join(str(index + 1) for index in chosen)
-        yield Fault.MICROBATCH, f"of microbatch {named} of {count} only", [reduced] * ranks
+        yield f"of microbatch {named} of {count} only", [reduced] * ranks
         rest = [index for index in range(count) if index not in chosen]
-        mixed = [sum((each[index] for index in rest), reduced) for each in local]
-        yield Fault.NOT_REDUCED, f"only microbatch {named} of {count} is reduced", mixed
+        mixed = [reduced + _sum(each[index] for index in rest) for each in local]
+        yield f"only microbatch {named} of {count} is reduced", mixed
+
+
+def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*tensors]).sum(0)
 
 
 def _together(rank: int, other: int, size: int, stride: int) -> bool:
@@ -189,7 +163,8 @@ def _all_match(
     return True
 
 
-def _distance(pieces: Sequence[Piece], known: Known) -> float:
+def distance_of(pieces: Sequence[Piece], known: Known) -> float:
+    """Return the distance of gradients from the right ones, as a share of their size."""
     errors = [float((each.values.double() - cut(known.mean, each)).square().sum()) for each in pieces]
     sizes = [float(cut(known.mean, each).square().sum()) for each in pieces]
     return (sum(errors) / max(sum(sizes), 1e-300)) ** 0.5

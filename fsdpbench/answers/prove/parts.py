@@ -93,19 +93,21 @@ class _Running:
             folder = self._folder / f"gradients{ranks}"
             pair = run_pair(request.config, folder, ranks, request.limit_s, summed)
             summed = pair.summed
+            sharded, done = pair.sharded, [*done, str(ranks)]
+            if not sharded.steps:
+                fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
+                return judged(Part.GRADIENTS, [fails, *seen], f"no step on {ranks} CPU ranks")
             found = gradients.compare(pair)
-            lines = [each.in_words(found.total) for each in found.findings]
-            done.append(str(ranks))
+            lines = found.lines()
             notes = ["summed over ranks, as the loss asks"] * pair.summed
-            notes.append(", ".join(pair.sharded.notes) or "model as it is")
+            notes.append(", ".join(sharded.notes) or "model as it is")
             ran = f"{' and '.join(done)} CPU ranks, different data each; {'; '.join(notes)}"
-            said = f"{found.right} of {found.total} parameters equal to the unsharded model's ({ran})"
+            said = f"{found.right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
             if lines:
                 break
-            if pair.sharded.cause:
-                where = f"{pair.sharded.place}: {pair.sharded.cause}; until then {said}"
-                return unknown(Part.GRADIENTS, where, seen)
-            if found.right < found.total:
+            if sharded.cause:
+                return unknown(Part.GRADIENTS, f"{sharded.failure}; until then {said}", seen)
+            if found.right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
         return judged(Part.GRADIENTS, lines + seen, said)
 

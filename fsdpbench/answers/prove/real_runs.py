@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import torch
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.engine.results.records import Status
-from fsdpbench.launch.pool import PointPool
 from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
 from fsdpbench.script.real_ranks.rank import Ended, Task, Way
+from fsdpbench.script.real_ranks.unsharded import updated_path
 from fsdpbench.script.real_ranks.watching import StepRecord, record_path
+from fsdpbench.sweep.trials import run_at
 
 _STEPS = 3
-_POLL_S = 0.2
 _IMPOSSIBLE = re.compile(
     r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
     r"|nccl|offline|timed out",
@@ -38,19 +39,34 @@ class RealRun:
     cause: str
     place: str
     notes: tuple[str, ...]
-    steps: int
 
     @property
     def failure(self) -> str:
         """Return line and error in one; empty without an error."""
         return f"{self.place}: {self.cause}" if self.place else self.cause
 
+    @property
+    def is_to_blame(self) -> bool:
+        """Return whether it ended with an error that GPUs would show too."""
+        return bool(self.place) and not _IMPOSSIBLE.search(self.cause)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of which every rank wrote its record."""
+        return len([*itertools.takewhile(self._complete, range(_STEPS))])
+
     def records(self, step: int) -> list[StepRecord]:
         """Return all ranks' records of a step; none if a rank lacks it."""
-        if not _is_complete(self.folder, self.ranks, step):
-            return []
-        paths = (record_path(self.folder, rank, step) for rank in range(self.ranks))
-        return [torch.load(path, weights_only=False) for path in paths]
+        return [torch.load(path, weights_only=False) for path in self._complete(step)]
+
+    def _complete(self, step: int) -> list[Path]:
+        paths = [record_path(self.folder, rank, step) for rank in range(self.ranks)]
+        return paths if all(path.exists() for path in paths) else []
+
+    def updated(self, step: int) -> Mapping[str, torch.Tensor]:
+        """Return the weights that a reference's optimizer made in a step; none if it did not come so far."""
+        path = updated_path(self.folder, 0, step)
+        return torch.load(path) if path.exists() else {}
 
 
 @dataclass(frozen=True)
@@ -74,9 +90,9 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
     sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, task)
     weights = folder / "weights"
     weights.mkdir()
-    if not sharded.steps and (not sharded.place or _IMPOSSIBLE.search(sharded.cause)):
+    if not sharded.steps and not sharded.is_to_blame:
         raise CannotJudgeError(sharded.failure or "the script took no optimizer step")
-    for step in range(sharded.steps + 1):
+    for step in range(sharded.steps):
         _write_weights(sharded.records(step), weights / f"step{step}.pt")
     if summed is None:
         summed = _is_summed(config, folder, sharded, weights, timeout_s)
@@ -101,29 +117,18 @@ def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: 
         gpus_used_per_node=None,
         measurement=replace(config.measurement, timeout_s=timeout_s),
     )
-    with PointPool(1) as pool:
-        pool.start(real, folder)
-        while not (done := list(pool.finished(_POLL_S))):
-            pass
-    result = done[0][2]
-    found = [each for each in (Ended.read(folder, rank) for rank in range(ranks)) if each is not None]
+    (trial,) = run_at([(real, folder)], jobs=1)
+    found = [each for rank in range(ranks) if (each := Ended.read(folder, rank)) is not None]
     own = next((each for each in found if each.cause and each.place), Ended([]))
-    failed = result.status is not Status.OK and (len(found) < ranks or any(each.cause for each in found))
-    cause = own.cause or ((result.message or result.status.value) if failed else "")
-    notes = tuple(sorted({note for each in found for note in each.notes}))
-    steps = itertools.takewhile(lambda step: _is_complete(folder, ranks, step), range(_STEPS))
-    return RealRun(folder, ranks, cause, own.place, notes, len(list(steps)))
-
-
-def _is_complete(folder: Path, ranks: int, step: int) -> bool:
-    """Return whether every rank wrote its record of a step."""
-    return all(record_path(folder, rank, step).exists() for rank in range(ranks))
+    failed = trial.status is not Status.OK and (len(found) < ranks or any(each.cause for each in found))
+    cause = own.cause or ((trial.cause or trial.status.value) if failed else "")
+    return RealRun(
+        folder, ranks, cause, own.place, tuple(sorted({note for each in found for note in each.notes}))
+    )
 
 
 def _write_weights(records: list[StepRecord], path: Path) -> None:
     """Write the whole weights of a step, and the gradients that its optimizer read, for the reference."""
-    if not records:
-        return
     weights = {name: each.values for name, each in weights_of(rank.held for rank in records).items()}
     read = {name: whole((rank.clipped or {}).get(name) for rank in records) for name in records[0].held}
     clipped = {name: each.values for name, each in read.items() if each is not None}

@@ -12,7 +12,7 @@ import torch
 from fsdpbench.answers.prove.real_runs import run_ranks
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import CannotJudgeError
-from fsdpbench.script.real_ranks.checkpoints import Moment, State, read_states
+from fsdpbench.script.real_ranks.checkpoints import State, read_states, saved_after
 from fsdpbench.script.real_ranks.pieces import Piece, whole
 from fsdpbench.script.real_ranks.rank import Task, Way
 
@@ -29,7 +29,8 @@ def resume(
     it saves or loads nothing."""
     first = ranks[0]
     run = run_ranks(config, folder / "saves", first, timeout_s, _task(Way.SAVES, first))
-    before = read_states(run.folder, Moment.SAVED, first)
+    steps, place = saved_after(run.folder)
+    before = read_states(run.folder, steps, first) if steps else []
     if not before:
         nothing = f"the script saves no checkpoint in {_MOST_STEPS} steps or until its end"
         raise CannotJudgeError(run.failure or nothing)
@@ -42,7 +43,7 @@ def resume(
         target.mkdir()
         shutil.copytree(run.folder / _FILES, target / _FILES)
         continued = run_ranks(again, target, count, timeout_s, _task(Way.RESUMES, count))
-        after = read_states(continued.folder, Moment.LOADED, count)
+        after = read_states(continued.folder, 0, count)
         if not after:
             if not continued.cause:
                 raise CannotJudgeError("the script ends before it takes a step with what it loaded")
@@ -50,7 +51,7 @@ def resume(
             continue
         if not after[0].place:
             raise CannotJudgeError(
-                f"the checkpoint of {before[0].place} is not loaded when the script starts again; give the "
+                f"the checkpoint of {place} is not loaded when the script starts again; give the "
                 "arguments that resume it: --resume-with='--resume FOLDER'"
             )
         found, unjudged = _compared(before, after)

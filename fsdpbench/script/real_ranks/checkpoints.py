@@ -1,8 +1,8 @@
 """The content of a script's checkpoints, by its state when it saves and when it has loaded.
 
-    first run    trains and saves           saved2_rank0.pt: weights, optimizer states and data after step 2
-                                            saved.json: the step after which a rank saved first, and its line
-    second run   other ranks, which load    loaded_rank0.pt: the same, before their first step
+    first run    trains and saves           state2_rank0.pt: weights, optimizer states and data after step 2
+                                            saved.txt: the step after which a rank saved first, and its line
+    second run   other ranks, which load    state0_rank0.pt: the same, before their first step
 
 The files are in the layer of the run; the second run gets a copy of it.
 """
@@ -12,12 +12,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -28,57 +26,40 @@ from fsdpbench.script.real_ranks.pieces import Piece, held_parameters, keep
 from fsdpbench.script.real_ranks.watching import Watch
 from fsdpbench.script.steps import MeasuredAllError
 
-_SAVED = "saved.json"
+_SAVED = "saved.txt"
 _LIBRARY = "torch.distributed.checkpoint"
-
-
-class Moment(StrEnum):
-    """When the state of a script is written down."""
-
-    SAVED = "saved"
-    LOADED = "loaded"
 
 
 @dataclass
 class State:
-    """The state of a rank: weights, optimizer states by kind, and the data of the next step. `first`:
-    the data of the run's first step; `place`: the script's line that saved or loaded."""
+    """The state of a rank after `steps`: weights, optimizer states by kind, counts, and the data of the next
+    step. `first`: the data of the run's first step; `place`: the script's line that loaded."""
 
     weights: Mapping[str, Piece]
-    states: Mapping[str, Mapping[str, Piece | None]] = field(default_factory=dict)
-    counts: Mapping[str, float] = field(default_factory=dict)
-    steps: int = 0
-    first: str = ""
-    next: str = ""
-    place: str = ""
-
-
-class Saved(msgspec.Struct, frozen=True):
-    """The steps that were done when a rank saved first, and the script's line."""
-
+    states: Mapping[str, Mapping[str, Piece | None]]
+    counts: Mapping[str, float]
     steps: int
     place: str
+    first: str = ""
+    next: str = ""
 
 
-def _file(moment: Moment, steps: int, rank: int) -> str:
-    return f"{moment}{steps if moment is Moment.SAVED else ''}_rank{rank}.pt"
+def saved_after(folder: Path) -> tuple[int, str]:
+    """Return the steps that were done when a rank saved first, and the script's line; 0 if none did."""
+    marker = folder / _SAVED
+    steps, _, place = marker.read_text().partition(" ") if marker.exists() else ("0", "", "")
+    return int(steps), place
 
 
-def read_states(folder: Path, moment: Moment, ranks: int) -> list[State]:
-    """Return the states of all ranks at a moment; none if it never came for one of them."""
-    steps, place = 0, ""
-    if moment is Moment.SAVED:
-        if not (folder / _SAVED).exists():
-            return []
-        saved = msgspec.json.decode((folder / _SAVED).read_bytes(), type=Saved)
-        steps, place = saved.steps, saved.place
-    paths = [folder / _file(moment, steps, rank) for rank in range(ranks)]
-    if not all(path.exists() for path in paths):
-        return []
-    found: list[State] = [torch.load(path, weights_only=False) for path in paths]
-    for each in found:
-        each.place = each.place or place
-    return found
+def read_states(folder: Path, steps: int, ranks: int) -> list[State]:
+    """Return the states of all ranks after `steps`; none if one of them did not come so far."""
+    paths = [_path(folder, steps, rank) for rank in range(ranks)]
+    complete = all(path.exists() for path in paths)
+    return [torch.load(path, weights_only=False) for path in paths] if complete else []
+
+
+def _path(folder: Path, steps: int, rank: int) -> Path:
+    return folder / f"state{steps}_rank{rank}.pt"
 
 
 class CheckpointWatch(Watch):
@@ -99,8 +80,7 @@ class CheckpointWatch(Watch):
         def save(content: Any, *args: Any, **kwargs: Any) -> Any:
             marker = self.folder / _SAVED
             if not self._inside() and not self._resumes and self.count and not marker.exists():
-                saved = Saved(self.count, self._own_files.line() or "")
-                write_whole(marker, msgspec.json.encode(saved))
+                write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
             return original(content, *args, **kwargs)
 
         return save
@@ -126,33 +106,30 @@ class CheckpointWatch(Watch):
 
     def _now(self, place: str) -> State:
         weights = {name: each.weight for name, each in self.held().items()}
-        states: dict[str, dict[str, Piece | None]] = {}
         every = [state for each in self._optimizers for state in each.state.values()]
-        kinds = {kind for state in every for kind in state}
-        for kind in sorted(kinds):
-            shaped = self._as_gradients(kind)
-            if any(each is not None for each in shaped.values()):
-                states[kind] = shaped
-        rates = [group["lr"] for each in self._optimizers for group in each.param_groups]
+        shaped = {
+            kind: self._as_gradients(kind) for kind in sorted({kind for state in every for kind in state})
+        }
+        states = {kind: found for kind, found in shaped.items() if any(found.values())}
+        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
         steps = [float(state["step"]) for state in every if "step" in state]
-        counts = {"step": max(steps, default=0.0), "learning rate": float(rates[0]) if rates else 0.0}
-        return State(weights, states, counts, self.count, self._first, "", place)
+        counts = {"step": max(steps, default=0.0), "learning rate": rates[0] if rates else 0.0}
+        return State(weights, states, counts, self.count, place, self._first)
 
     def _as_gradients(self, kind: str) -> dict[str, Piece | None]:
         """Return one kind of optimizer state by parameter, cut as the parameters are: it takes the place of
         the gradients for a moment."""
-        kept: list[tuple[Any, Any]] = []
+        groups = [(each.state, group["params"]) for each in self._optimizers for group in each.param_groups]
+        kept = [
+            (each, each.grad, states.get(each, {}).get(kind)) for states, every in groups for each in every
+        ]
         try:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    for parameter in group["params"]:
-                        state = optimizer.state.get(parameter, {}).get(kind)
-                        kept.append((parameter, parameter.grad))
-                        fits = isinstance(state, torch.Tensor) and state.shape == parameter.shape
-                        parameter.grad = state.to(parameter.dtype) if fits else None
+            for parameter, _, state in kept:
+                fits = isinstance(state, torch.Tensor) and state.shape == parameter.shape
+                parameter.grad = state.to(parameter.dtype) if fits else None
             return {name: each.gradient for name, each in held_parameters().items()}
         finally:
-            for parameter, gradient in kept:
+            for parameter, gradient, _ in kept:
                 parameter.grad = gradient
 
     def begin(self) -> None:
@@ -175,6 +152,5 @@ class CheckpointWatch(Watch):
             self._leave(self._now(self._place))
 
     def _leave(self, state: State) -> None:
-        moment = Moment.LOADED if self._resumes else Moment.SAVED
-        keep(state, self.folder / _file(moment, state.steps, self.rank))
+        keep(state, _path(self.folder, state.steps, self.rank))
         self._state = None

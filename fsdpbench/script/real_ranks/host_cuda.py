@@ -40,15 +40,6 @@ _ALONE = (
     "pin_memory", "pin_memory_device",
 )  # fmt: skip
 _BACKENDS = ("backend", "pg_options", "device_id")
-_MEMORY = (
-    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-    "max_memory_cached", "memory_usage", "utilization",
-)  # fmt: skip
-_NOTHING = (
-    "set_device", "synchronize", "empty_cache", "ipc_collect", "init", "manual_seed", "manual_seed_all",
-    "seed", "seed_all", "set_rng_state", "set_rng_state_all", "set_stream", "reset_peak_memory_stats",
-    "reset_max_memory_allocated", "reset_accumulated_memory_stats", "set_per_process_memory_fraction",
-)  # fmt: skip
 _DEVICES = ("device_ids", "output_device")
 _GIB = 1 << 30
 
@@ -96,7 +87,7 @@ def map_host(notes: set[str]) -> None:
     _map_distributed(replacements)
     around_init(DataLoader, functools.partial(_without, _ALONE))
     around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
-    around_fsdp1(_on_host)
+    around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
     around(FSDPModule, "set_gradient_divide_factor", _summing)
     around(torch.amp.GradScaler, "__init__", _naming_host)
     for name in _DROPOUTS:
@@ -107,49 +98,51 @@ def map_host(notes: set[str]) -> None:
 
 
 def _map_module(local_rank: int) -> None:
-    functions: dict[str, object] = dict.fromkeys(_NOTHING, _nothing)
-    functions |= dict.fromkeys(_MEMORY, lambda device=None: 0)
-    functions |= {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "is_bf16_supported": lambda *args, **kwargs: True,
-        "is_current_stream_capturing": lambda: False,
-        "device_count": lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
-        "current_device": lambda: local_rank,
-        "current_stream": lambda device=None: _Stream(),
-        "default_stream": lambda device=None: _Stream(),
-        "get_rng_state": lambda device=None: torch.empty(0, dtype=torch.uint8),
-        "get_rng_state_all": list,
-        "get_device_name": lambda device=None: _Properties.name,
-        "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: _Properties(),
-        "mem_get_info": lambda device=None: (_Properties.total_memory, _Properties.total_memory),
-        "memory_stats": lambda device=None: collections.defaultdict(int),
-        "memory_summary": lambda *args, **kwargs: "",
-        "Stream": _Stream,
-        "Event": _Stream,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "device": lambda device: contextlib.nullcontext(),
+    """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
+        "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "current_device": local_rank,
+        "current_stream": _Stream(),
+        "default_stream": _Stream(),
+        "stream": contextlib.nullcontext(),
+        "get_rng_state": torch.empty(0, dtype=torch.uint8),
+        "get_rng_state_all": [],
+        "get_device_name": _Properties.name,
+        "get_device_capability": (9, 0),
+        "get_device_properties": _Properties(),
+        "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
+        "memory_stats": collections.defaultdict(int),
+        "memory_summary": "",
     }
-    known = {name: value for name, value in functions.items() if hasattr(torch.cuda, name)}
-    replace(torch.cuda, **known)
+    for name, function in vars(torch.cuda).copy().items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
+    replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
-    replace(torch.cuda.nvtx, range=lambda *args, **kwargs: contextlib.nullcontext())
-    patch("get_accelerator", lambda original: lambda check=None: torch.device(_HOST))
+    replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
+    patch("get_accelerator", lambda original: _answering(torch.device(_HOST)))
     replace(
         torch.accelerator,
-        current_device_index=lambda: local_rank,
+        current_device_index=torch.cuda.current_device,
         set_device_index=_nothing,
-        device_count=functions["device_count"],
-        is_available=lambda: True,
-        current_accelerator=lambda check_available=False: torch.device(_HOST),
-        current_stream=functions["current_stream"],
+        device_count=torch.cuda.device_count,
+        is_available=torch.cuda.is_available,
+        current_accelerator=_answering(torch.device(_HOST)),
+        current_stream=torch.cuda.current_stream,
         synchronize=_nothing,
     )
-    replace(dist, is_nccl_available=lambda: True)
-    replace(torch.cuda.nccl, version=lambda: (2, 27, 3), is_available=lambda tensors: True)
+    replace(dist, is_nccl_available=torch.cuda.is_available)
+    replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
+
+
+def _answering(answer: object) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer
 
 
 def _map_distributed(replacements: Replacements) -> None:
@@ -176,11 +169,6 @@ def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
     """Leave arguments of a constructor out."""
     for name in names:
         kwargs.pop(name, None)
-
-
-def _on_host(module: Any, kwargs: Arguments) -> None:
-    """Let FSDP1 shard on the CPU."""
-    kwargs["device_id"] = torch.device(_HOST)
 
 
 def _summing(original: Callable[..., None]) -> Callable[..., None]:

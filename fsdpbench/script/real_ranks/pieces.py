@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from fsdpbench.script.model_blocks import plain_name, roots
 
@@ -123,51 +123,39 @@ def _of_parameter(parameter: nn.Parameter) -> Held:
 def _piece(tensor: Any) -> Piece:
     if not isinstance(tensor, DTensor):
         return Piece(tuple(tensor.shape), (0,) * tensor.ndim, _copy(tensor))
-    offset, sizes = [0] * tensor.ndim, list(tensor.shape)
-    coordinate = tensor.device_mesh.get_coordinate() or ()
-    for place, index, placement in zip(
-        coordinate, range(tensor.device_mesh.ndim), tensor.placements, strict=True
-    ):
-        if isinstance(placement, Shard):
-            dim = placement.dim
-            each = -(-sizes[dim] // tensor.device_mesh.size(index))
-            start = min(place * each, sizes[dim])
-            offset[dim] += start
-            sizes[dim] = min(each, sizes[dim] - start)
-    return Piece(tuple(tensor.shape), tuple(offset), _copy(tensor.to_local()))
+    chunks = tensor.__create_chunk_list__()  # empty where this rank has no part
+    offset = tuple(chunks[0].offsets) if chunks else (0,) * tensor.ndim
+    return Piece(tuple(tensor.shape), offset, _copy(tensor.to_local()))
 
 
 def _of_flat(flat: Any) -> Iterator[tuple[str, Held]]:
     """Yield the parameters of an FSDP1 unit."""
     shard = getattr(flat, "_local_shard", None)
     shard = flat.detach() if shard is None else shard.detach()
-    padding: list[bool] = flat._is_padding_mask
-    numels = list(flat._numels_with_padding)
-    starts = list(itertools.accumulate(numels, initial=0))
-    real = [start for start, pads in zip(starts, padding, strict=False) if not pads]
+    starts = itertools.accumulate(flat._numels_with_padding, initial=0)
+    real = [start for start, pads in zip(starts, flat._is_padding_mask, strict=False) if not pads]
     originals = flat._params or [None] * len(flat._shapes)
     rows = zip(flat._param_infos, flat._shapes, flat._shard_param_infos, real, originals, strict=True)
     for info, shape, part, start, original in rows:
-        name = f"{info.module_name}.{info.param_name}"
         length = part.numel_in_shard if part.in_shard else 0
-        first = (part.intra_param_start_idx or 0) if part.in_shard else 0
+        first = part.intra_param_start_idx or 0
         inside = slice(part.offset_in_shard or 0, (part.offset_in_shard or 0) + length)
-        gradient = flat.grad if original is None else original.grad
-        if gradient is None and original is not None and not length:
-            held = Piece(tuple(shape), (0,), _copy(shard[:0]), flat=True)  # this rank has no part of it
-        elif gradient is None:
-            held = None
-        elif original is not None and gradient.shape == shape:
-            held = Piece(tuple(shape), (0,) * len(shape), _copy(gradient))
-        elif original is not None:
-            held = Piece(tuple(shape), (first,), _copy(gradient.reshape(-1)), flat=True)
-        elif gradient.numel() == shard.numel():
-            held = Piece(tuple(shape), (first,), _copy(gradient[inside]), flat=True)
-        else:  # of no_sync(): not sharded
-            held = Piece(tuple(shape), (0,), _copy(gradient[start : start + shape.numel()]), flat=True)
-        weight = Piece(tuple(shape), (first,), _copy(shard[inside]), flat=True)
-        trains = flat.requires_grad if original is None else original.requires_grad
-        yield name, Held(weight, held, trains, id(flat if original is None else original))
+        held = flat if original is None else original
+        found = held.grad
+        if original is None and found is not None:  # sharded, or whole: of no_sync()
+            whole = slice(start, start + shape.numel())
+            found = found[inside if found.numel() == shard.numel() else whole]
+        elif found is None and original is not None and not length:
+            found = shard[:0]  # this rank has no part of it
+        gradient = None
+        if found is not None:
+            gradient = _stretch(shape, 0 if found.numel() == shape.numel() else first, found)
+        weight = _stretch(shape, first, shard[inside])
+        yield f"{info.module_name}.{info.param_name}", Held(weight, gradient, held.requires_grad, id(held))
+
+
+def _stretch(shape: torch.Size, start: int, values: torch.Tensor) -> Piece:
+    return Piece(tuple(shape), (start,), _copy(values.reshape(-1)), flat=True)
 
 
 def keep(content: object, path: Path) -> None:

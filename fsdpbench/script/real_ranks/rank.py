@@ -117,8 +117,7 @@ def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[s
         return "", ""
     except BaseException as error:
         traceback.print_exc()
-        file, line = own_files.last_line(error)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         is_ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
-        place = f"{os.path.basename(file)}:{line}" if file and not is_ours else ""
+        place = "" if is_ours else own_files.last_line(error).short
         return f"{type(error).__name__}: {lines[0] if lines else ''}", place

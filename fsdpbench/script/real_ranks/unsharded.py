@@ -119,7 +119,12 @@ class Reference(Watch):
 
     def _write_updated(self) -> None:
         found = {name: each.detach().clone() for name, each in self._parameters.items()}
-        keep(found, self.folder / f"updated{self.count}_rank{self.rank}.pt")
+        keep(found, updated_path(self.folder, self.rank, self.count))
+
+
+def updated_path(folder: Path, rank: int, step: int) -> Path:
+    """Return the path of the weights that a rank's optimizer made until a step."""
+    return folder / f"updated{step}_rank{rank}.pt"
 
 
 def _sum(tensor: torch.Tensor) -> None:

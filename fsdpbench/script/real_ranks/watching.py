@@ -24,17 +24,18 @@ from fsdpbench.script.steps import MeasuredAllError
 
 @dataclass(frozen=True)
 class Wrapping:
-    """The line that wrapped a parameter, and by which function."""
+    """The line that wrapped a parameter (`train.py:12`), and how."""
 
-    place: Place = field(default_factory=Place)
-    api: str = ""
+    place: str = ""
+    how: str = ""
 
 
 @dataclass
 class StepRecord:
     """One rank's step. `held`: weights before it, and gradients after the last backward; `clipped`: gradients
-    as the optimizer read them, None after the last step. Of the reference: `mean` of all ranks' gradients,
-    the `bound` that is the mean of their magnitudes, and `local` ones of each microbatch."""
+    as the optimizer read them, None after the last step; `place`: the line of `optimizer.step()`; `loader`:
+    that of the first `DataLoader`. Of the reference: `mean` of all ranks' gradients, the `bound` that is the
+    mean of their magnitudes, and `local` ones of each microbatch."""
 
     held: Mapping[str, Held]
     clipped: Mapping[str, Piece | None] | None = None
@@ -42,6 +43,8 @@ class StepRecord:
     summands: int = 1
     """Samples or tokens of a microbatch: the summands of a gradient."""
     inputs: str = ""
+    place: str = ""
+    loader: str = ""
     optimized: frozenset[str] = frozenset()
     wrapping: Mapping[str, Wrapping] = field(default_factory=dict)
     mean: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -52,10 +55,6 @@ class StepRecord:
     computes: float = 0.0
     """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-
-    def write(self, folder: Path, rank: int, step: int) -> None:
-        """Write the record where `read` finds it."""
-        keep(self, record_path(folder, rank, step))
 
 
 def record_path(folder: Path, rank: int, step: int) -> Path:
@@ -170,8 +169,8 @@ class Watch:
         self.record.clipped = {name: each.gradient for name, each in held.items()}
         known = self._optimized()
         self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
-        self.record.wrapping = self.wrapping()
-        self.record.write(self.folder, self.rank, self.count)
+        self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
+        keep(self.record, record_path(self.folder, self.rank, self.count))
         self.stepping()
 
     def stepping(self) -> None:
@@ -185,7 +184,7 @@ class Watch:
 
     def finish(self) -> None:
         """Write the weights after the last step."""
-        StepRecord(self.held()).write(self.folder, self.rank, self.count)
+        keep(StepRecord(self.held()), record_path(self.folder, self.rank, self.count))
 
 
 class ShardedWatch(Watch):
@@ -209,10 +208,13 @@ class ShardedWatch(Watch):
                 raise NotComparedError("pipeline parallelism")
         wrappers, found = self._calls.wrappers, self._known
         wrappers.look(self.count)
+        for loader in self._calls.loaders[:1]:
+            self.record.loader = Place(loader["file"], loader["line"]).short
         for name, held in self.held().items():
-            wrapped = wrappers.by_identity(held.identity)
-            if wrapped is not None:
-                found[name] = Wrapping(wrapped.place, wrapped.api)
+            if wrapped := wrappers.of(held.identity):
+                found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")
+            elif ignoring := wrappers.ignoring(held.identity):
+                found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
         return dict(found)
 
 
