@@ -85,9 +85,7 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
 
     Raises `CannotJudgeError` if a run fails; one of the script as it is fails with its own error.
     """
-    per_node = max(1, ranks // 2)
-    task = Task(Way.SHARDED, _STEPS, per_node=per_node)
-    sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, task)
+    sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, Task(Way.SHARDED, _STEPS))
     weights = folder / "weights"
     weights.mkdir()
     if not sharded.steps and not sharded.is_to_blame:
@@ -98,7 +96,7 @@ def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed:
         summed = _is_summed(config, folder, sharded, weights, timeout_s)
     scale = 1.0 if summed else 1 / ranks
     for casts in (False, True):
-        task = Task(Way.UNSHARDED, max(1, sharded.steps), str(weights), casts, scale, per_node)
+        task = Task(Way.UNSHARDED, max(1, sharded.steps), weights, casts, scale)
         reference = run_ranks(config, folder / f"reference{'_casts' * casts}", ranks, timeout_s, task)
         if reference.records(0):
             return Pair(sharded, reference, summed)
@@ -138,7 +136,7 @@ def _write_weights(records: list[StepRecord], path: Path) -> None:
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
     """Return whether a rank's loss is its part of a sum: the loss of one rank alone is about `ranks` times
     as large."""
-    alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, str(weights)))
+    alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
     first = [abs(sum(each.losses)) for each in alone.records(0)]
     own = [abs(sum(each.losses)) for each in sharded.records(0)]
     if not first or not own or not min(first + own):

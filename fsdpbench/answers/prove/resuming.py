@@ -28,7 +28,7 @@ def resume(
     not judged. `arguments`: of the runs that continue, behind the script's own. Raises `CannotJudgeError` if
     it saves or loads nothing."""
     first = ranks[0]
-    run = run_ranks(config, folder / "saves", first, timeout_s, _task(Way.SAVES, first))
+    run = run_ranks(config, folder / "saves", first, timeout_s, Task(Way.SAVES, _MOST_STEPS))
     steps, place = saved_after(run.folder)
     before = read_states(run.folder, steps, first) if steps else []
     if not before:
@@ -42,7 +42,7 @@ def resume(
         target = folder / f"resumes{count}"
         target.mkdir()
         shutil.copytree(run.folder / _FILES, target / _FILES)
-        continued = run_ranks(again, target, count, timeout_s, _task(Way.RESUMES, count))
+        continued = run_ranks(again, target, count, timeout_s, Task(Way.RESUMES, _MOST_STEPS))
         after = read_states(continued.folder, 0, count)
         if not after:
             if not continued.cause:
@@ -58,10 +58,6 @@ def resume(
         findings |= dict.fromkeys(f"{after[0].place}: {each}" for each in found)
         missing |= dict.fromkeys(unjudged)
     return [*findings], [*missing]
-
-
-def _task(way: Way, ranks: int) -> Task:
-    return Task(way, _MOST_STEPS, per_node=max(1, ranks // 2))
 
 
 def _compared(before: list[State], after: list[State]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpbench.answers.advise.advisor import advise_script
-from fsdpbench.answers.advise.gradients import Kind, gradients
+from fsdpbench.answers.advise.candidate import Kind
+from fsdpbench.answers.advise.gradients import gradients
 from fsdpbench.answers.check.compare import compare
 from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side

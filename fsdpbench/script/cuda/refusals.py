@@ -174,10 +174,15 @@ def name_cuda(error: BaseException) -> None:
 
 def explained(error: BaseException) -> str:
     """Return one line: the error, and the remedy if the simulation is its reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    line = in_a_line(error)
     hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
     return f"{line} ({hint})" if hint else line
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _hint(error: BaseException) -> str | None:
