@@ -12,13 +12,13 @@ import torch
 
 from fsdpbench.answers.prove.matching import Known, distance_of, explain, is_right, tolerance
 from fsdpbench.answers.prove.real_runs import Pair
+from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
 from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
 
 _Faults = Mapping[str, str]
 """What is wrong, in words, by parameter; of no parameter under "". """
-_LISTED = 2
 _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
 _SIZE = re.compile(r"\d\S*(?= times)")
@@ -52,8 +52,7 @@ class Compared:
         """Return findings in words: the line of the script, the parameters and what is the matter."""
         found = []
         for what, names, step, wrapping in self.findings:
-            listed = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-            which = f"{len(names)} of {len(self.trained)} parameters ({listed}): " if names[0] else ""
+            which = f"{len(names)} of {len(self.trained)} parameters ({shown(names)}): " if names[0] else ""
             line = f"{wrapping.place}: " if wrapping.place else ""
             how = f" ({wrapping.how})" if names[0] and wrapping.how else ""
             found.append(f"{line}{which}{what}{f', step {step + 1}' if step else ''}{how}")

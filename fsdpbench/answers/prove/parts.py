@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.prove import gradients, resuming, simulated
 from fsdpbench.answers.prove.real_runs import run_pair
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, unknown
-from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.reports.result import Result
+from fsdpbench.sweep.trials import thrown_away
 
 
 @dataclass
@@ -42,8 +41,8 @@ def prove(request: Request) -> Proof:
     config = request.config
     assert config.script is not None
     request.config = replace(config, script=replace(config.script, keeps_files=True))
-    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-prove-") as folder:
-        running = _Running(request, Path(folder))
+    with thrown_away("prove") as folder:
+        running = _Running(request, folder)
         parts = [running.run(part) for part in Part if part in request.only]
     return Proof(config.model, config.gpus, config.hardware or "", parts)
 
@@ -127,5 +126,5 @@ class _Running:
         if findings:
             return judged(Part.RESUME, findings, said)
         if missing:
-            return unknown(Part.RESUME, f"{said}: equal, but not {'; '.join(missing)}")
+            return unknown(Part.RESUME, f"{said}: equal, but not {missing}")
         return judged(Part.RESUME, [], f"{said}: weights, optimizer and data position equal")

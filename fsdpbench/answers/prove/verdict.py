@@ -12,6 +12,7 @@ from fsdpbench.base.errors import ExitCode
 from fsdpbench.base.reading import printable_lines
 
 SCHEMA = 1
+_LISTED = 2
 
 
 class Part(StrEnum):
@@ -92,6 +93,11 @@ class Proof(msgspec.Struct, frozen=True):
                 below = ElementTree.SubElement(case, tags[each.verdict], said)
                 below.text = printable_lines("\n".join(each.findings))
         return ElementTree.tostring(suite, encoding="unicode")
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first names of parameters."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
 
 
 def judged(part: Part, findings: Sequence[str], summary: str, mark: str = "") -> PartVerdict:

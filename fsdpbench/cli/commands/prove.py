@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
+from fsdpbench.answers.prove.verdict import Part
 from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.output import show, show_json, tell
-from fsdpbench.cli.values import PlaceForFile, Positive, PossiblePath
+from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
 from fsdpbench.launch import fork_server
 
 _MOST_RANKS = 16
-_MOST_SECONDS = 86400.0
 
 
 @click.command("prove")
@@ -32,7 +33,7 @@ _MOST_SECONDS = 86400.0
 @click.option(
     "--resume-with", default="", metavar="ARGUMENTS", help="Resume: arguments that load a checkpoint."
 )
-@click.option("--timeout", type=Positive(_MOST_SECONDS), default=120.0, help="Seconds for each run (120).")
+@click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0, help="Seconds for each run (120).")
 @click.option(
     "--to-the-end", is_flag=True, help="Simulate to the end of the script, evaluation and saving too."
 )
@@ -49,47 +50,41 @@ def command(
     """
     if script is None and module is None:
         raise UsageError("which script? fsdpbench prove train.py -- ARGUMENTS")
-    only, ranks = _parts(options["only"]), _ranks(options["ranks"])
+    parts, ranks = _parts(options["only"] or ""), _ranks(options["ranks"])
     fork_server.start("auto")
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.prove.parts import Request, prove
-    from fsdpbench.answers.prove.verdict import Part
     from fsdpbench.cli.requests.script_request import script_config
 
     arguments = options["script_arguments"]
     if module is not None and script is not None:  # what follows `--` is all the module's
         arguments, script = (str(script), *arguments), None
-    names = ("gpus", "hardware", "timeout", "to_the_end")
-    asked = {name: options[name] for name in names if options[name] is not None}
-    config = script_config({"script": script, "module": module, "script_arguments": arguments, **asked}, ())
+    asked = {"script": script, "module": module, "script_arguments": arguments}
+    config = script_config(options | asked, ())
     assert config is not None
     try:
         resume_with = tuple(shlex.split(options["resume_with"]))
     except ValueError as error:
         raise UsageError(f"--resume-with {options['resume_with']!r}: {error}") from None
-    chosen = frozenset(map(Part, only)) or frozenset(Part)
     thresholds, baseline = read_thresholds(options["thresholds"]), options["baseline"]
-    proof = prove(Request(config, chosen, ranks, resume_with, baseline, thresholds, options["timeout"], tell))
+    proof = prove(Request(config, parts, ranks, resume_with, baseline, thresholds, options["timeout"], tell))
     if junit is not None:
         write_whole(junit, proof.as_junit())
     if as_json:
-        import msgspec
-
         show_json(msgspec.to_builtins(proof), indent=1)
     else:
         show(proof.as_text())
     raise click.exceptions.Exit(int(proof.exit_code))
 
 
-def _parts(text: str | None) -> list[str]:
-    """Return the names of parts in `--only`. Raises `UsageError` for an unknown one."""
-    from fsdpbench.answers.prove.verdict import Part
-
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+def _parts(text: str) -> frozenset[Part]:
+    """Return the parts in `--only`, all without it. Raises `UsageError` for an unknown one."""
+    known = [part.value for part in Part]
+    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in [part.value for part in Part]:
-            raise unknown("part", name, [part.value for part in Part], "fsdpbench prove --help")
-    return names
+        if name not in known:
+            raise unknown("part", name, known, "fsdpbench prove --help")
+    return frozenset(map(Part, names or known))
 
 
 def _ranks(text: str) -> tuple[int, ...]:

@@ -152,5 +152,6 @@ class CheckpointWatch(Watch):
             self._leave(self._now(self._place))
 
     def _leave(self, state: State) -> None:
-        keep(state, _path(self.folder, state.steps, self.rank))
+        steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to make its states
+        keep(state, _path(self.folder, steps, self.rank))
         self._state = None

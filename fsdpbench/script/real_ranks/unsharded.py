@@ -20,6 +20,7 @@ import torch.distributed.fsdp as fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fsdpbench.base.torch_internals import tree_map_only
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import replace_fully_shard
 from fsdpbench.script.model_blocks import plain_name, roots
@@ -302,10 +303,6 @@ def _of_unit(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _cast(value: Any, kind: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(kind) if value.is_floating_point() else value
-    if type(value) in (list, tuple):
-        return type(value)(_cast(each, kind) for each in value)
-    if type(value) is dict:
-        return {name: _cast(each, kind) for name, each in value.items()}
-    return value
+    return tree_map_only(
+        torch.Tensor, lambda each: each.to(kind) if each.is_floating_point() else each, value
+    )
