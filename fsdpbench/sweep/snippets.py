@@ -1,8 +1,8 @@
 """A configuration that ran as code that can be pasted into a training script.
 
 The code, of `snippets.jinja`, is for the system that ran, with the settings that it ran with, and for no
-other: what another API would make of them has not been measured. It defines `parallelize(model, block_class)`; what a training script
-has to do beside it is in its head.
+other: what another API would make of them has not been measured. It defines
+`parallelize(model, block_class)`; what a training script has to do beside it is in its head.
 """
 
 from __future__ import annotations
