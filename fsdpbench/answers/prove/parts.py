@@ -111,10 +111,11 @@ class _Running:
         return judged(Part.GRADIENTS, lines + seen, said)
 
     def _speed(self) -> PartVerdict:
-        if self._request.baseline is None:
+        asked = self._request
+        if asked.baseline is None:
             return PartVerdict(Part.SPEED, Verdict.SKIPPED, "no --baseline")
         _ = self._simulated
-        return simulated.speed(self._folder / "simulated", self._request.baseline, self._request.thresholds)
+        return simulated.speed(self._folder / "simulated", asked.config, asked.baseline, asked.thresholds)
 
     def _resume(self) -> PartVerdict:
         request = self._request

@@ -11,10 +11,12 @@ from fsdpbench.answers.advise.advisor import advise_script
 from fsdpbench.answers.advise.candidate import Kind
 from fsdpbench.answers.advise.gradients import gradients
 from fsdpbench.answers.check.compare import compare
+from fsdpbench.answers.check.diagnosis import diagnose
 from fsdpbench.answers.check.records.baseline import Baseline
-from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
+from fsdpbench.answers.check.records.sides import baseline_side, stored_side
+from fsdpbench.answers.check.text import shown_percent
 from fsdpbench.answers.check.thresholds import Thresholds
-from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, unknown
+from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import spread_ranks
 from fsdpbench.engine.results.records import Status
@@ -92,16 +94,21 @@ def _settings(result: Result, config: Config) -> PartVerdict | None:
     return judged(Part.SETTINGS, lines, f"{len(lines) or 'none'} without effect")
 
 
-def speed(folder: Path, baseline: Path, thresholds: Thresholds) -> PartVerdict:
-    """Return the gate's verdict on the run in `folder` against a committed baseline."""
-    expected = baseline_side(Baseline.read(baseline), baseline)
-    side = stored_side(folder)
-    found = compare(expected.entries, side.entries, thresholds, absent_of(expected, side), expected.left_out)
-    lines = [str(each) for each in found.regressions]
+def speed(folder: Path, config: Config, baseline: Path, thresholds: Thresholds) -> PartVerdict:
+    """Return the gate's verdict on the run in `folder` against the same configuration of a committed
+    baseline: that of the script without sanitizer and other ranks, which change no figure."""
+    before, after = baseline_side(Baseline.read(baseline), baseline), stored_side(folder)
+    name = config.name
+    if name not in before.entries:
+        return unknown(Part.SPEED, f"{baseline} has no {name}; it has {shown(list(before.entries))}")
+    entries = {name: next(iter(after.entries.values()))} if after.entries else {}
+    found = compare({name: before.entries[name]}, entries, thresholds, after.absent, before.left_out)
+    lines = [each.sentence for each in diagnose(found)] if found.regressions else []
     if found.unjudged or not found.compared:
-        why = "; ".join(map(str, found.unjudged)) or f"no configuration of {baseline} is this script's"
-        return unknown(Part.SPEED, why, lines)
-    return judged(Part.SPEED, lines, f"against {baseline}", "slower" if lines else "")
+        return unknown(Part.SPEED, "; ".join(map(str, found.unjudged)), lines)
+    step = next((each.relative for each in found.regressions if each.metric == "step_time_s"), 0.0)
+    said = f"{shown_percent(step)} a step against {name} of {baseline}"
+    return judged(Part.SPEED, lines, said, "slower" if lines else "")
 
 
 def unreduced(result: Result) -> Iterator[str]:

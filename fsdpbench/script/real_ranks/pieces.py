@@ -170,5 +170,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def weights_of(ranks: Iterable[Mapping[str, Held]]) -> dict[str, Whole]:
     """Return the whole weights of all ranks' parameters."""
     every = list(ranks)
-    found = {name: whole(rank[name].weight for rank in every if name in rank) for name in every[0]}
+    names = every[0] if every else ()
+    found = {name: whole(rank[name].weight for rank in every if name in rank) for name in names}
     return {name: value for name, value in found.items() if value is not None}
