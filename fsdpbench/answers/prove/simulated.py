@@ -106,7 +106,7 @@ def speed(folder: Path, config: Config, baseline: Path, thresholds: Thresholds) 
     lines = [each.sentence for each in diagnose(found)] if found.regressions else []
     if found.unjudged or not found.compared:
         return unknown(Part.SPEED, "; ".join(map(str, found.unjudged)), lines)
-    step = next((each.relative for each in found.regressions if each.metric == "step_time_s"), 0.0)
+    step = next((each.relative for each in found.changes if each.metric == "step_time_s"), 0.0)
     said = f"{shown_percent(step)} a step against {name} of {baseline}"
     return judged(Part.SPEED, lines, said, "slower" if lines else "")
 
