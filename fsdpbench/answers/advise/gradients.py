@@ -114,4 +114,4 @@ _HABITS: Mapping[str, tuple[Any, ...]] = {
     "anomaly": ("without",),
     "zeroed": ("keyword", ("set_to_none", "True")),
 }
-"""What is seen of each, and the edit that mends it."""
+"""What is seen of each, and the edit that corrects it."""
