@@ -22,8 +22,8 @@ HEAD = """<!-- Made by pytest -n 0 -m campaign tests/bench/prove/test_corpus.py:
 # Faults that prove finds
 
 Faults of real FSDP training, rebuilt as small programs in
-[tests/bench/prove/faults](../tests/bench/prove/faults), on 4 simulated GPUs and 4 CPU ranks. Each program has a
-corrected twin, on which every part is silent.
+[tests/bench/prove/faults](../tests/bench/prove/faults), on 4 simulated GPUs and 4 CPU ranks. Each program has
+a corrected twin, on which every part is silent.
 
 """
 SHARED = ("common", "saving")
