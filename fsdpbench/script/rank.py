@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import runpy
 import sys
 import time
 import traceback
@@ -37,7 +36,7 @@ from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.own_files import OwnFiles, run_as_main
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
@@ -74,7 +73,7 @@ class _Run:
         self.device = SimDevice(config, placement)
         self.simulation = self.device.start()
         self.simulation.accelerator.flops = FlopCount()
-        peaks = Peaks(self.simulation)
+        self.peaks = peaks = Peaks(self.simulation)
         self.requests = map_cuda(self.simulation)
         self.own_files = OwnFiles(self.source)
         self.device.line = self.own_files.line
@@ -94,7 +93,8 @@ class _Run:
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
         self.optimizers.on_made = self.steps.begin
-        self.files = ScriptFiles(folder, self.simulation.accelerator)
+        keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
+        self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.install()
         run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
@@ -160,6 +160,7 @@ class _Run:
             unknown = self.simulation.accelerator.unknown_ns
             record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
+            record.script["peaks"] = self.peaks.of_phases(steps.count)
             _export(self.requests, steps, record)
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
@@ -193,20 +194,11 @@ def _execute(
     source: ScriptSource, own_files: OwnFiles, decisions: Decisions, recorder: Recorder | None
 ) -> tuple[Status, str | None]:
     """Run the script as `__main__`; return its status, and the cause of an end in error."""
-    path = Path(source.path)
-    multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
-    sys.argv = [source.path, *source.arguments]
-    sys.path.insert(0, os.getcwd() if source.module else str(path.parent.absolute()))
     try:
-        if source.module:
-            runpy.run_module(source.module, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(source.path, run_name="__main__")
+        cause = run_as_main(source)
+        return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:
-        pass
-    except SystemExit as stop:
-        if stop.code not in (None, 0):
-            return Status.ERROR, f"the script ended itself with exit code {stop.code}"
+        return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
         return Status.OOM, str(error).splitlines()[0]
@@ -215,12 +207,9 @@ def _execute(
         traceback.print_exc()
         if recorder is not None:
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if own_files.has(frame.filename)
-        ]
-        line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
-        return Status.ERROR, "; ".join([explained(error), *decisions.in_words(line)])
-    return Status.OK, None
+        place = own_files.last_line(error)
+        said = decisions.in_words((place.file, place.line))
+        return Status.ERROR, "; ".join([explained(error), *said])
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:
@@ -338,6 +327,7 @@ class Peaks:
         self._allocator = simulation.accelerator.allocator
         self._script, self._bench = _Reader(), _Reader()
         self._readings = AllocatorReadings()
+        self._seen: list[int] = []
         module: Any = torch.get_device_module(DEVICE_TYPE)
         module.memory_stats = lambda device=None: self._script.read(self._allocator.memory_stats())
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
@@ -346,7 +336,14 @@ class Peaks:
         """Return the bench's peaks and counts since the last call."""
         stats = self._bench.read(self._allocator.memory_stats())
         self._reset(self._bench, self._script)
-        return self._readings.since_last(stats)
+        found = self._readings.since_last(stats)
+        self._seen.append(found.reserved)
+        return found
+
+    def of_phases(self, steps: int) -> dict[str, int]:
+        """Return the peaks of reserved bytes until the last of `steps`, and after it."""
+        self.take()
+        return {"in training": max(self._seen[:-1], default=0), f"after step {steps}": self._seen[-1]}
 
     def _reset(self, reader: _Reader, other: _Reader) -> None:
         other.hold(self._allocator.memory_stats())

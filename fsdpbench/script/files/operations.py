@@ -26,10 +26,11 @@ _NAMED = 20
 
 
 class ScriptFiles:
-    """The files of one script. `install` before it starts, `settle` when it has ended."""
+    """The files of one script. `install` before it starts, `settle` when it has ended. `accelerator`: None on
+    real ranks. `keeps_all`: all that the script writes goes into the layer."""
 
-    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
-        self._overlay = self.overlay = Overlay(folder / "files", folder)
+    def __init__(self, folder: Path, accelerator: Accelerator | None, *, keeps_all: bool) -> None:
+        self._overlay = self.overlay = Overlay(folder / "files", folder, keeps_all=keeps_all)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
         self._checkpoints = Checkpoints(self._writing, self._replace, accelerator)
