@@ -30,11 +30,13 @@ from fsdpbench.engine.results.residuals.widths import (
     Quantity,
     Residual,
     Unknown,
+    Width,
     read_table,
     width_of,
+    width_of_run,
 )
 from fsdpbench.lab.validation.paper_network import predict
-from fsdpbench.lab.validation.runs.case import Case, Network
+from fsdpbench.lab.validation.runs.case import Case
 from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
@@ -66,7 +68,8 @@ def measure(options: argparse.Namespace) -> None:
     parts = {condition: under(condition, known, known_cases("open"), profiles) for condition in conditions}
     for condition, part in parts.items():
         wanted = [case for case in part if _is_asked_for(case, options)]
-        parts[condition] = wanted if condition is Condition.KNOWN else sampled(wanted, options.every)
+        whole = condition in (Condition.KNOWN, Condition.NEW_CHIP)
+        parts[condition] = wanted if whole else sampled(wanted, options.every)
     cases = [case for part in parts.values() for case in part]
     predictions = iter(predict(cases, None, output, make_progress(), options.jobs))
     measured = [
@@ -110,28 +113,25 @@ def widths() -> str:
     lines = ["| unknown | step time | allocated | active | reserved |", "|---|--:|--:|--:|--:|"]
     for unknown in (None, *Unknown):
         found = [width_of(quantity, () if unknown is None else (unknown,)) for quantity in Quantity]
-        cells = " | ".join(f"{math.tanh(width.log):.1%}" for width in found)
+        cells = " | ".join(f"{width.half:.1%}" for width in found)
         lines.append(f"| {unknown or 'nothing'} | {cells} |")
     return "\n".join([*lines, "", f"Distinguished from {math.expm1(apart()):.1%} on.", ""])
 
 
 def coverage() -> str:
-    """Known runs inside their interval with their source held out, by source and chip."""
-    groups: dict[tuple[bool, str, str], list[tuple[float, float]]] = defaultdict(list)
+    """Runs as they were, inside their interval with their source held out, by source and chip."""
+    groups: dict[tuple[bool, str, str], list[tuple[float, Width]]] = defaultdict(list)
     for row in read_table():
-        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME:
-            unknown = [Unknown.MEMORY] if row.retries else []
-            unknown += [Unknown.NETWORK] if row.network == Network.NOT_STATED.value and row.nodes > 1 else []
-            width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source).log
-            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width))
+        if row.as_it_was and row.quantity is Quantity.TIME:
+            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width_of_run(row)))
     lines = [
         "| source | chip | runs | mean error | worst | bias | inside, source held out | median half width |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for (fitted, source, chip), found in sorted(groups.items()):
         errors = [math.expm1(-ratio) for ratio, _ in found]
-        inside = sum(abs(ratio) <= width for ratio, width in found)
-        half = statistics.median(math.tanh(width) for _, width in found)
+        inside = sum(width.covers(ratio) for ratio, width in found)
+        half = statistics.median(width.half for _, width in found)
         lines.append(
             f"| {source}{' (constants fitted to it)' if fitted else ''} | {chip} | {len(found)} "
             f"| {statistics.fmean(map(abs, errors)):.1%} | {max(map(abs, errors)):.1%} "
