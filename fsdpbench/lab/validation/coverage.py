@@ -58,7 +58,7 @@ class Judged:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In the figure's unit: of a speed, the other way round."""
+        """In the figure's unit; a speed is lowest where the step is longest."""
         value, (low, high) = self.prediction.predicted(self.figure) or 0.0, self.width.around(1.0)
         return (value / high, value / low) if self.figure.is_speed else (value * low, value * high)
 

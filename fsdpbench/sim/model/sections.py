@@ -196,8 +196,11 @@ class NicProtocol:
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node; `hop_growth`: by what share
-    a hop is longer for each doubling of the nodes beyond 16, up to which latencies were measured."""
+    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node.
+
+    `hop_growth`: the share by which each doubling of the nodes beyond 16 lengthens a hop; up to 16, latencies
+    are published.
+    """
 
     gb_s_per_node: float
     efficiency: float
@@ -210,7 +213,7 @@ class NicProfile:
         require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
 
     def hop_factor(self, nodes: int) -> float:
-        """Return what a hop takes among so many nodes, over what it takes among 16 and fewer."""
+        """Return the time of a hop among `nodes` nodes, relative to that among 16 or fewer."""
         return 1 + self.hop_growth * math.log2(max(1.0, nodes / 16))
 
 

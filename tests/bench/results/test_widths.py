@@ -200,7 +200,9 @@ def test_runs_of_each_regime_lie_inside_with_their_source_held_out(regime: str) 
 
 
 def test_known_runs_have_narrow_intervals() -> None:
-    known = [row for row in read_table() if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME]
+    known = [
+        row for row in read_table() if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME
+    ]
     assert statistics.median(width_of_run(row).half for row in known) <= 0.12
     assert width_of(Quantity.TIME, ()).half <= 0.08
     assert len({row.source for row in known if is_held_out(row)}) >= 4

@@ -57,7 +57,8 @@ def test_hops_grow_beyond_sixteen_nodes_alone():
     for kind in ("all_gather", "all_reduce"):
         for nodes, longer in ((16, False), (64, True)):
             times = [
-                Network(profile, 512, 8).collective_ns(kind, 1024, range(8 * nodes)) for profile in (flat, H100)
+                Network(profile, 512, 8).collective_ns(kind, 1024, range(8 * nodes))
+                for profile in (flat, H100)
             ]
             assert (times[1] > times[0]) is longer
 

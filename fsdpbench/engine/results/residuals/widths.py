@@ -12,10 +12,10 @@ A width is the 90 % quantile of |ln(measured / predicted)|, in which every group
 family) counts alike, however many runs it has: they share errors, and a user's case is a new group. What is
 unknown adds its variance: sqrt(known^2 + sum(aspect^2 - known^2)).
 
-Between nodes the network's rate is the largest unknown: a step of which collectives between nodes are a share
-`s` grows to `1 + f s - max(s, 0.55)` of itself where they take f-fold (while they take less than 0.55 of it,
-computation hides them), which widens the interval upwards alone, unless the network was measured
-(`Width.with_network`). What the network explains of a residual is no evidence for the rest.
+Between nodes the network's rate is the largest unknown. Where collectives between nodes, alone, are a share
+s of a step and take f times as long, the step takes 1 + f s - max(s, 0.55) times as long: up to 0.55,
+computation hides them. That widens the interval upwards, unless the network was measured
+(`Width.with_network`). What the network explains of a residual does not count for the rest.
 
 Conformal prediction for grouped data after Dunn, Wasserman and Ramdas (arXiv 1809.07441). How much groups
 differ is known from a handful of them; as in prediction intervals of random-effects models (Higgins, Thompson
@@ -131,17 +131,16 @@ def _residual(row: dict[str, str]) -> Residual:
 LEVEL = 0.9
 _FEW_GROUPS = 4
 MORE_GPUS = "more than 512 GPUs, where published runs disagree"
-# On MareNostrum 5 losses up to 512 GPUs are within 12 % of those here; of nine runs on 1,024 and 2,048 GPUs six
-# are too, and three take 1.2 to 1.5 times as long as their neighbours.
+# Relative to its own few nodes, a study of GPTs (MareNostrum 5) is within 12 % of the simulation up to 512
+# GPUs. Of its runs on 1,024 and 2,048 GPUs some are too, others take 1.2 to 1.5 times as long as those.
 _AGREED_GPUS = 512
 _MISSED_A_DOUBLING = 0.21
-# What rings reach of a node's data sheet: 0.98 (H100s of llm-foundry), 0.75 (its A100s; MareNostrum 5 at 512
-# GPUs), 0.24 (Leonardo). A profile has 0.75 or more: collectives may take three times as long.
+# The share of a node's data sheet that rings reach: 0.98 (llm-foundry's H100s), 0.75 (its A100s; MareNostrum
+# 5 on 512 GPUs), 0.24 (Leonardo). Profiles have 0.75 and more: collectives may take three times as long.
 _SLOWER = 3.0
 _HIDDEN = 0.55
-"""Share of a step that collectives may take before they lengthen it: 78 simulated GPTs on networks that are 1.3
-times slower."""
-_TOLD = 0.1
+"""The share of a step that collectives may take before they lengthen it (78 simulated GPTs)."""
+_NAMED = 0.1
 
 
 class Unknown(StrEnum):
@@ -188,8 +187,8 @@ class Width:
     def with_network(self, share: float, gpus: int, measured: bool = False) -> Width:
         """Return the width of a time on so many GPUs, of which collectives between nodes are a `share`."""
         network = by_network(0.0 if measured else share, gpus)
-        told = (Unknown.UNMEASURED,) if by_network(share, 1) > _TOLD and not measured else ()
-        return dataclasses.replace(self, network=network, because=(*self.because, *told))
+        named = (Unknown.UNMEASURED,) if by_network(share, 1) > _NAMED and not measured else ()
+        return dataclasses.replace(self, network=network, because=(*self.because, *named))
 
 
 def by_network(share: float, gpus: int) -> float:

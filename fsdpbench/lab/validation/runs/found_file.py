@@ -83,7 +83,7 @@ def framework_row(path: Path, line: int, given: Mapping[str, str | None]) -> Row
 
 
 def _tokens_per_s_per_gpu(row: Row) -> float | None:
-    """Return the speed that a row publishes; None if its figure is no speed."""
+    """Return the speed that a row publishes; None if its figure is another."""
     match row.text("metric"):
         case "tokens_per_s_per_gpu":
             return row.number("value")
