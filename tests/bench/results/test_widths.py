@@ -158,14 +158,14 @@ def test_residuals_are_the_logarithms_of_their_figures() -> None:
 
 
 def test_the_network_widens_upwards_by_its_share() -> None:
-    assert by_network(0.15, 512) == 0  # three times as long, and still hidden
-    assert by_network(0.9, 512) == pytest.approx(math.log(1 + 2 * 0.9))
+    assert by_network(0.25, 512) == 0  # 2.5 times as long, and still hidden
+    assert by_network(0.9, 512) == pytest.approx(math.log(1 + 1.5 * 0.9))
     assert 0 < by_network(0.3, 512) < by_network(0.5, 512) < by_network(0.9, 512) < by_network(0.9, 1024)
     wide = Width(0.1, (), 7).with_network(0.9, 64)
     assert wide.because == (Unknown.UNMEASURED,)
     low, high = wide.around(1.0)
-    assert (low, high) == pytest.approx((math.exp(-0.1), math.exp(math.hypot(0.1, math.log(2.8)))))
-    assert [wide.covers(ratio) for ratio in (-0.11, -0.09, 1.0, 1.1)] == [False, True, True, False]
+    assert (low, high) == pytest.approx((math.exp(-0.1), math.exp(math.hypot(0.1, math.log(2.35)))))
+    assert [wide.covers(ratio) for ratio in (-0.11, -0.09, 0.8, 0.9)] == [False, True, True, False]
     assert wide.half == pytest.approx((high - low) / (high + low))
     assert Width(0.1, (), 7).with_network(0.9, 64, measured=True) == Width(0.1, (), 7)
 
@@ -177,7 +177,7 @@ def test_what_the_network_explains_is_no_evidence_for_the_rest() -> None:
     assert width_of(Quantity.TIME, (), rows=slow + fast).log == 0.2
     above = a_row(1.2, network_share=0.6, nodes=16, gpus=64)
     width = Width(above.needed, (), 1).with_network(0.6, 64)
-    assert [width.covers(ratio) for ratio in (1.2 - 1e-9, 1.2 + 1e-6)] == [True, False]
+    assert [width.covers(ratio) for ratio in (1.2 - 1e-6, 1.2 + 1e-6)] == [True, False]
 
 
 _REGIMES: dict[str, Callable[[Residual], bool]] = {
@@ -186,7 +186,6 @@ _REGIMES: dict[str, Callable[[Residual], bool]] = {
     "nodes, collectives decide": lambda row: row.network_share >= 0.35 and not row.retries,
     "chip without runs": lambda row: row.condition is Condition.NEW_CHIP,
     "known software and chip": lambda row: row.condition is Condition.KNOWN,
-    "the allocator retries": lambda row: row.retries > 0,
 }
 
 
@@ -195,7 +194,7 @@ def test_runs_of_each_regime_lie_inside_with_their_source_held_out(regime: str) 
     runs = [row for row in read_table() if row.as_it_was and row.quantity is Quantity.TIME]
     assert len(runs) > 220
     inside = [width_of_run(row).covers(row.log_ratio) for row in runs if _REGIMES[regime](row)]
-    assert len(inside) >= 5
+    assert len(inside) >= 40
     assert statistics.fmean(inside) >= 0.85
 
 
