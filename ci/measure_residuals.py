@@ -111,10 +111,13 @@ def sampled(cases: Sequence[Case], every: int) -> list[Case]:
 def widths() -> str:
     """Half the interval for each thing that may be unknown, as a share of its middle."""
     lines = ["| unknown | step time | allocated | active | reserved |", "|---|--:|--:|--:|--:|"]
-    for unknown in (None, *Unknown):
+    for unknown in (None, *(each for each in Unknown if each is not Unknown.UNMEASURED)):
         found = [width_of(quantity, () if unknown is None else (unknown,)) for quantity in Quantity]
         cells = " | ".join(f"{width.half:.1%}" for width in found)
         lines.append(f"| {unknown or 'nothing'} | {cells} |")
+    shares = {share: width_of(Quantity.TIME, ()).with_network(share, 8) for share in (0.3, 0.5, 0.6, 0.9)}
+    longer = [f"{share}: {width.around(1.0)[1]:.2f}" for share, width in shares.items()]
+    lines += ["", f"Network not measured, times as long by share of collectives: {', '.join(longer)}."]
     return "\n".join([*lines, "", f"Distinguished from {math.expm1(apart()):.1%} on.", ""])
 
 
