@@ -153,7 +153,7 @@ class Unknown(StrEnum):
     SYSTEM = "no published run of this system"
     SOFTWARE = "no published run of this software"
     MODEL = "no published run of this kind of model, optimizer and dtype is known in full"
-    UNMEASURED = "network between nodes not measured (fsdpbench calibrate --nccl-tests)"
+    UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
     COMPILED = "no compiled run could be compared"
     MEMORY = "memory is full: the allocator retries"
     NEARLY_FULL = "memory is nearly full"

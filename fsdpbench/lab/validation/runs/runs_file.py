@@ -1,7 +1,5 @@
 """Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
 
-Files of two other formats are read too (`framework_file`, `found_file`).
-
 A row is a GPT with learned positions and a tied embedding under PyTorch's FSDP1 of today, one unit a block
 and two all-gathers in flight, unless its source is one whose software is known.
 """
@@ -19,7 +17,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_text
 from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.settings import Value
-from fsdpbench.lab.validation.runs import found_file, framework_file
+from fsdpbench.lab.validation.runs import framework_file
 from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.sim.model.profile import profile_names, stated_machine
 
@@ -53,15 +51,12 @@ def cases_of_file(path: Path) -> list[Case]:
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         columns = tuple(reader.fieldnames or ())
-        general, found = framework_file.is_framework_file(columns), "metric" in columns
-        wanted = found_file.COLUMNS if found else framework_file.COLUMNS if general else COLUMNS
+        general = framework_file.is_framework_file(columns)
+        wanted = framework_file.COLUMNS if general else COLUMNS
         missing = [name for name in wanted if name not in columns]
         if missing:
             raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
         rows = enumerate(reader, start=2)
-        if found:
-            known = [found_file.framework_row(path, line, row) for line, row in rows]
-            return [framework_file.case_of_row(row) for row in known if row is not None]
         if general:
             return [framework_file.case_of_row(framework_file.Row(path, line, row)) for line, row in rows]
         return [_case(path, line, row) for line, row in rows]

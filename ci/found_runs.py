@@ -1,25 +1,35 @@
-"""Published runs as they were found, one figure a row, in the columns that `COLUMNS` names.
+"""Convert published runs as they were found, one figure a row, to a file that `validate --runs` reads.
 
-`strategy` and `notes` are words of the person who found them. A row becomes one of the format of
-`framework_file`; rows of other kinds are left out: figures that are not times, other parallelism beside
-FSDP, LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama.
+    python ci/found_runs.py FOUND.csv RUNS.csv
+
+FOUND.csv has the columns `COLUMNS`; its `strategy` and `notes` are words of the person who found the runs.
+Rows of other kinds are left out, and counted: figures that are not times, other parallelism beside FSDP,
+LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.lab.validation.runs import framework_file
 from fsdpbench.lab.validation.runs.framework_file import Row
 
 COLUMNS = (
     "id", "source", "model", "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "gpu", "gpus",
-    "gpus_per_node", "seq", "microbatch", "grad_accum", "strategy", "ac", "dtype", "compile", "metric", "value",
-    "notes",
+    "gpus_per_node", "seq", "microbatch", "grad_accum", "strategy", "ac", "dtype", "compile", "metric",
+    "value", "notes",
 )  # fmt: skip
-_OTHER_KINDS = re.compile(r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine)\b", re.IGNORECASE)
+_WRITTEN = (*framework_file.COLUMNS, "gpus_per_node")
+_OTHER_KINDS = re.compile(
+    r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine)\b", re.IGNORECASE
+)
 _REDUCES_BF16 = re.compile(r"\breduce( and buffer)?( dtype)? bf16\b")
 _FSDP = re.compile(r"\bfsdp([12])\b")
 
@@ -44,23 +54,44 @@ _MACHINES = {
 }
 
 
-def framework_row(path: Path, line: int, given: Mapping[str, str | None]) -> Row | None:
-    """Return the row of a run in the columns of `framework_file`; None for one of another kind.
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("found", type=Path)
+    parser.add_argument("runs", type=Path)
+    options = parser.parse_args()
+    left_out = convert(options.found, options.runs)
+    print(f"{options.runs}: written; {left_out} rows of other kinds left out")
 
-    Raises `UsageError` that names file, line and column.
-    """
-    row = Row(path, line, given)
+
+def convert(found: Path, runs: Path) -> int:
+    """Write the runs of `found`; return the number of rows left out. Raises `UsageError` that names a
+    wrong value's line and column, `KeyError` for a column that is missing."""
+    with found.open(newline="") as file:
+        given = [{name: row[name] for name in COLUMNS} for row in csv.DictReader(file)]
+    rows = [run_of_row(Row(found, line, row)) for line, row in enumerate(given, start=2)]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, _WRITTEN, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row for row in rows if row is not None)
+    write_whole(runs, text.getvalue())
+    return rows.count(None)
+
+
+def run_of_row(row: Row) -> Mapping[str, str] | None:
+    """Return the values of a run in the columns of `framework_file`; None for one of another kind."""
     family = next((each for each in _FAMILIES if each.words in row.text("model").lower()), None)
     fsdp = _FSDP.search(row.text("strategy"))
     if family is None or fsdp is None or row.text("dtype") != "bf16" or row.text("grad_accum") != "1":
         return None
+    if any(_OTHER_KINDS.search(row.text(name)) for name in ("strategy", "model", "notes")):
+        return None
     tokens = _tokens_per_s_per_gpu(row)
-    if tokens is None or any(_OTHER_KINDS.search(row.text(name)) for name in ("strategy", "model", "notes")):
+    if tokens is None:
         return None
     chip, network = _MACHINES.get(row.text("gpu"), (row.text("gpu"), "not stated"))
     several = row.count("gpus") > row.count("gpus_per_node")
     hybrid, zero2 = (word in row.text("strategy") for word in ("hybrid", "zero2"))
-    values = {
+    return {
         "source": row.text("source").partition(":")[0],
         "run": row.text("id"),
         "gpu": chip,
@@ -79,7 +110,6 @@ def framework_row(path: Path, line: int, given: Mapping[str, str | None]) -> Row
         "tokens_per_s_per_gpu": f"{tokens:.7g}",
         "status": "ok",
     }
-    return Row(path, line, values)
 
 
 def _tokens_per_s_per_gpu(row: Row) -> float | None:
@@ -92,3 +122,7 @@ def _tokens_per_s_per_gpu(row: Row) -> float | None:
         case "step_s":
             return row.count("seq") * row.count("microbatch") / row.number("value")
     return None
+
+
+if __name__ == "__main__":
+    main()

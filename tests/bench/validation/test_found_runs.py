@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.validation.paper_network import config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.lab.validation.runs.found_file import COLUMNS
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
+from found_runs import COLUMNS, convert
 
 ROW = {
     "id": "mn1", "source": "org/study:docs/a.md row 1", "model": "GPT 2.7B", "layers": "2", "d_model": "256",
@@ -22,10 +25,13 @@ ROW = {
 
 
 def cases(folder: Path, **changes: str) -> list[Case]:
-    path, row = folder / "runs.csv", ROW | changes
+    found, row = folder / "found.csv", ROW | changes
     values = ",".join(f'"{row[name]}"' for name in COLUMNS)
-    path.write_text(",".join(COLUMNS) + "\n" + values + "\n")
-    return cases_of_file(path)
+    found.write_text(",".join(COLUMNS) + "\n" + values + "\n")
+    left_out = convert(found, folder / "runs.csv")
+    cases = cases_of_file(folder / "runs.csv")
+    assert left_out == 1 - len(cases)
+    return cases
 
 
 def test_a_row_becomes_its_configuration(tmp_path: Path) -> None:
