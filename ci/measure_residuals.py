@@ -3,9 +3,10 @@
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 
 Each file is one that `fsdpbench validate --runs` takes (ci/found_runs.py converts others). Every run is
-predicted as it was, and then as if its chip, its network or its software were not known (ci/residual_rows.py). FOLDER keeps the
-simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
-third of the runs wherever something is taken as not known. `--source`, `--condition`, `--run`: a part of it.
+predicted as it was, and then as if its chip, network or software were not known (ci/residual_rows.py).
+FOLDER keeps the simulations: a second start simulates what is missing. About half an hour on two cores;
+`--every 3` takes a third of the runs wherever something is taken as not known. `--source`, `--condition`,
+`--run`: a part of it.
 
     python ci/measure_residuals.py
 
