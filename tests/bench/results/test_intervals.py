@@ -12,6 +12,7 @@ import pytest
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.settings import Settings
+from fsdpbench.cli.terminal.progress import describe_result
 from fsdpbench.engine.results.residuals.intervals import interval_of, unknowns
 from fsdpbench.engine.results.residuals.widths import LEVEL, MORE_GPUS, Quantity, Unknown, width_of
 from fsdpbench.reports.result import Result, Status
@@ -139,6 +140,9 @@ def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_pat
     assert stated["because"] == [Unknown.UNMEASURED.value]
     assert "calibrate --nccl-tests" in stated["because"][0]
     assert hidden == measured
+    line, other = (describe_result(waits.replaced(interval=each)) for each in (stated, measured))
+    assert "calibrate --nccl-tests narrows it" in line.partition(", 1,000 tokens")[0]
+    assert "calibrate" not in other
     assert stated["step_time_s"][0] == hidden["step_time_s"][0]  # type: ignore[index]
     assert stated["step_time_s"][1] > 2 * 2.0  # a factor of two is possible
     assert stated["tokens_per_s_per_gpu"][0] == pytest.approx(1000 * 2.0 / stated["step_time_s"][1])
