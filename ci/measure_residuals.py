@@ -2,10 +2,11 @@
 
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 
-Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
-chip, its network or its software were not known (ci/residual_rows.py). FOLDER keeps the
-simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
-third of the runs wherever something is taken as not known. `--source`, `--condition`, `--run`: a part of it.
+Each file is one that `fsdpbench validate --runs` takes (ci/found_runs.py converts others). Every run is
+predicted as it was, and then as if its chip, network or software were not known (ci/residual_rows.py).
+FOLDER keeps the simulations: a second start simulates what is missing. About half an hour on two cores;
+`--every 3` takes a third of the runs wherever something is taken as not known. `--source`, `--condition`,
+`--run`: a part of it.
 
     python ci/measure_residuals.py
 
@@ -30,11 +31,13 @@ from fsdpbench.engine.results.residuals.widths import (
     Quantity,
     Residual,
     Unknown,
+    Width,
     read_table,
     width_of,
+    width_of_run,
 )
 from fsdpbench.lab.validation.paper_network import predict
-from fsdpbench.lab.validation.runs.case import Case, Network
+from fsdpbench.lab.validation.runs.case import Case
 from fsdpbench.lab.validation.runs.paper import known_cases
 from fsdpbench.lab.validation.runs.runs_file import cases_of_file
 from fsdpbench.launch import fork_server
@@ -66,7 +69,8 @@ def measure(options: argparse.Namespace) -> None:
     parts = {condition: under(condition, known, known_cases("open"), profiles) for condition in conditions}
     for condition, part in parts.items():
         wanted = [case for case in part if _is_asked_for(case, options)]
-        parts[condition] = wanted if condition is Condition.KNOWN else sampled(wanted, options.every)
+        whole = condition in (Condition.KNOWN, Condition.NEW_CHIP)
+        parts[condition] = wanted if whole else sampled(wanted, options.every)
     cases = [case for part in parts.values() for case in part]
     predictions = iter(predict(cases, None, output, make_progress(), options.jobs))
     measured = [
@@ -108,30 +112,30 @@ def sampled(cases: Sequence[Case], every: int) -> list[Case]:
 def widths() -> str:
     """Half the interval for each thing that may be unknown, as a share of its middle."""
     lines = ["| unknown | step time | allocated | active | reserved |", "|---|--:|--:|--:|--:|"]
-    for unknown in (None, *Unknown):
+    for unknown in (None, *(each for each in Unknown if each is not Unknown.UNMEASURED)):
         found = [width_of(quantity, () if unknown is None else (unknown,)) for quantity in Quantity]
-        cells = " | ".join(f"{math.tanh(width.log):.1%}" for width in found)
+        cells = " | ".join(f"{width.half:.1%}" for width in found)
         lines.append(f"| {unknown or 'nothing'} | {cells} |")
+    shares = {share: width_of(Quantity.TIME, ()).with_network(share, 8) for share in (0.3, 0.5, 0.6, 0.9)}
+    longer = [f"{share}: {width.around(1.0)[1]:.2f}" for share, width in shares.items()]
+    lines += ["", f"Network not measured, times as long by share of collectives: {', '.join(longer)}."]
     return "\n".join([*lines, "", f"Distinguished from {math.expm1(apart()):.1%} on.", ""])
 
 
 def coverage() -> str:
-    """Known runs inside their interval with their source held out, by source and chip."""
-    groups: dict[tuple[bool, str, str], list[tuple[float, float]]] = defaultdict(list)
+    """Runs as they were, inside their interval with their source held out, by source and chip."""
+    groups: dict[tuple[bool, str, str], list[tuple[float, Width]]] = defaultdict(list)
     for row in read_table():
-        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME:
-            unknown = [Unknown.MEMORY] if row.retries else []
-            unknown += [Unknown.NETWORK] if row.network == Network.NOT_STATED.value and row.nodes > 1 else []
-            width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source).log
-            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width))
+        if row.as_it_was and row.quantity is Quantity.TIME:
+            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width_of_run(row)))
     lines = [
         "| source | chip | runs | mean error | worst | bias | inside, source held out | median half width |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for (fitted, source, chip), found in sorted(groups.items()):
         errors = [math.expm1(-ratio) for ratio, _ in found]
-        inside = sum(abs(ratio) <= width for ratio, width in found)
-        half = statistics.median(math.tanh(width) for _, width in found)
+        inside = sum(width.covers(ratio) for ratio, width in found)
+        half = statistics.median(width.half for _, width in found)
         lines.append(
             f"| {source}{' (constants fitted to it)' if fitted else ''} | {chip} | {len(found)} "
             f"| {statistics.fmean(map(abs, errors)):.1%} | {max(map(abs, errors)):.1%} "

@@ -4,6 +4,7 @@ What a chip, a network or a software without published runs adds to the error of
 runs that have been published, by predicting them without what is known of it:
 
     KNOWN      as they were
+    NEW_CHIP   as they were, on chips to which no key was fitted
     CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out_cases`)
     NETWORK    the packaged profile's network instead of the one that was stated
     SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and the other way round
@@ -44,8 +45,10 @@ def under(
 
     Compiled runs are predicted as they were alone: no interval rests on them in another condition.
     """
-    if condition is Condition.KNOWN:
-        return list(cases)
+    foreign = [case for case in cases if "gemm.weight_grad" in load_profile(chip_of(case)).estimated]
+    cases = [case for case in cases if case not in foreign]
+    if condition in (Condition.KNOWN, Condition.NEW_CHIP):
+        return cases if condition is Condition.KNOWN else foreign
     cases = [case for case in cases if not case.settings.get("compile")]
     if condition is Condition.CHIP:
         return held_out_cases(cases, folder)
@@ -116,6 +119,7 @@ def _residual(
         network=case.network.value,
         retries=prediction.result.alloc_retries_per_step or 0.0,
         full=_share_of_memory(prediction),
+        network_share=prediction.result.network_share or 0.0,
         quantity=Quantity.TIME if figure.is_time else MEMORY[figure],
         unit=figure.words,
         published=published,

@@ -23,6 +23,7 @@ OPTIONAL = (
     "graph",
     "buffer_rows",
     "unread_settings",
+    "network_share",
 )
 """Fields that a record has only where there is something to say; its result has them too."""
 _REAL_TIME = ("loader",)
@@ -79,6 +80,8 @@ class RankRecord:
     """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
     unread_settings: list[str] | None = None
     """Settings that were given and that the system never read: they had no effect."""
+    network_share: float | None = None
+    """Simulated GPUs of several nodes: durations of collectives between them, alone, over the steps' time."""
 
     def add_sanitizer(self, found: JsonObject | None) -> None:
         """Take the sanitizer's findings, if it ran; a run that is fine otherwise ends with `race`."""

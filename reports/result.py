@@ -308,6 +308,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     graph: JsonObject | None = None
     buffer_rows: dict[str, float] | None = None
     unread_settings: list[str] | None = None
+    network_share: float | None = None
     traces: list[Any] | None = None
     bench: Bench | None = None
     folder: str | None = None

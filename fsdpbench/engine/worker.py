@@ -120,6 +120,7 @@ def _note_program(config: Config, device: Device, loop: TrainingLoop, record: Ra
     """Add to `record` what is known of the program after it ran: operators without a cost of their own,
     compiled graphs (a simulated device knows more of them than Dynamo does), settings that nothing read."""
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    record.network_share = getattr(device, "network_share", None)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     if config.settings.compile:
         from fsdpbench.sim.torch_device.compile.refusals import (

@@ -224,6 +224,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
 def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.step_times_s = steps.step_times_s
     record.warmup_times_s = steps.warmup_times_s
+    record.network_share = device.network_share
     record.warmup_stable = bool(steps.memory) and not steps.retried
     record.profiler_step_times_s = steps.traced_times_s
     record.memory_per_step = [asdict(memory) for memory in steps.memory] or None

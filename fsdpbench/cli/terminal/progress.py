@@ -16,6 +16,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.units import best_words, compiled_words, each, headline, plus_minus, shortened
+from fsdpbench.engine.results.residuals.widths import Unknown
 from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result, Status
 from fsdpbench.sweep.trials import Progress
@@ -49,7 +50,7 @@ def describe_result(result: Result) -> str:
 
 def _figures(result: Result) -> str:
     step = result.step_time_s or 0.0
-    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.stored('interval'))}"]
+    parts = [f"{step * 1e3:,.1f} ms a step{plus_minus(result.stored('interval'))}{_unmeasured(result)}"]
     if result.tokens_per_s_per_gpu:
         parts.append(f"{result.tokens_per_s_per_gpu:,.0f} tokens/s/{each(result.device)}")
     if result.overlap_fraction is not None:
@@ -62,6 +63,15 @@ def _figures(result: Result) -> str:
     if unread := result.unread_settings:
         parts.append(f"no effect: the system never read {', '.join(unread)}")
     return ", ".join(parts)
+
+
+def _unmeasured(result: Result) -> str:
+    """Return the interval and the command that narrows it, if it is wide because of the network."""
+    interval = result.interval
+    if interval is None or Unknown.UNMEASURED.value not in interval.because:
+        return ""
+    low, high = (f"{1e3 * end:,.0f}" for end in interval.step_time_s)
+    return f" ({low} to {high} ms: {Unknown.UNMEASURED.value})"
 
 
 def _sampled(result: Result) -> list[str]:

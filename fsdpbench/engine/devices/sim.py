@@ -71,6 +71,15 @@ class Tells:
         """Return operators priced by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
 
+    @property
+    def network_share(self) -> float | None:
+        """Return the durations of collectives between nodes over the time since the first; None without."""
+        simulation = self._open_simulation()
+        since = simulation.accelerator.between_nodes_since
+        if since is None or simulation.cpu_ns() <= since:
+            return None
+        return simulation.accelerator.between_nodes_ns / (simulation.cpu_ns() - since)
+
     def memory_traffic(self, steps: int) -> dict[str, Any]:
         """Return the bytes of memory-bound kernels in a mean traced step, of `steps`."""
         return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.engine.results.residuals.intervals import unknowns
+from fsdpbench.engine.results.residuals.intervals import is_measured, unknowns
 from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
     Quantity,
@@ -58,17 +58,19 @@ class Judged:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return self.width.around(self.prediction.predicted(self.figure) or 0.0)
+        """In the figure's unit; a speed is lowest where the step is longest."""
+        value, (low, high) = self.prediction.predicted(self.figure) or 0.0, self.width.around(1.0)
+        return (value / high, value / low) if self.figure.is_speed else (value * low, value * high)
 
     @property
     def inside(self) -> bool:
         ratio = self.prediction.case.published[self.figure] / (self.prediction.predicted(self.figure) or 1.0)
-        return abs(math.log(ratio)) <= self.width.log
+        return self.width.covers(-math.log(ratio) if self.figure.is_speed else math.log(ratio))
 
     @property
     def half_width(self) -> float:
         """Half the interval as a share of its middle."""
-        return math.tanh(self.width.log)
+        return self.width.half
 
     @property
     def known(self) -> bool:
@@ -196,7 +198,9 @@ def _width(prediction: Prediction, figure: Figure) -> Width:
         return width_of(MEMORY[figure], of_memory, without_run=case.name)
     if prediction.result.alloc_retries_per_step:
         unknown.append(Unknown.MEMORY)
-    return width_of(Quantity.TIME, unknown, bool(config.settings.compile), without=case.source)
+    width = width_of(Quantity.TIME, unknown, bool(config.settings.compile), without=case.source)
+    measured = is_measured(config.hardware or "")
+    return width.with_network(prediction.result.network_share or 0.0, config.gpus, measured)
 
 
 def _size(case: Case) -> str:

@@ -135,11 +135,12 @@ class Network:
         """Return seconds around all ranks, with the fastest protocol for the size."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes)
-        steps_inside, steps_between = (size - nodes) * passes, nodes * passes
+        steps_inside, steps_between = (size - nodes) * passes, float(nodes * passes)
         if kind == "all_to_all":
             # All-to-all needs no ring; the traffic between nodes shares their NICs.
             steps_inside, steps_between = 1, 1
             wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
+        steps_between *= nic.hop_factor(nodes)
         return nic.base_us * 1e-6 + min(
             (steps_inside * protocol.nvlink_hop_us + steps_between * protocol.nic_hop_us) * 1e-6
             + wire / protocol.carries(bandwidth)
@@ -151,7 +152,7 @@ class Network:
         """Return seconds up and down a binary tree of nodes, with a chain inside each."""
         nic = self.profile.nic
         bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
-        depth = math.ceil(math.log2(nodes))
+        depth = math.ceil(math.log2(nodes)) * nic.hop_factor(nodes)
         inside = size // nodes - 1
         carried = self._carried(nbytes, inside + 1) if nodes == 2 else 2.0 * nbytes
         between = min(_tree_time(protocol, depth, inside, carried, bandwidth) for protocol in nic.protocols)
@@ -182,7 +183,7 @@ def _passes(kind: str) -> int:
     return 2 if kind in ("all_reduce", "barrier") else 1
 
 
-def _tree_time(protocol: NicProtocol, depth: int, inside: int, carried: float, bandwidth: float) -> float:
+def _tree_time(protocol: NicProtocol, depth: float, inside: int, carried: float, bandwidth: float) -> float:
     """Return seconds; `carried` are the bytes that leave a node."""
     latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
     return latency + carried / protocol.carries(bandwidth)

@@ -200,16 +200,25 @@ class NicProtocol:
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node."""
+    """The network between nodes. `gb_s_per_node` is the sum over all NICs of a node.
+
+    `hop_growth`: the share by which each doubling of the nodes beyond 16 lengthens a hop; up to 16, latencies
+    are published.
+    """
 
     gb_s_per_node: float
     efficiency: float
     base_us: float
     tree_share: float
     protocols: tuple[NicProtocol, ...]
+    hop_growth: float = 0.0
 
     def __post_init__(self) -> None:
         require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
+
+    def hop_factor(self, nodes: int) -> float:
+        """Return the time of a hop among `nodes` nodes, relative to that among 16 or fewer."""
+        return 1 + self.hop_growth * math.log2(max(1.0, nodes / 16))
 
 
 @dataclass(frozen=True)

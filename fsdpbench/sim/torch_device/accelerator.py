@@ -46,7 +46,9 @@ class Accelerator:
     `stream` is the number of the current stream. `unknown_operators` counts launches of operators without a
     cost model (priced by bytes). `flops` counts matrix products and `jitter` delays collectives; both are
     None unless requested. `collectives_on_own_streams`: as before torch 2.8. `bytes_traced`: read and
-    written, in the last trace, by memory-bound kernels. `undo_software` reverts the profile's patches.
+    written, in the last trace, by memory-bound kernels. `between_nodes_ns`: duration of all collectives
+    between nodes, alone; `between_nodes_since`: when the first was queued. `undo_software` reverts the
+    software profile's patches.
 
     `known_values` counts storages with known values, `follows_numbers` says whether values from the host are
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
@@ -78,6 +80,8 @@ class Accelerator:
         self.operators_launched = 0
         self.events_traced = 0
         self.bytes_traced = 0
+        self.between_nodes_ns = 0
+        self.between_nodes_since: int | None = None
         self.unknown_operators: dict[str, int] = {}
         self.unknown_ns: dict[str, int] = {}
         self.flops: FlopCount | None = None
@@ -102,7 +106,8 @@ class Accelerator:
         self.trace = self.graph_pool = self.holders = self.flops = None
         self.on_out_of_memory = self.on_value = None
         self.follows_numbers = False
-        self.operators_launched = self.bytes_traced = 0
+        self.operators_launched = self.bytes_traced = self.between_nodes_ns = 0
+        self.between_nodes_since = None
         self.stop_listening()
 
     def require_started(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.settings import Settings
+from fsdpbench.cli.terminal.progress import describe_result
 from fsdpbench.engine.results.residuals.intervals import interval_of, unknowns
 from fsdpbench.engine.results.residuals.widths import LEVEL, MORE_GPUS, Quantity, Unknown, width_of
 from fsdpbench.reports.result import Result, Status
@@ -50,6 +51,7 @@ RESULT = {
         ({}, ()),
         ({"system": "torch-fsdp1", "hardware": "a100-80gb"}, ()),
         ({"hardware": "b200"}, (Unknown.CHIP,)),
+        ({"hardware": "h100-64gb", "gpus": 64}, (Unknown.CHIP,)),  # made of another chip, but one of its own
         ({"gpus": 16}, (Unknown.NETWORK,)),
         ({"hardware": "a100-80gb-roce2000", "gpus": 64}, ()),
         ({"system": "impl-fsdp2"}, (Unknown.SYSTEM,)),
@@ -121,6 +123,29 @@ def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
     # A published run of 2,048 GPUs takes 1.52 times as long as would be predicted.
     assert more["step_time_s"][1] > 1.5 * 2.0 > known["step_time_s"][1]
     assert more["peak_memory_bytes"] == known["peak_memory_bytes"]
+
+
+def test_a_network_that_was_not_measured_widens_a_step_that_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 400\n')
+    waits = Result.of(RESULT | {"network_share": 0.9})
+    stated, hidden, measured = (
+        interval_of(a_config(hardware=hardware, gpus=64), result)
+        for hardware, result in (
+            ("h100-80gb+nic-400", waits),
+            ("h100-80gb+nic-400", Result.of(RESULT | {"network_share": 0.1})),
+            (str(tmp_path / "mine.toml"), waits),
+        )
+    )
+    assert stated is not None
+    assert stated["because"] == [Unknown.UNMEASURED.value]
+    assert "calibrate --nccl-tests" in stated["because"][0]
+    assert hidden == measured
+    line, other = (describe_result(waits.replaced(interval=each)) for each in (stated, measured))
+    assert "calibrate --nccl-tests narrows it" in line.partition(", 1,000 tokens")[0]
+    assert "calibrate" not in other
+    assert stated["step_time_s"][0] == hidden["step_time_s"][0]  # type: ignore[index]
+    assert stated["step_time_s"][1] > 2 * 2.0  # a factor of two is possible
+    assert stated["tokens_per_s_per_gpu"][0] == pytest.approx(1000 * 2.0 / stated["step_time_s"][1])
 
 
 def test_memory_that_fits_only_inside_its_error_is_risky() -> None:

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from fsdpbench.engine.results.residuals.widths import (
     Quantity,
     Residual,
     Unknown,
+    Width,
+    by_network,
     is_held_out,
     read_table,
     weighted_quantile,
     widening,
     width_of,
+    width_of_run,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
@@ -34,7 +38,8 @@ def a_row(log_ratio: float = 0.0, **changes: Any) -> Residual:
     row: dict[str, Any] = {
         "condition": Condition.KNOWN, "source": "s", "chip": "a100-80gb", "run": "r", "model": "m",
         "family": "gpt", "system": "torch-fsdp1", "software": "current", "fitted": False, "compiled": False,
-        "gpus": 8, "nodes": 1, "network": "stated", "retries": 0.0, "full": 0.5, "quantity": Quantity.TIME,
+        "gpus": 8, "nodes": 1, "network": "stated", "retries": 0.0, "full": 0.5, "network_share": 0.0,
+        "quantity": Quantity.TIME,
         "unit": "ms", "published": 1.0, "predicted": 1.0, "log_ratio": log_ratio,
     }  # fmt: skip
     return Residual(**(row | changes))
@@ -152,19 +157,53 @@ def test_residuals_are_the_logarithms_of_their_figures() -> None:
         assert row.log_ratio == pytest.approx(math.log(ratio), abs=2e-5), row.run
 
 
-def test_known_runs_lie_inside_their_intervals_with_their_source_held_out() -> None:
+def test_the_network_widens_upwards_by_its_share() -> None:
+    assert by_network(0.25, 512) == 0  # 2.5 times as long, and still hidden
+    assert by_network(0.9, 512) == pytest.approx(math.log(1 + 1.5 * 0.9))
+    assert 0 < by_network(0.3, 512) < by_network(0.5, 512) < by_network(0.9, 512) < by_network(0.9, 1024)
+    wide = Width(0.1, (), 7).with_network(0.9, 64)
+    assert wide.because == (Unknown.UNMEASURED,)
+    low, high = wide.around(1.0)
+    assert (low, high) == pytest.approx((math.exp(-0.1), math.exp(math.hypot(0.1, math.log(2.35)))))
+    assert [wide.covers(ratio) for ratio in (-0.11, -0.09, 0.8, 0.9)] == [False, True, True, False]
+    assert wide.half == pytest.approx((high - low) / (high + low))
+    assert Width(0.1, (), 7).with_network(0.9, 64, measured=True) == Width(0.1, (), 7)
+
+
+def test_what_the_network_explains_is_no_evidence_for_the_rest() -> None:
+    slow = [a_row(0.5, source=s, network_share=0.6, nodes=16, gpus=64) for s in "abc"]
+    assert width_of(Quantity.TIME, (), rows=slow).log == 0
+    fast = [a_row(-0.2, source=s, network_share=0.6, nodes=16, gpus=64) for s in "abc"]
+    assert width_of(Quantity.TIME, (), rows=slow + fast).log == 0.2
+    above = a_row(1.2, network_share=0.6, nodes=16, gpus=64)
+    width = Width(above.needed, (), 1).with_network(0.6, 64)
+    assert [width.covers(ratio) for ratio in (1.2 - 1e-6, 1.2 + 1e-6)] == [True, False]
+
+
+_REGIMES: dict[str, Callable[[Residual], bool]] = {
+    "one node": lambda row: row.nodes == 1 and not row.retries,
+    "nodes, collectives hidden": lambda row: row.nodes > 1 and row.network_share < 0.35 and not row.retries,
+    "nodes, collectives decide": lambda row: row.network_share >= 0.35 and not row.retries,
+    "chip without runs": lambda row: row.condition is Condition.NEW_CHIP,
+    "known software and chip": lambda row: row.condition is Condition.KNOWN,
+}
+
+
+@pytest.mark.parametrize("regime", _REGIMES)
+def test_runs_of_each_regime_lie_inside_with_their_source_held_out(regime: str) -> None:
+    runs = [row for row in read_table() if row.as_it_was and row.quantity is Quantity.TIME]
+    assert len(runs) > 220
+    inside = [width_of_run(row).covers(row.log_ratio) for row in runs if _REGIMES[regime](row)]
+    assert len(inside) >= 40
+    assert statistics.fmean(inside) >= 0.85
+
+
+def test_known_runs_have_narrow_intervals() -> None:
     known = [
         row for row in read_table() if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME
     ]
-    assert len(known) > 110
-
-    def width(row: Residual) -> float:
-        unknown = [Unknown.MEMORY] if row.retries else []
-        return width_of(Quantity.TIME, unknown, row.compiled, without=row.source).log
-
-    inside = [abs(row.log_ratio) <= width(row) for row in known]
-    assert statistics.fmean(inside) >= LEVEL
-    assert statistics.median(math.tanh(width(row)) for row in known) <= 0.08
+    assert statistics.median(width_of_run(row).half for row in known) <= 0.12
+    assert width_of(Quantity.TIME, ()).half <= 0.08
     assert len({row.source for row in known if is_held_out(row)}) >= 4
 
 

@@ -144,6 +144,8 @@ def test_costs_are_the_network_s() -> None:
         expected = network.collective_ns("all_gather", 256 * MIB, ranks)
         measured = device_time(dist.all_gather_into_tensor, full, shard, group=group)
         assert abs(measured - expected) < 200_000, (measured, expected)
+    assert sim.accelerator.between_nodes_ns == expected  # of the second alone
+    assert 0 < (sim.accelerator.between_nodes_since or 0) < sim.cpu_ns()
     assert network.collective_ns("all_gather", 256 * MIB, range(8)) < network.collective_ns(
         "all_gather", 256 * MIB, range(0, 64, 8)
     )

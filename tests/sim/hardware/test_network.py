@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from statistics import mean
 
 import pytest
@@ -43,10 +44,23 @@ def test_rings_between_h100_nodes_meet_published_fits(nodes, latency_us, gb_s):
 def test_large_rings_between_nodes_have_the_latency_of_simple(kind):
     nodes, size = 256, 405_000_000  # a block of Llama-7B in bf16
     ranks = range(8 * nodes)
-    hops_us = 7 * nodes * 3.4 + nodes * 14.0
+    hops_us = 7 * nodes * 3.4 + nodes * 14.0 * (1 + 0.15 * 4)  # four doublings beyond 16 nodes
     wire_us = size * (1 - 1 / len(ranks)) / (0.98 * 400e9) * 1e6
     found_us = Network(H100, 8 * nodes, 8).collective_ns(kind, size, ranks) / 1e3
     assert found_us == pytest.approx(hops_us + wire_us, rel=0.01)
+
+
+def test_hops_grow_beyond_sixteen_nodes_alone():
+    assert [H100.nic.hop_factor(nodes) for nodes in (1, 2, 16)] == [1, 1, 1]
+    assert H100.nic.hop_factor(64) == pytest.approx(1.3)
+    flat = dataclasses.replace(H100, nic=dataclasses.replace(H100.nic, hop_growth=0.0))
+    for kind in ("all_gather", "all_reduce"):
+        for nodes, longer in ((16, False), (64, True)):
+            times = [
+                Network(profile, 512, 8).collective_ns(kind, 1024, range(8 * nodes))
+                for profile in (flat, H100)
+            ]
+            assert (times[1] > times[0]) is longer
 
 
 def test_a_protocol_carries_no_more_than_its_most():

@@ -29,7 +29,7 @@ from fsdpbench.engine.results.residuals.widths import (
 )
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import JsonObject, PeakMemory, Result
-from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers, profile_names
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
@@ -50,7 +50,8 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
     memory, risky = _memory(config, result.peak_memory_bytes, unknown)
     retries = bool(result.alloc_retries_per_step)
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile)).with_gpus(config.gpus)
+    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
+    time = time.with_network(result.network_share or 0.0, config.gpus, is_measured(config.hardware or ""))
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
     low, high = time.around(step)
     return {
@@ -74,17 +75,17 @@ def read_ahead() -> None:
     _known()
     apart()
     for quantity in (Quantity.TIME, *_PEAKS):
-        width_of(quantity, ()).with_gpus(1)
+        width_of(quantity, ())
 
 
 def unknowns(config: Config) -> tuple[Unknown, ...]:
     """Return what no published run says about a configuration."""
     found = []
     chips, software, families = _known()
-    # Files without `compute` are variants of a chip; the first with it is the chip's own.
+    # Files without `compute` are variants of a chip; a packaged one is a chip of its own.
     layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
-    if not any(name in chips for name, _ in layers[: len(variants) + 1]):
+    if next((name for name, _ in layers if name in profile_names()), None) not in chips:
         found.append(Unknown.CHIP)
     if config.gpus > config.ranks_per_node and not any("nic" in keys for _, keys in variants):
         found.append(Unknown.NETWORK)
@@ -111,6 +112,13 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     ):
         found.append(Unknown.MODEL)
     return tuple(found)
+
+
+def is_measured(hardware: str) -> bool:
+    """Return whether the network is that of a file of the user's own (`calibrate` writes such)."""
+    layers, _ = _machine(hardware, _stamp(hardware))
+    own = itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)
+    return "+nic-" not in hardware and any("nic" in keys for _, keys in own)
 
 
 @functools.cache

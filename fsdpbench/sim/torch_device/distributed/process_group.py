@@ -168,6 +168,9 @@ class SimProcessGroup(CollectiveCalls):
         duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven) + extra_ns
         if accelerator.jitter is not None:
             duration += accelerator.jitter.lateness_ns(self._group_size)
+        if accelerator.network.nodes_of(self._ranks) > 1:
+            accelerator.between_nodes_ns += duration
+            accelerator.between_nodes_since = accelerator.between_nodes_since or start
         payload = None
         if accelerator.trace is not None:
             launched = timeline.cpu
