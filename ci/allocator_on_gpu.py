@@ -25,7 +25,7 @@ from fsdpbench.engine.devices.base import Placement
 from fsdpbench.script.rehearsal import rehearse_where_asked
 from fsdpbench.sim.model.allocator import AllocatorConf
 
-LIMIT_GIB = 2.0
+LIMIT_GIB = 2.0 + 2.0**-10  # no program ends on it: there the last bit of a share of the memory decides
 COUNTERS = (
     "allocated_bytes.all.current",
     "active_bytes.all.current",

@@ -120,13 +120,14 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
-    """Return the profile with the device's name and the closest memory; None if none matches."""
+    """Return the profile with the device's name and closest memory, of equals the shortest name; or None."""
     from fsdpbench.sim.model.profile import load_profile, profile_names
 
     words = device_name.lower().replace("-", " ").split()
     alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
     gib = memory_bytes / 2**30
-    return min(alike, key=lambda name: abs(load_profile(name).memory.capacity_gib - gib), default=None)
+    whole = {name: round(abs(load_profile(name).memory.capacity_gib - gib)) for name in alike}
+    return min(alike, key=lambda name: (whole[name], len(name)), default=None)
 
 
 def _chip_of(profile: str) -> list[str]:

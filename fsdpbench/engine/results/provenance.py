@@ -61,9 +61,17 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
-        "fsdpbench": importlib.metadata.version("fsdpbench"),
+        "fsdpbench": _version("fsdpbench"),
         "source": source_hash(),
     }
+
+
+def _version(package: str) -> str:
+    """Return a package's version; "not installed" for another machine's library, or run from a checkout."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def versions_of(config: Config) -> dict[str, str]:
@@ -72,10 +80,7 @@ def versions_of(config: Config) -> dict[str, str]:
     library = library if library == "transformers" else config.settings.implementation
     if config.script is not None or library == "own":
         return versions()
-    try:
-        return {**versions(), library: importlib.metadata.version(library)}
-    except importlib.metadata.PackageNotFoundError:
-        return {**versions(), library: "not installed"}  # a record of another machine's
+    return {**versions(), library: _version(library)}
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from scipy.optimize import least_squares
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.lab.calibrate.matrix_products import Fit, fit_section
@@ -44,7 +45,7 @@ _FITTED = {
     "forward_tflops": (5.0, 5000.0, 50.0),
     "head_dim_64": (0.2, 1.0, 0.1),
     "memory_efficiency": (0.05, 1.0, 0.1),
-    "floor_us": (0.0, 100.0, 5.0),
+    "floor_us": (2.0, 100.0, 5.0),  # no kernel is shorter
 }
 
 
@@ -53,7 +54,9 @@ def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[Attenti
     times = {shape: _seconds(machine, shape) for shape in SHAPES}
     found = fit_forward(profile, {shape: forward for shape, (forward, _) in times.items()})
     backward = fit_backward(profile, found.section, {shape: seconds for shape, (_, seconds) in times.items()})
-    return Fit(dataclasses.replace(found.section, backward_tflops=backward), found.mean_error)
+    share = _efficient_share(machine)
+    section = dataclasses.replace(found.section, backward_tflops=backward, efficient_share=share)
+    return Fit(section, found.mean_error)
 
 
 def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) -> Fit[AttentionProfile]:
@@ -88,10 +91,18 @@ def _errors(
     ]
 
 
+def _efficient_share(machine: Machine) -> float:
+    """Return the time of the kernel that torch takes by itself over the memory-efficient one's, at most 1."""
+    shape = max(SHAPES, key=lambda each: (each.head_dim, each.length))
+    own = sum(_seconds(machine, shape))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return min(1.0, own / sum(_seconds(machine, shape)))
+
+
 def _seconds(machine: Machine, shape: AttentionShape) -> tuple[float, float]:
     """Forward and backward of one shape."""
     query, key, value = (
-        machine.empty(shape.batch, shape.heads, shape.length, shape.head_dim).requires_grad_()
+        machine.normal(shape.batch, shape.heads, shape.length, shape.head_dim).requires_grad_()
         for _ in range(3)
     )
 
@@ -101,7 +112,7 @@ def _seconds(machine: Machine, shape: AttentionShape) -> tuple[float, float]:
     with torch.no_grad():
         forward = machine.device_seconds(attend)
     out = attend()
-    gradient = torch.zeros_like(out)
+    gradient = torch.randn_like(out)
     inputs = (query, key, value)
     backward = machine.device_seconds(lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True))
     return forward, backward

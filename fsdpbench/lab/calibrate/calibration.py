@@ -180,7 +180,7 @@ def _gemm(run: _Run, load_seconds: float) -> None:
 def _attention(run: _Run) -> None:
     found = measure_attention(run.machine, run.profile)
     run.errors["attention"] = found.mean_error
-    run.take("attention", found.section, "wave_quantisation")
+    run.take("attention", found.section, "wave_quantisation", "flash_share")
 
 
 def _streams(run: _Run) -> None:
@@ -249,8 +249,8 @@ _ROUNDS = 5
 
 def measure_kernel_share(machine: Machine, contention: ContentionProfile) -> ContentionProfile:
     """`contention` with the share that bf16 products and copies of this device show."""
-    a, source = machine.empty(_SIZE, _SIZE), machine.empty(_SIZE, _SIZE)
-    target = machine.empty(_SIZE, _SIZE)
+    a, source = machine.normal(_SIZE, _SIZE), machine.normal(_SIZE, _SIZE)
+    target = machine.normal(_SIZE, _SIZE)
 
     def product() -> object:
         return a @ a

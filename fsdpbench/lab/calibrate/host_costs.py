@@ -27,7 +27,7 @@ NOT_MEASURED = "launch_us"
 
 def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
     """Host costs in microseconds; never negative."""
-    tensor = machine.empty(16)
+    tensor = machine.normal(16)
     launch = profile.cpu.launch_us
     operator = _us(machine, lambda: tensor.add_(1))
     plain, hooked = nn.Identity(), nn.Identity()
@@ -113,7 +113,7 @@ def _stream(machine: Machine) -> float:
 def _collective(machine: Machine, profile: HardwareProfile) -> float:
     if not dist.is_initialized():
         return profile.cpu.collective_us
-    tensor = machine.empty(16)
+    tensor = machine.normal(16)
     return machine.host_seconds(lambda: dist.all_reduce(tensor), repeats=20) * 1e6
 
 

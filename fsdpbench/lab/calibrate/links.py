@@ -52,7 +52,7 @@ def measure_nic(machine: Machine, profile: HardwareProfile) -> NicProfile:
 
 def measure_contention(machine: Machine, profile: HardwareProfile) -> ContentionProfile:
     """How much longer a product takes while an all-gather runs beside it."""
-    a = machine.empty(8192, 8192)
+    a = machine.normal(8192, 8192)
     alone = machine.device_seconds(lambda: a @ a)
     shard = torch.zeros(_BIG // dist.get_world_size(), dtype=torch.uint8, device=machine.device)
     whole = torch.zeros(shard.numel() * dist.get_world_size(), dtype=torch.uint8, device=machine.device)
@@ -92,8 +92,8 @@ def _curve(machine: Machine, base: NvlinkProfile, kind: str, group: dist.Process
 def _seconds(machine: Machine, kind: str, nbytes: int, group: dist.ProcessGroup | None) -> float:
     """Device time of one collective over a full buffer of ``nbytes`` (bf16)."""
     ranks = dist.get_world_size(group)
-    whole = machine.empty(nbytes // 2)
-    shard = machine.empty(nbytes // 2 // ranks)
+    whole = machine.normal(nbytes // 2)
+    shard = machine.normal(nbytes // 2 // ranks)
     calls: dict[str, Callable[[], object]] = {
         "all_gather": lambda: _all_gather(whole, shard, group=group),
         "reduce_scatter": lambda: _reduce_scatter(shard, whole, group=group),

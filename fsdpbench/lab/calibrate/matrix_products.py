@@ -104,21 +104,21 @@ def fit_gemm(profile: HardwareProfile, seconds: dict[Shape, float]) -> Fit[GemmP
 
 def _forward_seconds(machine: Machine, shape: Shape) -> float:
     m, n, k = shape
-    a, b = machine.empty(m, k), machine.empty(n, k)
+    a, b = machine.normal(m, k), machine.normal(n, k)
     return machine.device_seconds(lambda: torch.nn.functional.linear(a, b))
 
 
 def _weight_seconds(machine: Machine, shape: Shape) -> float:
     """The gradient of a weight ``(m, n)`` over ``k`` tokens."""
     m, n, k = shape
-    gradient, inputs = machine.empty(k, m), machine.empty(k, n)
+    gradient, inputs = machine.normal(k, m), machine.normal(k, n)
     return machine.device_seconds(lambda: gradient.t() @ inputs)
 
 
 def _under_load(machine: Machine, load_seconds: float) -> float:
     """Speed of a product after running it for a while, against a cool start; at most 1."""
     m, n, k = _LOAD_SHAPE
-    a, b = machine.empty(m, k), machine.empty(n, k)
+    a, b = machine.normal(m, k), machine.normal(n, k)
 
     def product() -> object:
         return torch.nn.functional.linear(a, b)

@@ -31,7 +31,7 @@ _BEST_SHARE = 0.93
 
 def measure_bandwidth(machine: Machine, profile: HardwareProfile) -> BandwidthProfile:
     """Shares by kind and the smallest kernel's time, against the peak bandwidth of ``profile``."""
-    tiny = machine.empty(16)
+    tiny = machine.normal(16)
     floor = machine.device_seconds(lambda: tiny.add_(1), repeats=50)
     efficiency = dict(profile.bandwidth.efficiency)
     for kind, works in _WORKS.items():
@@ -47,7 +47,7 @@ def peak_bandwidth(machine: Machine, profile: HardwareProfile) -> float:
 
     No kernel reaches its data sheet's figure. One that seems to runs on other memory than the base's.
     """
-    whole = machine.empty(_SWEPT)
+    whole = machine.normal(_SWEPT)
     reached = 2 * _SWEPT / machine.device_seconds(lambda: whole.mul_(2)) / 1e9 * whole.element_size()
     if reached <= _BEST_SHARE * profile.memory.bandwidth_gb_s:
         return profile.memory.bandwidth_gb_s

@@ -39,7 +39,7 @@ LIBRARY = "nccl-tests"
 _BANDWIDTH, _LATENCY, _CALL, _TREE = "bandwidth", "latency", "call", "tree"
 # A figure is fitted where 10 % less of it moves some measured time by at least 2 %.
 _STEP, _LEAST_EFFECT = math.log(0.9), 0.02
-_FARTHEST = math.log(1000.0)
+_FARTHEST = math.log(30.0)  # from the best of the grid: farther steps leave the range of a profile
 _MOST_CURVE_POINTS = 40
 
 
@@ -219,9 +219,8 @@ def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Po
         steps = np.eye(len(names)) * -_STEP
         return np.column_stack([(residuals(logs + step) - residuals(logs)) / -_STEP for step in steps])
 
-    found = least_squares(
-        residuals, start, slopes, loss="soft_l1", f_scale=0.1, bounds=(-_FARTHEST, _FARTHEST), max_nfev=40
-    )
+    bounds = (start - _FARTHEST, start + _FARTHEST)
+    found = least_squares(residuals, start, slopes, loss="soft_l1", f_scale=0.1, bounds=bounds, max_nfev=40)
     return _scaled(profile, dict(zip(names, map(float, found.x), strict=True)))
 
 

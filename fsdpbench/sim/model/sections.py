@@ -91,6 +91,8 @@ class AttentionProfile:
     """Flash attention, modelled by `kernel_costs.AttentionCost`.
 
     Rates are those of long sequences with heads of 128, `head_dim_64` the share that smaller heads reach.
+    They are of the kernel that torch takes by itself. The memory-efficient kernel (masks, biases) reaches
+    `efficient_share` of them, the flash-attn package `flash_share`.
     """
 
     forward_tflops: float
@@ -100,6 +102,8 @@ class AttentionProfile:
     memory_efficiency: float
     wave_quantisation: float
     floor_us: float
+    efficient_share: float = 1.0
+    flash_share: float = 1.0
 
 
 @dataclass(frozen=True)

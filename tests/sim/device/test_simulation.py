@@ -57,7 +57,7 @@ def test_each_profile_has_its_gpu_s_compute_capability() -> None:
         "rtx-3090": (8, 6),
         **dict.fromkeys(("l40s", "rtx-4090"), (8, 9)),
         **dict.fromkeys(("gh200-96gb", "h100-64gb", "h100-80gb", "h100-96gb", "h100-96gb-hbm2e"), (9, 0)),
-        **dict.fromkeys(("h20-96gb", "h200", "h800-80gb"), (9, 0)),
+        **dict.fromkeys(("h100-80gb-cuda13", "h20-96gb", "h200", "h800-80gb"), (9, 0)),
         "mi300x": (9, 4),
         **dict.fromkeys(("b200", "gb200"), (10, 0)),
         **dict.fromkeys(("b300", "gb300"), (10, 3)),

@@ -37,6 +37,7 @@ def _flash(backward: bool) -> Price:
         price = costs.attention_backward_ns if backward else costs.attention_forward_ns
         shape = batch, query.shape[-2], *lengths, query.shape[-1]
         duration = price(*shape, bool(given["causal"]), dtype, key.shape[-2])
+        duration = round(duration / costs.profile.attention.flash_share)
         return OperatorCost(f"flash_{'bwd' if backward else 'fwd'}_kernel_{dtype}", duration)
 
     return cost

@@ -136,10 +136,13 @@ def _attention_shape(
     return query.shape[0], query.shape[1], query.shape[2], key.shape[2], size
 
 
-def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
-    """Return the time in ns to read what is added to the scores, if the kernel takes such a bias."""
-    bias = args[bias_at] if bias_at is not None and bias_at < len(args) else None
-    return costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
+def _with_bias(duration: int, args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
+    """Return ns of the memory-efficient kernel where a bias can be given, with the time to read it."""
+    if bias_at is None:
+        return duration
+    bias = args[bias_at] if bias_at < len(args) else None
+    read = costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
+    return round(duration / costs.profile.attention.efficient_share) + read
 
 
 def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
@@ -151,7 +154,7 @@ def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
         dtype = compute_type(args[0].dtype)
         shape, kv_heads = _attention_shape(args[0], args[1], args[2], 1, 1), args[1].shape[1]
         duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
-        return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
+        return OperatorCost(f"flash_fwd_kernel_{dtype}", _with_bias(duration, args, bias_at, costs))
 
     return cost
 
@@ -166,7 +169,7 @@ def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
         dtype = compute_type(query.dtype)
         shape = _attention_shape(query, key, value, 3, 2)
         duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
-        duration += _bias_ns(args, bias_at, costs)
+        duration = _with_bias(duration, args, bias_at, costs)
         return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
 
     return cost
