@@ -32,6 +32,8 @@ _OTHER_KINDS = re.compile(
 )
 _REDUCES_BF16 = re.compile(r"\breduce( and buffer)?( dtype)? bf16\b")
 _FSDP = re.compile(r"\bfsdp([12])\b")
+_MONTH = re.compile(r"\b20[0-9]{2}-[01][0-9]\b")
+_NEWER_KERNELS, _OLDER_SOFTWARE = "2026-02", "torch-2.8"  # torch 2.11, and the last software before it
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,13 @@ def run_of_row(row: Row) -> Mapping[str, str] | None:
         "compiled": "yes" if row.text("compile") == "1" else "no",
         "tokens_per_s_per_gpu": f"{tokens:.7g}",
         "status": "ok",
+        "software": _OLDER_SOFTWARE if _is_older(row) else "",
     }
+
+
+def _is_older(row: Row) -> bool:
+    months = _MONTH.findall(row.text("source"))
+    return bool(months) and max(months) < _NEWER_KERNELS
 
 
 def _tokens_per_s_per_gpu(row: Row) -> float | None:

@@ -86,18 +86,20 @@ def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -
 
 
 def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, Any]]:
-    """The keys fitted to runs on `other` as they apply to `profile`, by section."""
+    """Return the keys fitted to runs on `other` as they apply to `profile`, by section.
+
+    The runs are of older kernels: where `profile` has newer ones too, the keys are those of its older ones.
+    """
+    other, older = other.with_older_kernels(), profile.with_older_kernels()
     backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
-    return {
-        "gemm": {"under_load": other.gemm.under_load, "weight_grad": other.gemm.weight_grad},
-        "attention": {
-            "under_load": other.attention.under_load,
-            "backward_tflops": round(
-                profile.attention.forward_tflops * backward / _software_share(profile), 1
-            ),
-        },
-        "contention": {"compute_slowdown": other.contention.compute_slowdown},
+    rate = round(older.attention.forward_tflops * backward / _software_share(profile), 1)
+    kernels: dict[str, Any] = {
+        "gemm": {"weight_grad": other.gemm.weight_grad},
+        "attention": {"under_load": other.attention.under_load, "backward_tflops": rate},
     }
+    found = kernels if profile.older is None else {"gemm": {}, "older": kernels}
+    found["gemm"]["under_load"] = other.gemm.under_load
+    return {**found, "contention": {"compute_slowdown": other.contention.compute_slowdown}}
 
 
 def _software_share(profile: HardwareProfile) -> float:

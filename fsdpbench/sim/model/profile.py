@@ -32,6 +32,7 @@ from fsdpbench.sim.model.sections import (
     MemoryProfile,
     NicProfile,
     NvlinkProfile,
+    OlderKernels,
 )
 
 
@@ -60,6 +61,7 @@ class HardwareProfile:
     estimated: tuple[str, ...] = ()
     libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)
     runs_use: tuple[str, ...] = ()
+    older: OlderKernels | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -112,6 +114,13 @@ class HardwareProfile:
         """Return the dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
+    def with_older_kernels(self) -> HardwareProfile:
+        """Return this machine with the kernels before torch 2.11 and CUDA 13, where they differ."""
+        if self.older is None:
+            return self
+        gemm = dataclasses.replace(self.gemm, weight_grad=self.older.gemm.weight_grad)
+        return dataclasses.replace(self, attention=self.older.attention, gemm=gemm)
+
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
         """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None: as now.
 
@@ -158,14 +167,23 @@ def _rebased(below: dict[str, Any], above: dict[str, Any]) -> None:
     """Adjust a base's table to the file that builds on it.
 
     NICs follow GPUs: where a file changes only the GPUs of a node, the network is scaled with them. Tables of
-    operators are of one chip: another peak leaves them behind, unless they price training runs.
+    operators are of one chip: another peak leaves them behind, unless they price training runs; and of two
+    generations of kernels it takes the older.
     """
-    if "peak_tflops" in above.get("compute", {}) and not below.get("runs_use"):
+    other_chip = "peak_tflops" in above.get("compute", {})
+    if other_chip and (older := below.pop("older", None)) is not None:
+        below["attention"], below["gemm"] = older["attention"], {**below["gemm"], **older["gemm"]}
+        below["sources"] = {name.removeprefix("older."): text for name, text in _older_last(below["sources"])}
+    if other_chip and not below.get("runs_use"):
         below["libraries"] = {}
     gpus, nic = above.get("gpus_per_node"), above.get("nic", {})
     if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
         rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
         below["nic"] = {**below["nic"], "gb_s_per_node": rate}
+
+
+def _older_last(sources: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(sources.items(), key=lambda item: item[0].startswith("older."))
 
 
 def contradictions(profile: HardwareProfile) -> Iterator[str]:

@@ -107,6 +107,23 @@ class AttentionProfile:
 
 
 @dataclass(frozen=True)
+class OlderProducts:
+    """Products of libraries before CUDA 13: `weight_grad` as in `GemmProfile`."""
+
+    weight_grad: float
+
+
+@dataclass(frozen=True)
+class OlderKernels:
+    """Kernels before torch 2.11 and CUDA 13, where they differ: flash attention 2 for cuDNN's attention,
+    slower weight gradients. Software of that time has `kernels.older`."""
+
+    attention: AttentionProfile
+    gemm: OlderProducts
+    table: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
 class BandwidthProfile:
     """Memory-bound kernels: share of the peak bandwidth by kind, above a floor for each kernel.
 

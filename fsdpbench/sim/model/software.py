@@ -45,6 +45,13 @@ class AttentionSoftware:
 
 
 @dataclass(frozen=True)
+class KernelsSoftware:
+    """Kernels of libraries. `older`: those before torch 2.11 and CUDA 13 (`sections.OlderKernels`)."""
+
+    older: bool = False
+
+
+@dataclass(frozen=True)
 class CheckpointingSoftware:
     """Activation checkpointing. `reentrant`: recompute a block to its end, torch's default before 2.1.
     `by_operator`: a block can keep outputs of operators (torch 2.4)."""
@@ -120,6 +127,7 @@ class SoftwareProfile:
     source: str
     collectives: CollectivesSoftware = CollectivesSoftware()
     attention: AttentionSoftware = AttentionSoftware()
+    kernels: KernelsSoftware = KernelsSoftware()
     checkpointing: CheckpointingSoftware = CheckpointingSoftware()
     operators: OperatorsSoftware = OperatorsSoftware()
     fsdp1: Fsdp1Software = Fsdp1Software()
@@ -184,6 +192,7 @@ class SoftwareProfile:
 
     def applied_to(self, hardware: HardwareProfile) -> HardwareProfile:
         """Return `hardware` with the rates that this software reaches on it."""
+        hardware = hardware.with_older_kernels() if self.kernels.older else hardware
         attention = dataclasses.replace(
             hardware.attention,
             forward_tflops=hardware.attention.forward_tflops * self.attention.forward_rate,
@@ -199,7 +208,7 @@ class SoftwareProfile:
                 yield f"{name}.{spec.name}", getattr(section, spec.name), spec.default
 
 
-_SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
+_SECTIONS = ("collectives", "attention", "kernels", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
 # Collectives and library kernels, which a compiled graph calls as eager code, and operators a graph fuses.
@@ -208,8 +217,14 @@ _OUTSIDE_OF_GRAPHS = (
     "collectives.own_streams",
     "attention.forward_rate",
     "attention.backward_rate",
+    "kernels.older",
 )
-_OF_MODELS = ("collectives.own_streams", "operators.composed_rms_norm", "operators.fused_rotary")
+_OF_MODELS = (
+    "collectives.own_streams",
+    "operators.composed_rms_norm",
+    "operators.fused_rotary",
+    "kernels.older",
+)
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")
 
 _PROFILES = ProfileFolder("software", Path(__file__).parents[1] / "profiles" / "software", SoftwareProfile)

@@ -62,6 +62,19 @@ def test_words_become_settings(
 
 
 @pytest.mark.parametrize(
+    ("source", "software"),
+    [
+        ("org/study:docs/a.md (2024-09; also README)", "torch-2.8"),
+        ("org/study:PR 1 (2025-10..2026-04)", None),
+        ("org/study:docs/a.md", None),
+    ],
+)
+def test_the_month_of_a_source_chooses_the_kernels(tmp_path: Path, source: str, software: str | None) -> None:
+    (case,) = cases(tmp_path, source=source)
+    assert config_of(case).software == software
+
+
+@pytest.mark.parametrize(
     ("changes", "tokens"),
     [
         ({"metric": "tokens_per_s_total", "value": "64000"}, 1000.0),

@@ -14,6 +14,7 @@ VALUES: dict[str, Any] = {
     "attention.forward_rate": "0.001",
     "attention.backward_rate": "0.001",
     "attention.unpads": "true",
+    "kernels.older": "true",
     "checkpointing.reentrant": "true",
     "checkpointing.by_operator": "false",
     "operators.composed_rms_norm": "true",

@@ -19,6 +19,7 @@ from fsdpbench.base.numbers import finite_number, whole_number
 from fsdpbench.base.settings import Settings, Value
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.profile import ProfileError, profile_names, stated_machine
+from fsdpbench.sim.model.software import software_names
 from fsdpbench.systems import get_system
 from fsdpbench.workloads import WorkloadError, get_workload
 
@@ -124,6 +125,8 @@ def case_of_row(row: Row) -> Case:
     confidence = row.text("confidence")
     source = row.text("source")
     epoch = _SOURCES.get(source, _OF_TODAY)
+    if row.text("software") not in ("", *software_names()):
+        raise row.wrong("software", f"none of {', '.join(software_names())}")
     return Case(
         name=row.text("run"),
         group=f"{source}, {chip}",
@@ -137,7 +140,7 @@ def case_of_row(row: Row) -> Case:
         settings=_settings(row, epoch),
         published=_published(row),
         system=row.text("system"),
-        software=epoch.software,
+        software=row.text("software") or epoch.software,
         assumed="" if not confidence or confidence.startswith("stated") else confidence,
         ran_out=row.text("status") == "oom",
     )
