@@ -26,7 +26,7 @@ COLUMNS = (
     "gpus_per_node", "seq", "microbatch", "grad_accum", "strategy", "ac", "dtype", "compile", "metric",
     "value", "notes",
 )  # fmt: skip
-_WRITTEN = (*framework_file.COLUMNS, "gpus_per_node")
+_WRITTEN = (*framework_file.COLUMNS, "gpus_per_node", "software")
 _OTHER_KINDS = re.compile(
     r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine)\b", re.IGNORECASE
 )
