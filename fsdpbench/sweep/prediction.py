@@ -26,10 +26,10 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sweep.planning import workload_named
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system
 from fsdpbench.systems.base import shard_size_of
-from fsdpbench.workloads import get_workload
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
 _ROOMY_HARDWARE = "h200"
@@ -318,7 +318,7 @@ def state_bytes(config: Config) -> int | None:
     )
     if strange or settings.cpu_offload or config.script is not None or config.what_if is not None:
         return None
-    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    workload = workload_named(config)
     if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
         return None  # tables of their own dtype, sharded in their own way
     each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(settings.optimizer, _STATE_BYTES)

@@ -25,7 +25,7 @@ from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import CURRENT, load_software
-from fsdpbench.sim.torch_device.software import Trainer
+from fsdpbench.workloads import replacements
 
 
 class Tells:
@@ -130,6 +130,7 @@ class SimDevice(Tells):
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
+            of_models=replacements.MECHANISMS,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
@@ -147,6 +148,8 @@ class SimDevice(Tells):
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
         """Return the context to enter around each microbatch of `model`: the software profile's trainer."""
+        from fsdpbench.engine.devices.trainer import Trainer
+
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def capture(self, loop: TrainingLoop) -> None:
