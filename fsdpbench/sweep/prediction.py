@@ -292,20 +292,21 @@ _UNDERSTOOD = {
 
 def cannot_fit(config: Config) -> str | None:
     """Why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
-    needed = state_bytes(config)
-    if needed is None or config.hardware is None:
-        return None
-    try:
-        profile = load_profile(config.hardware)
-    except ProfileError:
-        return None
-    if needed <= profile.usable_memory_bytes:
+    needed, usable = state_bytes(config), usable_bytes(config)
+    if needed is None or usable is None or needed <= usable:
         return None
     return (
         f"by arithmetic: parameters, gradients and optimizer alone take {needed / 2**30:,.1f} GiB a "
-        f"GPU, and torch "
-        f"has {profile.usable_memory_bytes / 2**30:,.1f} GiB (not simulated)"
+        f"GPU, and torch has {usable / 2**30:,.1f} GiB (not simulated)"
     )
+
+
+def usable_bytes(config: Config) -> int | None:
+    """Memory that torch has on a simulated GPU; None for a profile that cannot be read."""
+    try:
+        return None if config.hardware is None else load_profile(config.hardware).usable_memory_bytes
+    except ProfileError:
+        return None
 
 
 def state_bytes(config: Config) -> int | None:
