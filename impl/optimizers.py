@@ -161,7 +161,7 @@ def _results(batch: _Batch, shards: Sequence[Tensor]) -> Iterator[tuple[int, Ten
 
 
 class _ByGroups(torch.optim.Optimizer):
-    """An optimizer that updates group by group."""
+    """The step of optimizers whose groups are updated one after the other."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

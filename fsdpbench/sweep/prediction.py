@@ -140,12 +140,7 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         )
     if config.device != "sim" and config.gpus > config.gpus_per_node:
         hardware = stated_machine(hardware, config.gpus_per_node)
-    changed = replace(
-        config,
-        device="sim",
-        hardware=hardware,
-        measurement=PROBE,
-    )
+    changed = replace(config, device="sim", hardware=hardware, measurement=PROBE)
     return None if get_system(config.system).not_applicable(changed) else changed
 
 

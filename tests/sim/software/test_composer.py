@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fsdpbench.engine.devices.trainer import Trainer
+from fsdpbench.engine.devices.sim import Trainer
 from fsdpbench.sim.model.software import TrainerSoftware
 from fsdpbench.sim.model.timeline import Timeline
 from fsdpbench.workloads import replacements
