@@ -132,9 +132,7 @@ def simulate(options: argparse.Namespace) -> Slopes:
     slopes: Slopes = {}
     for place, case in enumerate(cases):
         of_case = [row[place] for row in changed]
-        steps = [
-            None if each is None else predictions[id(each)].result.get("step_time_s") for each in of_case
-        ]
+        steps = [None if each is None else predictions[id(each)].result.step_time_s for each in of_case]
         slopes[case.source, case.chip or case.hardware, case.name] = slopes_from(case, steps)
     return slopes
 

@@ -160,13 +160,8 @@ def _results(batch: _Batch, shards: Sequence[Tensor]) -> Iterator[tuple[int, Ten
         yield index, part.view(shards[index].shape)
 
 
-class Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose `step` moves each sharded matrix to one rank and back, in bf16.
-
-    Arguments, checks and state (`momentum_buffer`, sharded as the parameter) are torch's. Parameters
-    without shards are updated in place without communication. A `step` is collective: all ranks must have
-    gradients of the same parameters. Raises ValueError for parameters not of two dimensions, as torch's.
-    """
+class _ByGroups(torch.optim.Optimizer):
+    """The step of optimizers whose groups are updated one after the other."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -178,6 +173,18 @@ class Muon(torch.optim.Muon):
         for group in self.param_groups:
             self._step_group(group)
         return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Muon(_ByGroups, torch.optim.Muon):
+    """`torch.optim.Muon` whose `step` moves each sharded matrix to one rank and back, in bf16.
+
+    Arguments, checks and state (`momentum_buffer`, sharded as the parameter) are torch's. Parameters
+    without shards are updated in place without communication. A `step` is collective: all ranks must have
+    gradients of the same parameters. Raises ValueError for parameters not of two dimensions, as torch's.
+    """
 
     def _step_group(self, group: dict[str, Any]) -> None:
         from .shared.torch_internals import muon_adjust_lr, muon_orthogonalise
@@ -236,7 +243,7 @@ class Muon(torch.optim.Muon):
 _LOWER_HALF = 0xFFFF
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(_ByGroups):
     """AdamW (Loshchilov and Hutter 2019) with `exp_avg` and `exp_avg_sq` in bf16.
 
     Parameters of any floating dtype; gradients must have the parameters' device. Works shard by shard: on
@@ -259,18 +266,10 @@ class AdamW(torch.optim.Optimizer):
             raise ValueError(f"betas must be at least 0 and less than 1, not {betas}")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step; `closure` reevaluates the model and returns the loss, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -16,12 +16,5 @@ if __name__ == "workloads":
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, BlockGroup, group_blocks
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
-from fsdpbench.workloads.registry import (
-    HF_PREFIX,
-    PLUGINS,
-    Family,
-    families,
-    get_workload,
-    workload_names,
-)
+from fsdpbench.workloads.registry import HF_PREFIX, PLUGINS, Family, families, get_workload, workload_names
 from fsdpbench.workloads.shape import DataError, ShapeError, UnknownModelError, WorkloadError

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 import torch
 from torch import nn
 
+from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed, image_batches, token_batches
@@ -46,7 +47,7 @@ class Workload(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, ShapeValue]:
         """Return all fields of the shape as plain values, defaults included."""
 
     @property
@@ -201,7 +202,7 @@ class Shaped(Workload, Generic[S]):
         return cls(name, make_shape(cls.shape_type, values))
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, ShapeValue]:
         # Fields are plain values: `asdict` would copy each.
         return {each.name: getattr(self.spec, each.name) for each in fields(self.spec)}  # type: ignore[arg-type]
 
@@ -298,7 +299,7 @@ class WrappedWorkload(Workload):
         self.name, self.family = base.name, base.family
 
     @property
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, ShapeValue]:
         return self.base.shape
 
     @property

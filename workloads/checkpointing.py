@@ -136,10 +136,7 @@ class CheckpointedBlock(nn.Module):
 
 
 def run_checkpointed(
-    function: Callable[..., Tensor],
-    *args: Any,
-    checkpointing: ActivationCheckpointing,
-    random: bool = False,
+    function: Callable[..., Tensor], *args: Any, checkpointing: ActivationCheckpointing, random: bool = False
 ) -> Tensor:
     """Run `function` and keep its arguments only (and the outputs of operators that `checkpointing` names);
     whatever else backward needs is computed again then.

@@ -142,6 +142,16 @@ def composed_rms_norm() -> AbstractContextManager[None]:
     return _replaced(torch.nn.functional, "rms_norm", layers.composed_rms_norm)
 
 
+MECHANISMS = {
+    "checkpointing.reentrant": reentrant_checkpoints,
+    "operators.composed_rms_norm": composed_rms_norm,
+    "operators.fused_rotary": fused_rotary,
+    "attention.unpads": unpadded_attention,
+    "trainer.fused_loss": fused_loss,
+}
+"""By key of a software profile."""
+
+
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)

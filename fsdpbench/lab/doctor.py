@@ -24,18 +24,8 @@ _EXTRAS = (
     ("hta", "hta", "HolisticTraceAnalysis beside our own analysis", "pip install 'fsdpbench[hta]'"),
     ("tune", "optuna", "`fsdpbench tune`", "pip install 'fsdpbench[tune]'"),
     ("slurm", "submitit", "`--launcher slurm`", "pip install 'fsdpbench[slurm]'"),
-    (
-        "deepspeed",
-        "deepspeed",
-        "`--system deepspeed-zero3`",
-        "pip install 'fsdpbench[deepspeed]'",
-    ),
-    (
-        "megatron-fsdp",
-        "megatron_fsdp",
-        "`--system megatron-fsdp`",
-        "pip install 'fsdpbench[megatron-fsdp]'",
-    ),
+    ("deepspeed", "deepspeed", "`--system deepspeed-zero3`", "pip install 'fsdpbench[deepspeed]'"),
+    ("megatron-fsdp", "megatron_fsdp", "`--system megatron-fsdp`", "pip install 'fsdpbench[megatron-fsdp]'"),
 )
 
 

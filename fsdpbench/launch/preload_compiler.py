@@ -16,10 +16,7 @@ from fsdpbench.base.torch_internals import IMPORTED_LATE, inductor_common, induc
 from fsdpbench.sim.torch_device.compile.plan_cache import of_compiler
 from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
 
-_NEEDED = (
-    "fsdpbench.sim.torch_device.compile.front_end",
-    "fsdpbench.sim.torch_device.compile.lowering",
-)
+_NEEDED = ("fsdpbench.sim.torch_device.compile.front_end", "fsdpbench.sim.torch_device.compile.lowering")
 
 
 def _import_all() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ from fsdpbench.sim.torch_device.operators.autocast import register_autocast, reg
 from fsdpbench.sim.torch_device.operators.kernels import forget_plans, register_kernels, register_launches
 from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
-from fsdpbench.sim.torch_device.software import install
+from fsdpbench.sim.torch_device.software import Mechanism, install
 from fsdpbench.sim.torch_device.tensors import use_on_stream
 
 if TYPE_CHECKING:
@@ -104,13 +105,15 @@ class Simulation:
         jitter: JitterSettings | None = None,
         sanitize: bool = False,
         software: SoftwareProfile | None = None,
+        of_models: Mapping[str, Mechanism] = MappingProxyType({}),
     ) -> Simulation:
         """Start (or restart) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. `allocator_conf` defaults to
         `PYTORCH_CUDA_ALLOC_CONF`; without `jitter` kernels are exact and ranks punctual. With `sanitize`
         every use of memory is followed (`sanitizer`). `software` (default: the installed one) stays in place
-        until the next start or `end`. Raises `ValueError` for an impossible world.
+        until the next start or `end`, with those of `of_models` that it switches on. Raises
+        `ValueError` for an impossible world.
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
@@ -132,7 +135,7 @@ class Simulation:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         simulation._begin_plans(None if sanitize else software)
-        accelerator.undo_software = install(software, accelerator).close
+        accelerator.undo_software = install(software, accelerator, of_models).close
         accelerator.started = True
         if sanitizer is not None:
             sanitizer.begin(accelerator)

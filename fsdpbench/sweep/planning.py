@@ -137,6 +137,11 @@ def configured(target: Target, system: str, **settings: Any) -> Config:
     return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
 
 
+def workload_named(config: Config) -> Workload:
+    """Return the workload that `config` names, whatever its settings."""
+    return get_workload(config.model, shape=dict(config.shape_given) or None)
+
+
 def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
     """Why `config` cannot run as asked: settings of `given` that its system lacks, values it refuses."""
     system = get_system(config.system)

@@ -26,10 +26,10 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.pages.ranking import shared_ranks
 from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sweep.planning import workload_named
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system
 from fsdpbench.systems.base import shard_size_of
-from fsdpbench.workloads import get_workload
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
 _ROOMY_HARDWARE = "h200"
@@ -140,12 +140,7 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         )
     if config.device != "sim" and config.gpus > config.gpus_per_node:
         hardware = stated_machine(hardware, config.gpus_per_node)
-    changed = replace(
-        config,
-        device="sim",
-        hardware=hardware,
-        measurement=PROBE,
-    )
+    changed = replace(config, device="sim", hardware=hardware, measurement=PROBE)
     return None if get_system(config.system).not_applicable(changed) else changed
 
 
@@ -292,20 +287,21 @@ _UNDERSTOOD = {
 
 def cannot_fit(config: Config) -> str | None:
     """Why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
-    needed = state_bytes(config)
-    if needed is None or config.hardware is None:
-        return None
-    try:
-        profile = load_profile(config.hardware)
-    except ProfileError:
-        return None
-    if needed <= profile.usable_memory_bytes:
+    needed, usable = state_bytes(config), usable_bytes(config)
+    if needed is None or usable is None or needed <= usable:
         return None
     return (
         f"by arithmetic: parameters, gradients and optimizer alone take {needed / 2**30:,.1f} GiB a "
-        f"GPU, and torch "
-        f"has {profile.usable_memory_bytes / 2**30:,.1f} GiB (not simulated)"
+        f"GPU, and torch has {usable / 2**30:,.1f} GiB (not simulated)"
     )
+
+
+def usable_bytes(config: Config) -> int | None:
+    """Memory that torch has on a simulated GPU; None for a profile that cannot be read."""
+    try:
+        return None if config.hardware is None else load_profile(config.hardware).usable_memory_bytes
+    except ProfileError:
+        return None
 
 
 def state_bytes(config: Config) -> int | None:
@@ -318,7 +314,7 @@ def state_bytes(config: Config) -> int | None:
     )
     if strange or settings.cpu_offload or config.script is not None or config.what_if is not None:
         return None
-    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    workload = workload_named(config)
     if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
         return None  # tables of their own dtype, sharded in their own way
     each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(settings.optimizer, _STATE_BYTES)

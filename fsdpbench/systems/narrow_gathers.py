@@ -90,12 +90,7 @@ class NarrowlyGathered(torch.Tensor):
         return (data,), (scale.reciprocal(),)
 
     def fsdp_post_all_gather(
-        self,
-        outputs: Sequence[Tensor],
-        metadata: tuple[Tensor],
-        param_dtype: torch.dtype,
-        *,
-        out: Any = None,
+        self, outputs: Sequence[Tensor], metadata: tuple[Tensor], param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
         """Make the whole weight of what was gathered, or give `out`, whose memory that is, its new scale."""
         if out is not None:

@@ -37,10 +37,7 @@ class Together(torch.optim.Optimizer):
 
 
 def make_optimizer(
-    settings: Settings,
-    model: nn.Module,
-    block_classes: tuple[type[nn.Module], ...],
-    make_muon: MakeMuon,
+    settings: Settings, model: nn.Module, block_classes: tuple[type[nn.Module], ...], make_muon: MakeMuon
 ) -> torch.optim.Optimizer:
     """Make the optimizer of the model's (sharded) parameters. `block_classes`: with Muon's matrices."""
     parameters = _by_mesh(p for p in model.parameters() if p.requires_grad)

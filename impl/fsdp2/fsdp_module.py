@@ -169,11 +169,7 @@ class FSDPModule:
             unit.gradients.reduce_scatter = comm
 
     def set_all_reduce_hook(
-        self,
-        hook: Callable[[torch.Tensor], None],
-        *,
-        stream: Any = None,
-        recurse: bool = False,
+        self, hook: Callable[[torch.Tensor], None], *, stream: Any = None, recurse: bool = False
     ) -> None:
         """Call ``hook(shard)`` with each reduced shard (1-D, in the reduce dtype) before it is delivered.
 

@@ -39,10 +39,7 @@ _TYPE_PATTERNS = (
         CollectiveType.ALL_REDUCE,
     ),
     (re.compile(r"all_?gather|(^|[_:])f?collect(_|$)|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
-    (
-        re.compile(r"all_?to_?all|(intra|inter)node::|deep_ep::|internode_ll", re.I),
-        CollectiveType.ALL_TO_ALL,
-    ),
+    (re.compile(r"all_?to_?all|(intra|inter)node::|deep_ep::|internode_ll", re.I), CollectiveType.ALL_TO_ALL),
     (re.compile(r"broadcast|bcast", re.I), CollectiveType.BROADCAST),
     (re.compile(r"barrier|sync_all|quiet", re.I), CollectiveType.BARRIER),
     (

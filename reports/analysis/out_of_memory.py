@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.analysis.records import Record
 from fsdpbench.reports.analysis.snapshots import (
     Holder,
     SnapshotAnalysis,
@@ -170,8 +171,11 @@ _PHASES = {OPTIMIZER: "optimizer", BACKWARD: "backward", FORWARD: "forward"}
 _MOST = 12
 
 
+_BYTES = {name: f"{name}_bytes" for name in ("allocated", "reserved", "split", "held")}
+
+
 @dataclass(frozen=True)
-class SnapshotOom:
+class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
     """A snapshot's last out-of-memory error; bytes. None, empty: the history does not say.
 
     held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that were
@@ -191,20 +195,8 @@ class SnapshotOom:
     growth: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "device": self.device,
-            "asked": self.asked,
-            "free": self.free,
-            "phase": self.phase,
-            "line": self.line,
-            "allocated_bytes": self.allocated,
-            "reserved_bytes": self.reserved,
-            "split_bytes": self.split,
-            "held_bytes": self.held,
-            "lines": [{"line": h.where, "bytes": h.bytes, "count": h.count} for h in self.lines],
-            "alive_by_age_bytes": list(self.growth),
-        }
+        lines = [{"line": each.where, "bytes": each.bytes, "count": each.count} for each in self.lines]
+        return super().to_dict() | {"lines": lines}
 
 
 def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:

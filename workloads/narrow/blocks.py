@@ -260,11 +260,7 @@ def _nvfp4_both_shapes(x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tens
 _LIBRARY = torch.library.Library("fsdpbench_workloads", "FRAGMENT")
 for _schema, _run, _shapes in (
     ("mxfp8_rows(Tensor x) -> (Tensor, Tensor)", mxfp8, _mxfp8_shapes),
-    (
-        "mxfp8_columns(Tensor x) -> (Tensor, Tensor)",
-        lambda x: mxfp8(x.t()),
-        lambda x: _mxfp8_shapes(x.t()),
-    ),
+    ("mxfp8_columns(Tensor x) -> (Tensor, Tensor)", lambda x: mxfp8(x.t()), lambda x: _mxfp8_shapes(x.t())),
     (
         "nvfp4_amax(Tensor x) -> (Tensor, Tensor)",
         _nvfp4_amax,

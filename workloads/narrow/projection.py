@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +14,7 @@ from fsdpbench.workloads.tensor_plan import HasProducts
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
 _MULTIPLES = {"fp8": MULTIPLE, "mxfp8": MX_BLOCK, "nvfp4": NV_BLOCK}
-_LINEARS: dict[str, Any] = {"fp8": EightBitLinear, "mxfp8": MxLinear, "nvfp4": Nvfp4Linear}
+_LINEARS = {"fp8": EightBitLinear, "mxfp8": MxLinear, "nvfp4": Nvfp4Linear}
 
 
 class NarrowProjection(Projection):
@@ -46,7 +44,7 @@ def check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> 
             f"{workload.name} is of the family {workload.family}, whose layers are not built in {kind}; "
             "the families decoder, llama and gpt are"
         )
-    if workload.shape.get("experts") and "M" in workload.shape.get("moe_pattern", ""):
+    if workload.shape.get("experts") and "M" in str(workload.shape.get("moe_pattern")):
         raise WorkloadError(f"experts' products of groups are not built in {kind}: take a dense model")
     multiple = _MULTIPLES[kind]
     products = [product for layer in range(workload.block_count) for product in workload.products(layer)]

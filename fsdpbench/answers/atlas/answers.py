@@ -11,7 +11,6 @@ from fsdpbench.answers.atlas.space import SYSTEM, Cell, Results, fits_safely
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.provenance import run_command, versions
 from fsdpbench.reports.result import Result
-from fsdpbench.workloads import get_workload
 
 SCHEMA = 1
 AS_GOOD = 0.02
@@ -21,12 +20,11 @@ _SHOWN = ("strategy", "activation_checkpointing", "batch", "seq")
 
 def answered(cells: Sequence[Cell], results: Results) -> Atlas:
     """Return the atlas."""
-    models = dict.fromkeys(cell.model for cell in cells)
     return Atlas(
         schema=SCHEMA,
         system=SYSTEM,
         versions=versions(),
-        models={name: Model(get_workload(name).parameters) for name in models},
+        models={cell.model: Model(cell.parameters) for cell in cells},
         hardware=list(dict.fromkeys(cell.hardware for cell in cells)),
         gpus=sorted({cell.gpus for cell in cells}),
         cells=[_answer(cell, results) for cell in cells],

@@ -16,13 +16,11 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
-from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sweep.planning import configured, make_target, not_applicable
-from fsdpbench.sweep.prediction import state_bytes
+from fsdpbench.sweep.planning import configured, make_target, not_applicable, workload_named
+from fsdpbench.sweep.prediction import state_bytes, usable_bytes
 from fsdpbench.sweep.runner import UNTRACED, simulate
 from fsdpbench.sweep.trials import Progress
 from fsdpbench.systems.base import shard_size_of
-from fsdpbench.workloads import get_workload
 
 BATCHES = (16, 8, 4, 2, 1)
 LONGEST = 4096
@@ -58,6 +56,7 @@ class Cell:
     model: str
     hardware: str
     gpus: int
+    parameters: int
     walks: list[Walk] = field(default_factory=list)
 
     @property
@@ -135,9 +134,8 @@ def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
     target = make_target(model=model, hardware=hardware, gpus=gpus, measurement=UNTRACED)
     workload = target.workload()
     seq = min(LONGEST, workload.resolve_seq(None) or LONGEST)
-    usable = load_profile(hardware).usable_memory_bytes
     several = _BETWEEN_NODES if gpus > target.gpus_per_node else ()
-    cell = Cell(model, hardware, gpus)
+    cell = Cell(model, hardware, gpus, workload.parameters)
     for strategy in (*_STRATEGIES, *several):
         walk = Walk()
         for checkpointing, batch in _order(explores and strategy == _STRATEGIES[0]):
@@ -151,8 +149,7 @@ def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
             )
             if not_applicable(config):
                 continue
-            needed = least_bytes(config)
-            if needed is not None and needed > usable:
+            if (least_bytes(config) or 0) > (usable_bytes(config) or 0):
                 walk.pruned += 1
             else:
                 walk.configs[content_key(config)] = config
@@ -219,7 +216,7 @@ def least_bytes(config: Config) -> int | None:
     settings = config.settings
     if settings.param_dtype not in ("bf16", "fp16") or settings.optimizer == "sgd":
         return step
-    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    workload = workload_named(config)
     loss = int(step * _SHARE_BEFORE_GRADIENTS)
     if settings.strategy in _KEEPS_GATHERED and settings.reshard_after_forward is None:
         loss += _HALF * workload.parameters

@@ -11,7 +11,7 @@ from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
-from fsdpbench.sweep.planning import without_absent
+from fsdpbench.sweep.planning import simulated_nodes, without_absent
 from fsdpbench.systems import get_system
 
 EXPANDABLE = "expandable_segments:True"
@@ -180,7 +180,5 @@ _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
 
 
 def _node_of(config: Config, gpus: int) -> int:
-    from fsdpbench.sim.model.profile import load_profile
-
-    whole = load_profile(config.hardware or "").gpus_per_node
+    _, whole, _ = simulated_nodes(config.hardware or "", gpus, None, None, None)
     return max(min(whole, gpus), config.gpus_per_node)

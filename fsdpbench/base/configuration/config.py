@@ -264,9 +264,7 @@ class WhatIf:
         """This one where `earlier` was asked for already."""
         names = [each for each in (self.variation, earlier.variation) if each]
         return replace(
-            earlier,
-            allocator=self.allocator or earlier.allocator,
-            variation="+".join(names) or None,
+            earlier, allocator=self.allocator or earlier.allocator, variation="+".join(names) or None
         )
 
 

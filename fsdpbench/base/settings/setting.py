@@ -145,12 +145,7 @@ def plain_text(value: object) -> str:
 
 
 def row(
-    default: Value,
-    parse: Callable[[str], Value],
-    meaning: str,
-    reason: str,
-    takes: str = "",
-    **rest: Any,
+    default: Value, parse: Callable[[str], Value], meaning: str, reason: str, takes: str = "", **rest: Any
 ) -> Any:
     """Declare a field of `Settings`: its default, and the rest of its `Setting`. `takes`: where it is more
     than the words of a choice."""

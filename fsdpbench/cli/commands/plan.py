@@ -77,11 +77,10 @@ def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
     if not running:
         return []
-    from fsdpbench.workloads import get_workload
+    from fsdpbench.sweep.planning import workload_named
 
     first = running[0][0]
-    workload = get_workload(first.model, shape=dict(first.shape_given) or None)
-    unit = "samples" if workload.tokens(1, first.settings.seq) is None else "tokens"
+    unit = "samples" if workload_named(first).tokens(1, first.settings.seq) is None else "tokens"
     return rows_by_count(((config.gpus, config.name, rate) for config, rate in running), unit, budget)
 
 

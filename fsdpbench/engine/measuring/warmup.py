@@ -166,12 +166,7 @@ def time_and_trace(
 
 
 def _run_traced(
-    count: int,
-    traced: int,
-    steps: TimedSteps[Memory],
-    device: Traces,
-    step: Callable[[], object],
-    path: Path,
+    count: int, traced: int, steps: TimedSteps[Memory], device: Traces, step: Callable[[], object], path: Path
 ) -> None:
     """Time `count` steps, the last `traced` of them under the trace; if there are fewer, more are traced. A
     later call writes the trace again: it is then that of the last timed steps."""

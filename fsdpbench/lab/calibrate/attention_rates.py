@@ -79,10 +79,7 @@ def fit_backward(
 
 
 def _errors(
-    profile: HardwareProfile,
-    section: AttentionProfile,
-    direction: str,
-    seconds: dict[AttentionShape, float],
+    profile: HardwareProfile, section: AttentionProfile, direction: str, seconds: dict[AttentionShape, float]
 ) -> list[float]:
     cost = AttentionCost(dataclasses.replace(profile, attention=section))
     return [

@@ -132,10 +132,7 @@ def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], N
         lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile), "fused_gain"),
     )
     yield "kernels of two streams", lambda: _streams(run)
-    yield (
-        "host",
-        lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED),
-    )
+    yield ("host", lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED))
     yield (
         "host link",
         lambda: run.take("host_link", measure_host_link(run.machine, run.profile.host_link), "memory_gb_s"),

@@ -145,12 +145,7 @@ class Timeline:
         return len(self._queues) - 1
 
     def launch(
-        self,
-        stream: int,
-        work: Work,
-        duration_ns: int,
-        payload: Any = None,
-        traffic: int = FULL_TRAFFIC,
+        self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
     ) -> None:
         """Queue work that takes `duration_ns` when alone on a stream, at the CPU's present time.
 

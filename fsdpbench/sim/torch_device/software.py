@@ -1,26 +1,23 @@
 """Mechanisms: behaviour of other software that replaces the installed one's.
 
 Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
-switches on, and closing what it returns undoes them. Those that change models are in
-`workloads/replacements.py`. Differences of torch 1.13 are from the source of 1.13.1.
+switches on, and closing what it returns undoes them. Those that change models are the caller's.
+Differences of torch 1.13 are from the source of 1.13.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fsdpbench.base.torch_internals import patched
-from fsdpbench.sim.model.software import SoftwareProfile, TrainerSoftware
-from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline
+from fsdpbench.sim.model.software import SoftwareProfile
+from fsdpbench.sim.model.timeline import DEFAULT_STREAM
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.workloads import replacements
 
 
 def copied_gradients() -> AbstractContextManager[None]:
@@ -86,68 +83,21 @@ Mechanism = Callable[[], AbstractContextManager[None]]
 MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.copies_gradients": copied_gradients,
     "fsdp1.limits_prefetched_units": limited_prefetched_units,
-    "checkpointing.reentrant": replacements.reentrant_checkpoints,
-    "operators.composed_rms_norm": replacements.composed_rms_norm,
-    "operators.fused_rotary": replacements.fused_rotary,
-    "attention.unpads": replacements.unpadded_attention,
-    "trainer.fused_loss": replacements.fused_loss,
 }
 """Mechanisms by key of a profile; the other keys are read where they are used."""
 
 
-def install(software: SoftwareProfile, accelerator: Accelerator) -> ExitStack:
-    """Enter the mechanisms that `software` switches on. Closing the stack undoes all of them.
+def install(
+    software: SoftwareProfile, accelerator: Accelerator, of_models: Mapping[str, Mechanism]
+) -> ExitStack:
+    """Enter the mechanisms that `software` switches on, also of `of_models`. Closing the stack undoes them.
 
     Raises `TorchInternalError` if the installed torch lacks a replaced name; then nothing stays replaced.
     """
-    mechanisms = MECHANISMS | {"fsdp1.views_on_compute_stream": partial(views_on_compute_stream, accelerator)}
+    views = partial(views_on_compute_stream, accelerator)
+    mechanisms: dict[str, Mechanism] = {**MECHANISMS, **of_models, "fsdp1.views_on_compute_stream": views}
     with ExitStack() as entered:
         for key in software.changes:
             if key in mechanisms:
                 entered.enter_context(mechanisms[key]())
         return entered.pop_all()
-
-
-class Trainer:
-    """Work around each microbatch of `model`, as `software` says, in the time of `timeline`.
-
-    Composer's, from the sources of Composer (`mosaicml`) 0.14.1 and 0.17.0. `_train_microbatch`
-    (`trainer.py`) keeps the outputs, logits included, as `state.outputs` until the next microbatch's forward
-    has returned. After each backward `_eval_train_metrics` updates two metrics (`metrics/nlp.py`), each a
-    cross entropy of the logits: log-probabilities in their dtype, then autocast's fp32 copy for `nll_loss`.
-        forward, loss ── backward ── metric ── metric ── forward, loss ── ...
-               └ logits of this microbatch ...................^ released
-    """
-
-    def __init__(self, software: TrainerSoftware, model: nn.Module, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._software = software
-        self._outputs: Tensor | None = None
-        if software.keeps_outputs:
-            from fsdpbench.workloads.families.gpt import GPT
-
-            gpt = next(module for module in model.modules() if isinstance(module, GPT))
-            gpt.lm_head.register_forward_hook(self._keep)
-
-    @contextmanager
-    def microbatch(self) -> Iterator[None]:
-        """Enter around one microbatch."""
-        yield
-        if self._software.metrics:
-            self.update_metrics()
-        if self._software.host_us:
-            self._timeline.cpu += round(self._software.host_us * 1000)
-
-    @torch.no_grad()
-    def update_metrics(self) -> None:
-        """Update the metrics; raises `RuntimeError` before the first microbatch."""
-        if self._outputs is None:
-            raise RuntimeError("metrics of a microbatch that had no forward")
-        rows = self._outputs.flatten(0, -2)
-        targets = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        for _ in range(self._software.metrics):
-            with torch.autocast(rows.device.type, torch.bfloat16):
-                F.cross_entropy(rows, targets, reduction="sum")
-
-    def _keep(self, head: nn.Module, inputs: Any, logits: Tensor) -> None:
-        self._outputs = logits

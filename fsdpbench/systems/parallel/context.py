@@ -102,14 +102,7 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         """Return attention of `query` to the keys and values of all ranks of `group`."""
         out, logsumexp, *_ = ring_attention(
-            group,
-            _SEQ_OF_HEADS,
-            _forward,
-            query=query,
-            key=key,
-            value=value,
-            is_causal=True,
-            scale=scale,
+            group, _SEQ_OF_HEADS, _forward, query=query, key=key, value=value, is_causal=True, scale=scale
         )
         ctx.save_for_backward(query, key, value, out, logsumexp)
         ctx.group, ctx.scale = group, scale

@@ -50,7 +50,7 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
     shape = workload.shape
     if shape.get("attention") == "explicit" or (
-        "S" in shape.get("layer_pattern", "") and shape.get("window")
+        "S" in str(shape.get("layer_pattern")) and shape.get("window")
     ):
         return {
             "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
@@ -69,8 +69,8 @@ def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:
     if degrees.ep == 1:
         return {}
     workload = workload_of(config)
-    experts = workload.shape.get("experts", 0)
-    if not experts or "M" not in workload.shape.get("moe_pattern", ""):
+    experts = int(workload.shape.get("experts", 0))
+    if not experts or "M" not in str(workload.shape.get("moe_pattern")):
         return {"ep": f"{workload.name} has no experts: leave it at 1, or take mixtral-8x7b"}
     if experts % degrees.ep:
         return {"ep": f"{experts} experts cannot be shared evenly by {degrees.ep} ranks"}

@@ -169,10 +169,7 @@ def _copied(value: Any, offload: bool) -> Any:
 
 @torch.no_grad()
 def consolidated_state(
-    model: nn.Module,
-    optim_state_dict: Mapping[str, Any],
-    keys: Mapping[Key, nn.Parameter],
-    how: SaveAs,
+    model: nn.Module, optim_state_dict: Mapping[str, Any], keys: Mapping[Key, nn.Parameter], how: SaveAs
 ) -> dict[str, Any]:
     """Return an optimizer's state dict under the names of the original parameters. A collective.
 

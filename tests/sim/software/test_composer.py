@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdpbench.engine.devices.sim import Trainer
 from fsdpbench.sim.model.software import TrainerSoftware
 from fsdpbench.sim.model.timeline import Timeline
-from fsdpbench.sim.torch_device.software import Trainer
 from fsdpbench.workloads import replacements
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.families.gpt import GPT, GPTShape

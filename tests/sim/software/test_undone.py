@@ -54,12 +54,15 @@ def test_everything_is_put_back(ended_by: str) -> None:
     from fsdpbench.sim.model.software import load_software
     from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
     from fsdpbench.sim.torch_device.software import MECHANISMS
+    from fsdpbench.workloads import replacements
 
     hardware, before = load_profile("a100-80gb"), places()
-    assert len(before) == len(MECHANISMS) + 1  # the views on the compute stream need the accelerator
+    of_models = replacements.MECHANISMS
+    # The views on the compute stream need the accelerator.
+    assert len(before) == len(MECHANISMS) + len(of_models) + 1
     replaced: set[str] = set()
     for name in PUBLISHED:
-        simulation = Simulation.start(hardware, 8, 8, software=load_software(name))
+        simulation = Simulation.start(hardware, 8, 8, software=load_software(name), of_models=of_models)
         assert ACCELERATOR.collectives_on_own_streams
         now = places()
         replaced |= {place for place in before if now[place] is not before[place]}
@@ -80,11 +83,12 @@ def test_what_cannot_be_put_in_place_leaves_nothing_behind() -> None:
     from fsdpbench.sim.model.software import load_software
     from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
     from fsdpbench.sim.torch_device.software import install
+    from fsdpbench.workloads import replacements
 
     before = places()
     del _runtime_utils._prefetch_handle
     with pytest.raises(TorchInternalError, match="_prefetch_handle, needed for the software fsdp1-2022"):
-        install(load_software("fsdp1-2022"), ACCELERATOR)
+        install(load_software("fsdp1-2022"), ACCELERATOR, replacements.MECHANISMS)
     _runtime_utils._prefetch_handle = before["prefetch"]
     assert places() == before
 

@@ -14,10 +14,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.base.torch_internals import (
-    dispatch_get_all_op_names,
-    dispatch_has_kernel_for_dispatch_key,
-)
+from fsdpbench.base.torch_internals import dispatch_get_all_op_names, dispatch_has_kernel_for_dispatch_key
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.known_values import follow, forget
 from fsdpbench.sim.torch_device.operators.plans import (

@@ -25,29 +25,35 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
     profiling = profiler_enabled
 
     def enter(self: Any) -> Any:
-        self._sim_start = _OUTSIDE
-        if ACCELERATOR.sanitizer is not None:
-            ACCELERATOR.sanitizer.enter(self.name)
-        if ACCELERATOR.account is not None:
-            ACCELERATOR.account.enter(self.name)
-        if ACCELERATOR.trace is not None:
-            self._sim_start = ACCELERATOR.timeline.cpu
-        elif profiling():
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiling():
             return original_enter(self)
         return self
 
     def leave(self: Any, *exc_info: Any) -> None:
-        if ACCELERATOR.sanitizer is not None:
-            ACCELERATOR.sanitizer.leave(self.name)
-        if ACCELERATOR.account is not None:
-            ACCELERATOR.account.leave(self.name)
-        if self._sim_start != _OUTSIDE:
-            if ACCELERATOR.trace is not None:
-                ACCELERATOR.trace.annotation(self.name, self._sim_start, ACCELERATOR.timeline.cpu)
-        elif self.record is not None:
+        _end(self.name, self._sim_start)
+        if self._sim_start == _OUTSIDE and self.record is not None:
             original_exit(self, *exc_info)
 
     return enter, leave
+
+
+def _begin(name: str) -> int:
+    """Tell who follows; return when the span began, `_OUTSIDE` of a trace."""
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.enter(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.enter(name)
+    return _OUTSIDE if ACCELERATOR.trace is None else ACCELERATOR.timeline.cpu
+
+
+def _end(name: str, start: int) -> None:
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.leave(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.leave(name)
+    if start != _OUTSIDE and ACCELERATOR.trace is not None:
+        ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
 
 
 class FastSpan:
@@ -62,27 +68,17 @@ class FastSpan:
         self._original: Any = None
 
     def __enter__(self) -> FastSpan:
-        if ACCELERATOR.sanitizer is not None:
-            ACCELERATOR.sanitizer.enter(self.name)
-        if ACCELERATOR.account is not None:
-            ACCELERATOR.account.enter(self.name)
-        if ACCELERATOR.trace is not None:
-            self._sim_start = ACCELERATOR.timeline.cpu
-        elif profiler_enabled():
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiler_enabled():
             self._original = self._original_type(self.name)
             self._original.__enter__()
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
-        if ACCELERATOR.sanitizer is not None:
-            ACCELERATOR.sanitizer.leave(self.name)
-        if ACCELERATOR.account is not None:
-            ACCELERATOR.account.leave(self.name)
+        _end(self.name, self._sim_start)
         if self._original is not None:
             self._original.__exit__(*exc_info)
             self._original = None
-        elif self._sim_start != _OUTSIDE and ACCELERATOR.trace is not None:
-            ACCELERATOR.trace.annotation(self.name, self._sim_start, ACCELERATOR.timeline.cpu)
         self._sim_start = _OUTSIDE
 
 

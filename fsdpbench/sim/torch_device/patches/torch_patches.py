@@ -207,12 +207,7 @@ def _patch_tensors() -> None:
         memo[id(self)] = copy
         return copy
 
-    replace(
-        tensor_type,
-        data_ptr=data_ptr,
-        __repr__=represent,
-        __deepcopy__=deepcopy,
-    )
+    replace(tensor_type, data_ptr=data_ptr, __repr__=represent, __deepcopy__=deepcopy)
 
 
 def _patch_profiler() -> None:
