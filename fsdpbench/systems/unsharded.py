@@ -13,16 +13,15 @@ from fsdpbench.systems.base import BuildContext, System, refuse_lora
 from fsdpbench.systems.narrow import TORCH_DTYPES, refuse_narrow
 from fsdpbench.systems.optimizers import refuse_optimizer
 
+_WITHOUT_UNITS = (
+    "wrap", "reshard_after_forward", "backward_prefetch", "backward_prefetch_depth", "forward_prefetch",
+    "limit_all_gathers", "memory_handover", "layout", "symmetric_memory", "activation_offload",
+    "keep_last_unsharded",
+)  # fmt: skip
 NO_SHARDING = {
-    **dict.fromkeys(("strategy", "shard_size"), "every rank holds the whole model"),
-    **dict.fromkeys(
-        (
-            *("wrap", "reshard_after_forward", "backward_prefetch", "backward_prefetch_depth"),
-            *("forward_prefetch", "limit_all_gathers", "memory_handover", "layout", "symmetric_memory"),
-            *("activation_offload", "keep_last_unsharded"),
-        ),
-        "there are no FSDP units",
-    ),
+    "strategy": "every rank holds the whole model",
+    "shard_size": "every rank holds the whole model",
+    **dict.fromkeys(_WITHOUT_UNITS, "there are no FSDP units"),
     "reduce_dtype": "gradients are fp32 under autocast",
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",

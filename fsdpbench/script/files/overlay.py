@@ -325,7 +325,11 @@ class Overlay(Layer):
         """Copy the real file `path` into the layer, to be changed there; return the copy's path."""
         target = self.place(path)
         if not self.has(path) and self.is_real(path):
-            shutil.copyfile(path, target)
+            copy = f"{target}.{os.getpid()}"
+            shutil.copyfile(path, copy)
+            with contextlib.suppress(FileExistsError):  # another rank was first
+                REAL.link(copy, target)
+            REAL.remove(copy)
         return target
 
     def absorb(self, path: str) -> None:
