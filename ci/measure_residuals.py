@@ -123,21 +123,21 @@ def widths() -> str:
 
 
 def coverage() -> str:
-    """Runs as they were, inside their interval with their source held out, by source and chip."""
-    groups: dict[tuple[bool, str, str], list[tuple[float, Width]]] = defaultdict(list)
+    """Runs as they were, inside their interval with their source held out, by source."""
+    groups: dict[tuple[bool, str], list[tuple[float, Width]]] = defaultdict(list)
     for row in read_table():
         if row.as_it_was and row.quantity is Quantity.TIME:
-            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width_of_run(row)))
+            groups[row.fitted, row.source].append((row.log_ratio, width_of_run(row)))
     lines = [
-        "| source | chip | runs | mean error | worst | bias | inside, source held out | median half width |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| source | runs | mean error | worst | bias | inside, source held out | median half width |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for (fitted, source, chip), found in sorted(groups.items()):
+    for (fitted, source), found in sorted(groups.items()):
         errors = [math.expm1(-ratio) for ratio, _ in found]
         inside = sum(width.covers(ratio) for ratio, width in found)
         half = statistics.median(width.half for _, width in found)
         lines.append(
-            f"| {source}{' (constants fitted to it)' if fitted else ''} | {chip} | {len(found)} "
+            f"| {source}{' (constants fitted to it)' if fitted else ''} | {len(found)} "
             f"| {statistics.fmean(map(abs, errors)):.1%} | {max(map(abs, errors)):.1%} "
             f"| {statistics.fmean(errors):+.1%} | {inside} | {half:.1%} |"
         )
