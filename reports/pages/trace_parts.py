@@ -215,7 +215,7 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
         "modules": _modules(tables, steps),
         "devices": _devices(tables, steps) if len(tables.devices) > 1 else None,
     }
-    content: dict[str, Any] = {name: island_table(table) for name, table in found.items()}
+    content = {name: island_table(table) for name, table in found.items()}
     return content | {"roof_note": _roof_note(tables)}
 
 

@@ -129,7 +129,7 @@ def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> li
 
 def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
     full, soft = colours
-    simulated: dict[str, Any] = {
+    simulated = {
         "type": "bar",
         "name": f"{series}, simulated",
         "x": [_category(each.point.x) for each in points],
