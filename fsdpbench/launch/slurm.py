@@ -159,7 +159,7 @@ class SlurmPool:
         if minutes is None:
             minutes = int((config.measurement.timeout_s + _START_GRACE_S) // 60) + 1
         executor = self._submitit.SlurmExecutor(folder=self._folder / "%j")
-        asked: dict[str, Any] = {
+        asked = {
             "job_name": "fsdpbench",
             "nodes": nodes,
             "ntasks_per_node": 1,

@@ -86,7 +86,7 @@ def zero3_config(config: Config) -> dict[str, Any]:
     """
     settings = config.settings
     zero: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
-    options: dict[str, Any] = {
+    options = {
         "train_micro_batch_size_per_gpu": settings.batch,
         "gradient_accumulation_steps": settings.grad_accum,
         "zero_optimization": zero,

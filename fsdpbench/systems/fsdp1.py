@@ -48,7 +48,7 @@ class _FlatParameterSystem(System):
         if settings.keep_last_unsharded:
             kept = "SHARD_GRAD_OP" if settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
             special[units[0]] = {"sharding_strategy": fsdp.ShardingStrategy[kept]}
-        arguments: dict[str, Any] = {
+        arguments = {
             "sharding_strategy": fsdp.ShardingStrategy[settings.strategy],
             "auto_wrap_policy": fsdp.CustomPolicy(lambda module: special.get(module, False)),
             "backward_prefetch": _prefetch(fsdp, settings.backward_prefetch),
@@ -109,7 +109,7 @@ class ImplFsdp1(_FlatParameterSystem):
 
     def _extras(self, config: Config) -> dict[str, Any]:
         settings = config.settings
-        extras: dict[str, Any] = {
+        extras = {
             "limit_all_gathers": False if settings.limit_all_gathers == "off" else settings.limit_all_gathers,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
             "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly

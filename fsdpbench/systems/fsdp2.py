@@ -57,7 +57,7 @@ class _FullyShardSystem(System):
         parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
         offload_if_asked(units, config)
-        arguments: dict[str, Any] = {
+        arguments = {
             "mesh": meshes.data,
             "mp_policy": self._policy(*_mixed_precision(config)),
         }

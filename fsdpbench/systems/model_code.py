@@ -28,7 +28,7 @@ def has_token_loss(workload: Workload) -> bool:
 
 def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
     """Return the fields of the shape that the settings replace, among those that the shape has."""
-    values: dict[str, Any] = {
+    values = {
         field: getattr(settings, name)
         for name, field in _FIELDS.items()
         if getattr(settings, name) != "model"

@@ -8,6 +8,7 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.readers import Category, Trace
@@ -30,43 +31,11 @@ class CollectiveType(StrEnum):
 
 COLLECTIVE_TYPES = tuple(CollectiveType)
 
-# Runs of any letters are bounded: a name may be megabytes of them.
-# In this order: "reduce_scatter" and "all_reduce" hold "reduce", "allgather" is a part of other names.
-_TYPE_PATTERNS = (
-    (re.compile(r"reduce_?scatter|userbuffers_\w{0,99}_rs(_|$)", re.I), CollectiveType.REDUCE_SCATTER),
-    (
-        re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|userbuffers_\w{0,99}_sum", re.I),
-        CollectiveType.ALL_REDUCE,
-    ),
-    (re.compile(r"all_?gather|(^|[_:])f?collect(_|$)|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
-    (re.compile(r"all_?to_?all|(intra|inter)node::|deep_ep::|internode_ll", re.I), CollectiveType.ALL_TO_ALL),
-    (re.compile(r"broadcast|bcast", re.I), CollectiveType.BROADCAST),
-    (re.compile(r"barrier|sync_all|quiet", re.I), CollectiveType.BARRIER),
-    (
-        re.compile(
-            r"send_?recv|(^|[_:])(i?send|i?recv)|(put|get|wait|signal)_?(nbi|signal|mem|until|block|wrapper)"
-            r"|shmemi?x?_\w{0,99}(put|get|wait|signal|p2p)|(put|wait)_signal|stream_(write|wait)_value",
-            re.I,
-        ),
-        CollectiveType.SEND_RECV,
-    ),
-    (re.compile(r"reduce", re.I), CollectiveType.REDUCE),
+PATTERNS = table_beside(__file__, "names.toml")
+_TYPE_PATTERNS = tuple(
+    (re.compile(pattern, re.IGNORECASE), CollectiveType(kind)) for kind, pattern in PATTERNS["types"]
 )
-
-# Kernels that carry out collectives and what belongs to them, by their libraries' names.
-_COMMUNICATION_KERNEL = re.compile(
-    r"^(void )?(nccl|rccl|msccl|hccl|oneccl|ucc_|oneapi::ccl)|ncclDevKernel|ncclKernel|mscclKernel|mscclpp"
-    # torch's symmetric memory (CUDASymmetricMemoryOps.cu): multimem_*, one_shot_*, two_shot_*, signals.
-    r"|(^|[ :_])multimem_\w+|(one|two)_shot_\w{0,99}(reduce|gather|scatter)|_symm_mem"
-    r"|symm(etric)?_mem(ory)?[_:]"
-    r"|(^|[ :])(barrier|put_signal|wait_signal)_kernel|stream_(write|wait)_value"
-    # NVSHMEM, rocSHMEM, and what is built on them.
-    r"|(nv|roc|ish|open)?shmem(i|x|m)?_\w+|all_to_all_vdev|deep_ep::|(intra|inter)node(_ll)?::\w{0,99}(dispatch|combine)"
-    # Custom all-reduces of vLLM, SGLang, TensorRT-LLM, FlashInfer, Transformer Engine.
-    r"|cross_device_reduce|quick_?reduce::|all_?reduce_(fusion|prototype|kernel)|trtllm_\w{0,99}all_?reduce|userbuffers_",
-    re.IGNORECASE,
-)
-
+_COMMUNICATION_KERNEL = re.compile("|".join(PATTERNS["communication"]), re.IGNORECASE)
 _CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc):")
 _ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.records import Record
 from fsdpbench.reports.analysis.snapshots import (
     Holder,
@@ -25,22 +26,7 @@ _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
-_OF_OTHERS = {
-    "driver": (
-        "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)",
-        "torch's allocator holds what it once took: leave it less (a smaller batch), or set "
-        "`torch.cuda.set_per_process_memory_fraction(0.9)`, so that others find memory",
-    ),
-    "killed": (
-        "The host ran out of memory, and its kernel ended a process; the GPU's memory is another question",
-        "fewer or leaner `DataLoader` workers, no whole checkpoint in every rank at the same time, "
-        "less offloaded; or more memory for the job (Slurm's --mem, the container's limit)",
-    ),
-    "shm": (
-        "Shared memory (/dev/shm) was full: `DataLoader` workers and NCCL's ranks of one machine use it",
-        "give the container more (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers",
-    ),
-}
+_OF_OTHERS = PATTERNS["elsewhere"]
 """Headline and finding of what was not the GPU's allocator."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, Work
-from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.naming import PATTERNS, collective_type
 from fsdpbench.reports.analysis.operators import (
     CallGroup,
     DeviceUse,
@@ -165,24 +165,7 @@ def _devices(trace: Trace, work: Work, windows: Sequence[Window]) -> tuple[Devic
     return tuple(found)
 
 
-_FAMILIES = (
-    ("embedding and index", r"embedding"),
-    ("attention", r"flash|fmha|attention|\bsdpa|_fwd_kernel_sdpa|ck_fmha|aten::_scaled_dot_product"),
-    ("convolution", r"conv|implicit_gemm|winograd|fprop|MIOpen"),
-    (
-        "matrix product",
-        r"gemm|gemv|matmul|cutlass|xmma|s884|s1688|s16816|Cijk_|nvjet|cublas|aten::(add)?b?mm\b",
-    ),
-    ("optimizer", r"adam|sgd|multi_tensor_apply|\blamb_|adagrad|rmsprop|aten::_fused_|aten::_foreach_"),
-    ("normalization", r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|GammaBeta|LayerNorm"),
-    ("softmax and loss", r"softmax|nll_loss|cross_entropy|mse_loss"),
-    ("embedding and index", r"index|gather|scatter|sort|topk"),
-    ("copy", r"memcpy|memset|copy|CatArray|\bcat\b|fill|transpose"),
-    ("reduction", r"reduce|triton_(red|per)_|sum|mean|norm_"),
-    ("elementwise", r"elementwise|vectorized|triton_poi_|dropout|gelu|relu|silu"),
-    ("elementwise", r"(aten::|^)(add|mul|div|sub|clamp)(_|_kernel)?\b"),
-)
-_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
+_FAMILIES = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in PATTERNS["families"])
 
 
 def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
@@ -191,7 +174,7 @@ def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
         return str(collective_type(name))
     if is_copy:
         return "copy"
-    return next((family for family, pattern in _PATTERNS if pattern.search(name)), "other")
+    return next((family for family, pattern in _FAMILIES if pattern.search(name)), "other")
 
 
 # Time by module, where the profiler records them (`with_modules` or `with_stack`).

@@ -84,7 +84,7 @@ def _detail(
         if entry.place
         else f"{short_label(row, varying)} ({row.status.words})"
     )
-    content: dict[str, Any] = {
+    content = {
         "problem": row.problem,
         "warnings": [],
         "verdict": [],

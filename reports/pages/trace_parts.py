@@ -215,7 +215,7 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
         "modules": _modules(tables, steps),
         "devices": _devices(tables, steps) if len(tables.devices) > 1 else None,
     }
-    content: dict[str, Any] = {name: island_table(table) for name, table in found.items()}
+    content = {name: island_table(table) for name, table in found.items()}
     return content | {"roof_note": _roof_note(tables)}
 
 
@@ -226,7 +226,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
             *((each.family,) if what == "kernel" else ()),
             display.count(round(each.count / steps, 2)),
             _ms(each.time / steps),
-            *((_us(each.time / each.count),) if what == "kernel" else ()),
+            *((display.number(each.time / each.count / 1e3),) if what == "kernel" else ()),
             display.percent(each.share),
             *_rate(each.rate),
         )
@@ -314,10 +314,6 @@ def _roof_note(tables: WorkTables) -> str:
     if not tables.operators:
         sentences.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
     return " ".join(sentences)
-
-
-def _us(ns: float) -> str:
-    return display.number(ns / 1e3)
 
 
 # Reading more of them for every configuration would take the page too long; `analyze` reads all.

@@ -213,7 +213,7 @@ def throughput_against_memory(
     memories = [(reserved(entry.row) or 0.0) / GIB for entry in shown]
     least, most = min(memories), max(*memories, capacity / GIB)
     margin = 0.05 * (most - least or most)
-    layout: dict[str, Any] = {
+    layout = {
         "height": 400,
         "xaxis": {
             "title": {"text": "peak reserved memory, GiB"},

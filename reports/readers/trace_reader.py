@@ -174,7 +174,7 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
     devices = decoded.beside.get("deviceProperties")
     simulated = decoded.beside.get("fsdpbench")
     identity = identify(path.name, distributed)
-    findings: dict[str, Any] = {
+    findings = {
         "problems": (*decoded.problems, *columns.problems, *identity.problems),
         "remarks": (*decoded.remarks, *columns.remarks, *identity.remarks),
     }

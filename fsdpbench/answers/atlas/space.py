@@ -101,8 +101,9 @@ def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
         rows.setdefault((cell.model, cell.hardware), []).append(cell)
     wave: list[Config] = []
     for row in rows.values():
-        steps = (step for cell in sorted(row, key=lambda cell: -cell.gpus) for step in _steps(cell))
-        for step in steps:
+        ordered = sorted(row, key=lambda cell: -cell.gpus)
+        # The strategy that holds least, then the others side by side.
+        for step in (step for cell in ordered for step in (cell.walks[:1], cell.walks[1:])):
             if configs := [c for walk in step if (c := walk.next(results, known)) is not None]:
                 wave += configs
                 break
@@ -123,11 +124,6 @@ def build(
         tried += wave
         results = simulate(tried, folder, progress(), jobs)
     return results
-
-
-def _steps(cell: Cell) -> tuple[list[Walk], list[Walk]]:
-    """Return the strategy that holds least, then the others side by side."""
-    return cell.walks[:1], cell.walks[1:]
 
 
 def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:

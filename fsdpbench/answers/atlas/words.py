@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -79,7 +78,7 @@ def write_pages(folder: Path, atlas: Atlas) -> Path:
     """Write overview and models' pages into `folder`; the overview's path."""
     script = Markup(_own("page.js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    common: dict[str, Any] = {
+    common = {
         "atlas": atlas,
         "words": words,
         "display": display,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsdpbench.answers.check.metrics import METRICS
-from fsdpbench.answers.check.records.baseline import Baseline, FigureSet, torch_minor
+from fsdpbench.answers.check.records.baseline import Baseline, torch_minor
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.sides import Side
 from fsdpbench.base.errors import CannotJudgeError, UsageError
@@ -143,7 +143,7 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
         except UsageError as error:
             notes.append(f"{revision[:9]} is left out: {one_line(error)}")
             continue
-        figures = _set_of(baseline)
+        figures = baseline.sets.get(torch_minor())
         if figures is None:
             notes.append(f"{revision[:9]} is left out: no figures for torch {torch_minor()}")
             continue
@@ -154,10 +154,6 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
 def _at(folder: Path, revision: str, path: Path) -> Baseline:
     text = _git(folder, "show", f"{revision}:./{path.name}", of=path)
     return Baseline.of(parse_json(text.encode(), str(path)), path)
-
-
-def _set_of(baseline: Baseline) -> FigureSet | None:
-    return baseline.sets.get(torch_minor())
 
 
 def _git(folder: Path, *words: str, of: Path) -> str:

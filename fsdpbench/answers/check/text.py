@@ -81,7 +81,7 @@ def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """Return one object; `changes` holds measured figures within noise as well."""
-    content: dict[str, Any] = {
+    content = {
         "schema": 1,
         "compared": comparison.compared,
         "regressions": len(comparison.regressions),

@@ -309,7 +309,7 @@ class JitterSettings:
         return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(self).items())
 
 
-_PARTS: dict[str, Any] = {
+_PARTS = {
     "measurement": Measurement,
     "script": ScriptSource,
     "jitter": JitterSettings,

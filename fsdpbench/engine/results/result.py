@@ -89,7 +89,7 @@ def write_result(
 def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> Result:
     """Return the result of the records and traces in `folder`; all of it but `bench`."""
     records = read_records(folder)
-    figures: dict[str, Any] = dict(nothing())
+    figures = dict(nothing())
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
     if has_figures:
         # A script may end before tracing begins.

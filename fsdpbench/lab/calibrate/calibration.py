@@ -57,7 +57,7 @@ class Calibration:
         measured = sorted({key.split(".")[0] for key in self.measured})
         packaged = self.base in profile_names()
         sections = measured if packaged else sorted({key.split(".")[0] for key in _all_keys(profile)})
-        tables: dict[str, Any] = {
+        tables = {
             **({"base": self.base} if packaged else {}),
             "name": profile.name,
             "title": profile.title,

@@ -162,7 +162,7 @@ def _kind(path: Path, table: _Table, ranks: int) -> str | None:
 
 def _of_text(text: str) -> Iterator[_Table]:
     table = _Table()
-    for line in map(_without_launcher, text.splitlines()):
+    for line in (_LAUNCHER.sub("", line, count=1) for line in text.splitlines()):
         if row := _row(line, table.columns):
             table.rows.append(row)
             continue
@@ -178,10 +178,6 @@ def _of_text(text: str) -> Iterator[_Table]:
         elif line.startswith("#") and {"size", "time", "busbw"} <= set(words := line.strip("# \n").split()):
             table.columns = words
     yield table
-
-
-def _without_launcher(line: str) -> str:
-    return _LAUNCHER.sub("", line, count=1)
 
 
 def _row(line: str, columns: Sequence[str]) -> _Row | None:

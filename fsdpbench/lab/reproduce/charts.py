@@ -36,7 +36,7 @@ def chart_of(outcome: Outcome) -> Chart | None:
     figure = outcome.figure
     lines = figure.drawing is Drawing.LINES
     data: list[dict[str, Any]] = []
-    for index, series in enumerate(_series(outcome)):
+    for index, series in enumerate(dict.fromkeys(each.point.series for each in outcome.points)):
         points = [each for each in outcome.points if each.point.series == series]
         colours = _COLOURS[index % len(_COLOURS)]
         data += _lines(series, points, colours) if lines else _bars(series, points, colours)
@@ -64,10 +64,6 @@ def _cut_at(outcome: Outcome) -> float | None:
     shown = [value for each in outcome.points for value in (each.point.published, each.value) if value]
     most = _ROOM * max(shown, default=0.0)
     return most if any(each.band and each.band[1] > most for each in outcome.points) else None
-
-
-def _series(outcome: Outcome) -> list[str]:
-    return list(dict.fromkeys(each.point.series for each in outcome.points))
 
 
 def _axis(outcome: Outcome, lines: bool) -> dict[str, Any]:
@@ -129,7 +125,7 @@ def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> li
 
 def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
     full, soft = colours
-    simulated: dict[str, Any] = {
+    simulated = {
         "type": "bar",
         "name": f"{series}, simulated",
         "x": [_category(each.point.x) for each in points],

@@ -111,7 +111,7 @@ def _section(publication: str, outcome: Outcome, traced: Sequence[Sequence[Trace
     return _Section(
         outcome,
         chart_of(outcome),
-        _claims(outcome.claims) if outcome.claims else None,
+        Table(_COLUMNS, tuple(map(_row, outcome.claims))) if outcome.claims else None,
         _variants(outcome) if outcome.tried else None,
         contrasts,
         f"fsdpbench reproduce {publication} --only {outcome.figure.name}",
@@ -127,10 +127,6 @@ _RULE = (
     "published, a claim holds only if it holds under all plausible ones that were simulated."
 )
 _COLUMNS = ("claim", "bounds", "published", "simulated", "under other settings", "verdict")
-
-
-def _claims(claims: Sequence[Judged]) -> Table:
-    return Table(_COLUMNS, tuple(_row(each) for each in claims))
 
 
 def _not_holding(sections: Sequence[_Section]) -> Table:

@@ -84,7 +84,7 @@ def _us(ns: int) -> str:
 
 def _head(header: TraceHeader, name: str) -> str:
     profile = header.profile
-    everyone: dict[str, Any] = {
+    everyone = {
         "pg_name": "0",
         "pg_desc": "default_pg",
         "backend_config": "cuda:nccl",

@@ -35,7 +35,7 @@ class Rule:
 
     def to_table(self) -> dict[str, Any]:
         """The rule as TOML holds it."""
-        table: dict[str, Any] = {"match": _as_typed(self.match)}
+        table = {"match": _as_typed(self.match)}
         if self.lists:
             table["settings"] = _as_typed(self.lists)
         return table

@@ -115,7 +115,10 @@ class _UnitStates:
             for index, state in self.everywhere.items()
         }
         kinds = {
-            (name, v.dtype) for s in self.everywhere.values() for name, v in s.items() if _is_elements(v)
+            (name, v.dtype)
+            for s in self.everywhere.values()
+            for name, v in s.items()
+            if isinstance(v, Elements)
         }
         for name, dtype in sorted(kinds, key=str):
             which = [i for i in sorted(self.everywhere) if self.everywhere[i].get(name) == Elements(dtype)]
@@ -143,10 +146,6 @@ class _UnitStates:
             sharded_value(unit, own.to(device_for(unit, how.offload)), unit.layout.segments[i].shape, mesh)
             for i, own in zip(which, rows, strict=True)
         ]
-
-
-def _is_elements(value: object) -> bool:
-    return isinstance(value, Elements)
 
 
 def _outline(value: Any) -> Any:

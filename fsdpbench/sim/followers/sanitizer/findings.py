@@ -40,7 +40,7 @@ class Access:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of `result.json`."""
-        entry: dict[str, Any] = {
+        entry = {
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
             "stream": self.stream,

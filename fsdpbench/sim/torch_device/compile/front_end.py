@@ -83,7 +83,7 @@ def _as_it_is(refusal: CompileRefusedError) -> Exception:
 def _lock_progress_within_process() -> None:
     """Give the compiler's hidden progress bars a lock within the process.
 
-    Their semaphore of the system would not be returned where a process ends at once, and Python would warn.
+    Their semaphore of the system is lost where a process ends immediately, and Python would warn.
     """
     try:
         tqdm = importlib.import_module("tqdm").tqdm

@@ -27,7 +27,7 @@ from fsdpbench.sim.torch_device.compile.refusals import refuse_graph, refused
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated
 
 _GPU = ("cuda", 0)
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "compile_threads": 1,
     "benchmark_harness": False,
     "triton.autotune_at_compile_time": False,

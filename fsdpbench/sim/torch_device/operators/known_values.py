@@ -158,7 +158,7 @@ def _follow_known(
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     for tensor in results:
-        is_view = id(tensor.untyped_storage()) in old and not _writes(operator)
+        is_view = id(tensor.untyped_storage()) in old and not _write_places(operator)
         if known is not None and not is_view:
             learn(tensor, known.value, assumed=known.assumed)
     if known is None and operator._schema.name != _UPDATE_SCALE:
@@ -231,10 +231,6 @@ def _write_places(operator: Any) -> tuple[int | str, ...]:
         for place, argument in enumerate(operator._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-
-
-def _writes(operator: Any) -> bool:
-    return bool(_write_places(operator))
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
