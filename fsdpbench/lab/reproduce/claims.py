@@ -88,23 +88,3 @@ class Claim:
             return Bounds(published * (1 - most), published * (1 + most))
         off = max(PART_OF_EFFECT * abs(math.log(published)), LEAST_RATIO, read)
         return Bounds(published * math.exp(-off), published * math.exp(off))
-
-
-def ratio(words: str, over: tuple[str, Place], under: tuple[str, Place], taken: str = "") -> Claim:
-    """One value over another."""
-    return Claim(Kind.RATIO, words, (over, under), taken)
-
-
-def level(words: str, place: tuple[str, Place], taken: str = "") -> Claim:
-    """One value."""
-    return Claim(Kind.LEVEL, words, (place,), taken)
-
-
-def ran_out(words: str, *places: tuple[str, Place]) -> Claim:
-    """Claim how many of the runs at `places` are out of memory."""
-    return Claim(Kind.RAN_OUT, words, places)
-
-
-def retries(words: str, place: tuple[str, Place]) -> Claim:
-    """Whether the allocator retries."""
-    return Claim(Kind.RETRIES, words, (place,))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.lab.reproduce.charts import chart_of
-from fsdpbench.lab.reproduce.claims import ran_out, ratio
+from fsdpbench.lab.reproduce.claims import Claim, Kind
 from fsdpbench.lab.reproduce.document import as_dict
 from fsdpbench.lab.reproduce.figure import Drawing, PaperFigure, Point, Variant
 from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, counted, outcome_of
@@ -54,9 +54,9 @@ def outcome(
         points,
         variants=(Variant("other", ready=other, contradicts=contradicts),),
         claims=(
-            ratio("twice as fast", ("a", 8), ("a", 16)),
-            ratio("faster than b", ("a", 8), ("b", 8), taken=taken),
-            ran_out("out of memory", ("b", 16)),
+            Claim(Kind.RATIO, "twice as fast", (("a", 8), ("a", 16))),
+            Claim(Kind.RATIO, "faster than b", (("a", 8), ("b", 8)), taken),
+            Claim(Kind.RAN_OUT, "out of memory", (("b", 16),)),
         ),
         ready=ready,
     )
