@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdpbench.answers.advise.candidate import Candidate, Kind, place_of
 from fsdpbench.answers.advise.candidates import candidates
 from fsdpbench.answers.advise.edits import Edit, diff_of
-from fsdpbench.answers.advise.gradients import Candidate, Kind, place_of
 from fsdpbench.answers.advise.script_text import NoDiffError
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine.results.residuals.intervals import apart
@@ -72,13 +72,17 @@ class Advice:
 
 
 def advise_script(
-    config: Config, result: Mapping[str, Any], jobs: int, tell: Callable[[str], None]
+    config: Config,
+    result: Mapping[str, Any],
+    jobs: int,
+    tell: Callable[[str], None],
+    kinds: Sequence[Kind] = tuple(Kind),
 ) -> Advice:
-    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
-    started."""
+    """Advice of some kinds on a script that ran as `config` with `result`. Raises `BenchError` where nothing
+    can be started."""
     base = Trial(config, Result.of(result))
     bound = _bound(result)
-    found = [_bounded(candidate, bound) for candidate in candidates(result)]
+    found = [_bounded(each, bound) for each in candidates(result) if each.kind in kinds]
     asked_for = [each for each in found if each.variation and each.most is None]
     distinct = sorted({each.variation: None for each in asked_for}, key=lambda name: name != _LONGEST_FIRST)
     loader = _loader(result, base)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fsdpbench.answers.advise.candidate import Candidate, Kind, advice, place_of
 from fsdpbench.answers.advise.edits import Edit
-from fsdpbench.answers.advise.gradients import NOT_SIMULATED, Candidate, Kind, gradients, habits, place_of
+from fsdpbench.answers.advise.gradients import gradients, habits
 from fsdpbench.base.settings import varied
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
@@ -69,23 +70,20 @@ def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     others = "".join(f" (also {place_of(each)})" for each in waits[1:2])
     if first["copies"]:
         useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first["text"] else ""
-        what = f"every step copies from memory that is not pinned, and the CPU waits for it{useless}"
         pageable = [each for each in seen["loaders"] if not each["pin_memory"]]
         pinned = "pin_memory=True in the DataLoader" if pageable else ".pin_memory() where the tensor is made"
-        write = f"{pinned}, and .to(device, non_blocking=True)"
         edits = *_set(pageable, "pin_memory", "True"), Edit(first, "keyword", ("non_blocking", "True"))
-        why = "where its tensor is made, the line does not say"
-        yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, edits if pageable else why)
+        words = {"useless": useless, "pinned": pinned}
+        yield advice("copies", place_of(first), edits if pageable else None, words=words)
         return
     called = first.get("called")
     by = f", called by {place_of(called)}" if called else ""
-    what = f"the CPU waits for the GPU in every step{by}{others}"
     write = _seldom((called or first)["text"])
     do = "without" if write.startswith("without: ") else "detached" if ".detach()" in write else "seldom"
-    changed: tuple[Edit, ...] | str = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
-    if write.startswith(("without what", "only every")):
-        changed = "what the line computes is needed in every step"
-    yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, changed)
+    changed = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
+    needed = write.startswith(("without what", "only every"))
+    words = {"by": by, "others": others, "write": write}
+    yield advice("waits", place_of(first), None if needed else changed, words=words)
 
 
 def _seldom(text: str) -> str:
@@ -117,16 +115,8 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     place, path = place_of(last), (blocks or {}).get("path", "")
     if model.get("unwrapped_root"):
         count = model["unsharded_parameters"]
-        write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
-        yield Candidate(
-            NOT_SIMULATED if is_fsdp1 else "wrap-root",
-            Kind.WRONG if count else Kind.FAULT,
-            place,
-            f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
-            "reduced over the ranks, and each unit gathers by itself",
-            f"after that line, for the whole model: {write}",
-            "the model is not named at that line" if is_fsdp1 else (Edit(last, "around", (path,)),),
-        )
+        row, wrapped = ("root-fsdp1", None) if is_fsdp1 else ("root", (Edit(last, "around", (path,)),))
+        yield advice(row, place, wrapped, Kind.WRONG if count else None, {"count": count})
         return
     classes = model.get("unit_classes", {})
     together = max(call.get("together", 1) for call in calls)
@@ -134,11 +124,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     if not blocks or (fine and together <= _PAIR):
         return
     alone = model["units"] <= 1
-    what = f"its {model['units']} units ({', '.join(classes)}) are other than its {blocks['count']} blocks"
-    if alone:
-        what = "the whole model is one unit: nothing can be gathered beside computation"
-    if together > _PAIR:
-        what = f"{together} blocks are one unit: no collective is done beside the work of another block"
+    row = "blocks-together" if together > _PAIR else "blocks-alone" if alone else "blocks"
     root = re.search(r"fully_shard\((\w+)", last["text"])
     write = f"before it: for block in {root[1] if root else 'model'}.{path}: fully_shard(block)"
     edits = (*_each(calls[:-1], "without"), Edit(last, "before", (f"for block in {{0}}.{path}: {{like}}",)))
@@ -147,30 +133,23 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
         policy = f"ModuleWrapPolicy({{type(next({{0}}.{path}.children()))}})"
         edits = _set([last], "auto_wrap_policy", policy)
         edits += (Edit(last, "imports", ("from torch.distributed.fsdp.wrap import ModuleWrapPolicy",)),)
-    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.MISTAKE, place, what, write, edits)
+    words = {**model, "classes": ", ".join(classes), **blocks, "together": together, "write": write}
+    yield advice(row, place, edits, Kind.FAULT if alone else None, words)
 
 
 def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
     if found is not None:
-        what, write = "memory allows to recompute nothing", f"without: {found['text']}"
-        edits = (Edit(found, "bare", (_OF_CHECKPOINT,)),)
-        yield Candidate("no-checkpoint", Kind.MISTAKE, place, what, write, edits)
-        what, write = "memory allows to recompute every other block only", "recompute every other block"
-        edits = (Edit(found, "bare", (_OF_CHECKPOINT, 2)),)
-        yield Candidate("half-checkpoint", Kind.MISTAKE, place, what, write, edits)
+        yield advice("no-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT,)),), words=found)
+        yield advice("half-checkpoint", place, (Edit(found, "bare", (_OF_CHECKPOINT, 2)),))
     elif seen["sharding"] and result.get("alloc_retries_per_step"):
         leaves = _leaves(seen)
         forward = "{0}.forward = functools.partial(checkpoint, {0}.forward, use_reentrant=False)"
         imports = ("import functools", "from torch.utils.checkpoint import checkpoint")
-        yield Candidate(
-            "checkpoint",
-            Kind.FREE,
-            place_of(seen["sharding"][0]),
-            "memory is full (allocator retries); recompute the blocks",
-            "before each block is wrapped: block = checkpoint_wrapper(block)",
-            _each(leaves, "before", forward) + tuple(Edit(leaves[0], "imports", (each,)) for each in imports),
+        edits = _each(leaves, "before", forward) + tuple(
+            Edit(leaves[0], "imports", (each,)) for each in imports
         )
+        yield advice("checkpoint", place_of(seen["sharding"][0]), edits)
 
 
 def _leaves(seen: _Seen) -> list[_Seen]:
@@ -189,21 +168,16 @@ def _sharding(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     if offloaded := [each for each in calls if each["arguments"]["offload"]]:
         offload = "cpu_offload" if is_fsdp1 else "offload_policy"
         edits = (*_each(offloaded, "drop", offload), Edit(offloaded[0], "made_on_device"))
-        what = "memory allows to keep the shards on the GPU"
-        yield Candidate(
-            "no-offload", Kind.MISTAKE, place_of(offloaded[0]), what, f"without {offload}=", edits
-        )
+        yield advice("no-offload", place_of(offloaded[0]), edits, words={"offload": offload})
     kept = [each for each in calls if each["arguments"].get("reshard_after_forward") is False]
     kept = calls if strategy == "SHARD_GRAD_OP" else kept
     name, value = _written("reshard" if kept else "keep", is_fsdp1=is_fsdp1)
     needed = "ShardingStrategy" if is_fsdp1 else ""
     if kept and result.get("alloc_retries_per_step"):
-        what, edits = "memory is full: free parameters after forward", _set(kept, name, value, needed)
-        yield Candidate("reshard", Kind.FREE, place_of(kept[0]), what, f"{name}={value}", edits)
+        edits = _set(kept, name, value, needed)
+        yield advice("reshard", place_of(kept[0]), edits, words={"write": f"{name}={value}"})
     elif not kept and strategy == "FULL_SHARD" and seen["model"].get("units", 0) > 1:
-        what = "memory allows to keep parameters from forward to backward"
-        write, edits = f"{name}={value}", _set(calls, name, value, needed)
-        yield Candidate("keep", Kind.FREE, place, what, write, edits)
+        yield advice("keep", place, _set(calls, name, value, needed), words={"write": f"{name}={value}"})
     yield from _hybrid(calls, result["config"], strategy)
     yield from _gathered_types(seen, place, is_fsdp1=is_fsdp1)
 
@@ -227,28 +201,22 @@ def _hybrid(calls: Sequence[_Seen], config: _Seen, strategy: str) -> Iterator[Ca
     )
     if is_fsdp1:
         edits += _set(calls, "sharding_strategy", "ShardingStrategy.HYBRID_SHARD", "ShardingStrategy")
-    what = "shard inside of a node, replicate over nodes"
-    yield Candidate("hybrid", Kind.FREE, place_of(calls[0]), what, more + mesh, edits)
+    yield advice("hybrid", place_of(calls[0]), edits, words={"write": more + mesh})
 
 
 def _gathered_types(seen: _Seen, place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
     calls = seen["sharding"]
     if calls[0]["arguments"].get("param_dtype") not in (None, "None", "torch.float32"):
         return
-    if seen["computes_in"] == "fp32":
-        what = "it computes in fp32; in bf16 rounding changes"
-    elif seen["computes_in"] in ("bf16", "fp16") and seen["model"].get("dtype") == "torch.float32":
-        what = (
-            f"it gathers fp32 parameters and computes in {seen['computes_in']}: twice the bytes, and a cast"
-        )
-    else:
+    casts = seen["computes_in"] in ("bf16", "fp16") and seen["model"].get("dtype") == "torch.float32"
+    if seen["computes_in"] != "fp32" and not casts:
         return
     name, policy = _written("bf16", is_fsdp1=is_fsdp1)
     edits = (
         *_set(calls, name, policy, policy.partition("(")[0]),
         Edit(calls[0], "imports", ("import torch",)),
     )
-    yield Candidate("bf16", Kind.MISTAKE, place, what, f"{name}={policy}", edits)
+    yield advice("casts" if casts else "fp32", place, edits, words={**seen, "write": f"{name}={policy}"})
 
 
 def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
@@ -262,19 +230,15 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     if given.get("forward_prefetch") or seen["forward_prefetch"]:
         asked = seen["forward_prefetch"] or call
         left = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))
-        yield Candidate(
-            "no-forward-prefetch", Kind.NO_EFFECT, place_of(asked), "forward prefetch", "leave it out", left
-        )
+        yield advice("no-forward-prefetch", place_of(asked), left)
     elif model.get("units", 0) > 1:
         late = given.get("backward_prefetch", "BACKWARD_PRE")
         name, value = _written("backward-prefetch", is_fsdp1=True)
         early = _set([call], name, value, "BackwardPrefetch")
         if is_fsdp1 and late != "BACKWARD_PRE":
-            write = f"{name}={value}"
-            what = f"backward prefetches the next unit late ({late})"
-            what = what if late else "backward does not prefetch the next unit"
-            yield Candidate("backward-prefetch", Kind.MISTAKE, place, what, write, early)
-        edits: tuple[Edit, ...] | str = "the order of the units is not written in the script"
+            words = {"late": late, "write": f"{name}={value}"}
+            yield advice("late-prefetch" if late else "no-prefetch", place, early, words=words)
+        edits: tuple[Edit, ...] | None = None
         write = varied("prefetch").fsdp2
         if is_fsdp1:
             name, value = _written("prefetch", is_fsdp1=True)
@@ -283,50 +247,32 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
         elif of_blocks:
             text = write.replace("blocks", f"{{0}}.{blocks['path']}")
             edits = Edit(call, "after", (text,)), Edit(call, "imports", ("from itertools import pairwise",))
-        yield Candidate("prefetch", Kind.FREE, place, "prefetch the next unit", write, edits)
+        yield advice("prefetch", place, edits, words={"write": write})
     if is_fsdp1 and given.get("limit_all_gathers") is False:
-        what, left = "limit the all-gathers in flight", _each([call], "drop", "limit_all_gathers")
-        yield Candidate("limit", Kind.MISTAKE, place, what, "without limit_all_gathers=False", left)
-        yield Candidate("limit", Kind.NO_EFFECT, place, "limit_all_gathers=False", "leave it out", left)
+        left = _each([call], "drop", "limit_all_gathers")
+        yield advice("limit", place, left)
+        yield advice("limit-without-effect", place, left)
     if not is_fsdp1 and blocks and model["unit_classes"].get(blocks["class"]) == blocks["count"]:
-        yield Candidate(
-            "wrap-pairs",
-            Kind.FREE,
-            place_of(calls[0]),
-            "units of two blocks: fewer, larger collectives",
-            varied("wrap-pairs").fsdp2,
-            (Edit(calls[0], "pairs"),),
-        )
+        words = {"write": varied("wrap-pairs").fsdp2}
+        yield advice("pairs", place_of(calls[0]), (Edit(calls[0], "pairs"),), words=words)
 
 
 def _choices(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     for made in seen["optimizers"][:1]:
         if made["has_fused"] and not made["fused"]:
             edits = (Edit(made, "drop", ("foreach", False)), *_set([made], "fused", "True"))
-            what = "the optimizer is not fused"
-            yield Candidate("fused", Kind.MISTAKE, place_of(made), what, "fused=True", edits, worth=0.01)
+            yield advice("fused", place_of(made), edits)
     batch, loaders = seen["batch"], seen["loaders"]
-    what = "memory allows twice the batch; the optimization changes with it"
     if batch is not None:
-        write, why = f"{batch['option']} {2 * batch['value']}", "it is an argument of the command line"
-        yield Candidate("double-batch", Kind.CHOICE, "", what, write, why, changes_work=True)
+        yield advice("double-batch", "", words={"option": batch["option"], "size": 2 * batch["value"]})
     elif loaders and loaders[0]["batch_size"]:
-        write, edits = (
-            f"batch_size={2 * loaders[0]['batch_size']}",
-            (Edit(loaders[0], "doubled", ("batch_size",)),),
-        )
-        yield Candidate(
-            "double-batch", Kind.CHOICE, place_of(loaders[0]), what, write, edits, changes_work=True
-        )
+        edits = (Edit(loaders[0], "doubled", ("batch_size",)),)
+        words = {"size": 2 * loaders[0]["batch_size"]}
+        yield advice("double-batch-loader", place_of(loaders[0]), edits, words=words)
     if seen["sharding"] and not result.get("compiled"):
-        yield Candidate(
-            "compile",
-            Kind.CHOICE,
-            place_of(seen["sharding"][0]),
-            "compile each block: the first step takes longer",
-            varied("compile").fsdp2,
-            _each(_leaves(seen), "before", "{0}.compile()"),
-        )
+        edits = _each(_leaves(seen), "before", "{0}.compile()")
+        words = {"write": varied("compile").fsdp2}
+        yield advice("compile", place_of(seen["sharding"][0]), edits, words=words)
 
 
 _Rule = Callable[[_Seen, _Seen], Iterator[Candidate]]

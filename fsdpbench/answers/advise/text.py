@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.answers.advise.advisor import Advice, Tried
-from fsdpbench.answers.advise.gradients import Kind
+from fsdpbench.answers.advise.candidate import Kind
 
 _MOST_POSSIBLE = 6
 _MUCH = 0.1
