@@ -21,21 +21,11 @@ from fsdpbench.sweep.trials import simulate
 
 _TRY_TIMEOUT_S = 60.0
 _EXTRAS = (
-    ("hta", "hta", "HolisticTraceAnalysis beside our own analysis", "pip install 'fsdpbench[hta]'"),
-    ("tune", "optuna", "`fsdpbench tune`", "pip install 'fsdpbench[tune]'"),
-    ("slurm", "submitit", "`--launcher slurm`", "pip install 'fsdpbench[slurm]'"),
-    (
-        "deepspeed",
-        "deepspeed",
-        "`--system deepspeed-zero3`",
-        "pip install 'fsdpbench[deepspeed]'",
-    ),
-    (
-        "megatron-fsdp",
-        "megatron_fsdp",
-        "`--system megatron-fsdp`",
-        "pip install 'fsdpbench[megatron-fsdp]'",
-    ),
+    ("hta", "hta", "HolisticTraceAnalysis beside our own analysis"),
+    ("tune", "optuna", "`fsdpbench tune`"),
+    ("slurm", "submitit", "`--launcher slurm`"),
+    ("deepspeed", "deepspeed", "`--system deepspeed-zero3`"),
+    ("megatron-fsdp", "megatron_fsdp", "`--system megatron-fsdp`"),
 )
 
 
@@ -149,8 +139,9 @@ def _tiny(device: str, gpus: int) -> Config:
     return configured(target, "impl-fsdp2", batch=1, param_dtype="fp32", seq=16)
 
 
-def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:
+def _extra(name: str, module: str, purpose: str) -> Finding:
     if importlib.util.find_spec(module) is None:
+        way_out = f"pip install 'fsdpbench[{name}]'"
         return Finding(f"extra {name}", Verdict.MISSING, f"{module} is not installed: no {purpose}", way_out)
     return Finding(f"extra {name}", Verdict.OK, f"{module} is installed: {purpose}")
 

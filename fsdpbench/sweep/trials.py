@@ -186,12 +186,21 @@ def run_in(
             yield config, places[-1]
 
     places: list[Path] = []
-    found: dict[Path | None, Trial] = {}
-    with PointPool(jobs) as pool:
-        for trial in run(tasks(), pool):
-            found[trial.folder] = trial
-            tell(len(found))
+    found = {trial.folder: trial for trial in run_at(tasks(), jobs, tell)}
     return [found[place] for place in places]
+
+
+def run_at(
+    tasks: Iterable[tuple[Config, Path]], jobs: int, tell: Callable[[int], None] = lambda done: None
+) -> list[Trial]:
+    """Run each configuration in its folder, `jobs` at a time; the trials in the order in which they end.
+    `tell` and errors: as `run_in`."""
+    found = []
+    with PointPool(jobs) as pool:
+        for trial in run(tasks, pool):
+            found.append(trial)
+            tell(len(found))
+    return found
 
 
 def simulate(

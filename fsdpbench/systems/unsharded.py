@@ -13,21 +13,15 @@ from fsdpbench.systems.base import BuildContext, System, refuse_lora
 from fsdpbench.systems.narrow import TORCH_DTYPES, refuse_narrow
 from fsdpbench.systems.optimizers import refuse_optimizer
 
-_NO_UNITS = "there are no FSDP units"
+_WITHOUT_UNITS = (
+    "wrap", "reshard_after_forward", "backward_prefetch", "backward_prefetch_depth", "forward_prefetch",
+    "limit_all_gathers", "memory_handover", "layout", "symmetric_memory", "activation_offload",
+    "keep_last_unsharded",
+)  # fmt: skip
 NO_SHARDING = {
     "strategy": "every rank holds the whole model",
     "shard_size": "every rank holds the whole model",
-    "wrap": _NO_UNITS,
-    "reshard_after_forward": _NO_UNITS,
-    "backward_prefetch": _NO_UNITS,
-    "backward_prefetch_depth": _NO_UNITS,
-    "forward_prefetch": _NO_UNITS,
-    "limit_all_gathers": _NO_UNITS,
-    "memory_handover": _NO_UNITS,
-    "layout": _NO_UNITS,
-    "symmetric_memory": _NO_UNITS,
-    "activation_offload": _NO_UNITS,
-    "keep_last_unsharded": _NO_UNITS,
+    **dict.fromkeys(_WITHOUT_UNITS, "there are no FSDP units"),
     "reduce_dtype": "gradients are fp32 under autocast",
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",

@@ -5,9 +5,12 @@ Operators whose shapes depend on data, and send and recv, are refused by the sim
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,32 +30,14 @@ class NotSimulatedError(NotImplementedError):
         super().__init__(f"{name} is not simulated: {way_out}")
 
 
-_EAGER = "leave the graph out; launches of the eager program are what is simulated"
-_ONE_DEVICE = "a process has one device here; use DistributedDataParallel or FSDP, one process a GPU"
-CUDA_CODE = "code compiled for CUDA has no simulated kernel; use torch's operators"
-_ALLOCATOR = "the caching allocator is simulated as it is; leave other allocators and pools out"
-_REFUSED: tuple[tuple[str, str], ...] = (
-    ("torch.cuda.CUDAGraph", _EAGER),
-    ("torch.cuda.graph", _EAGER),
-    ("torch.cuda.graph_pool_handle", _EAGER),
-    ("torch.cuda.make_graphed_callables", _EAGER),
-    ("torch.nn.DataParallel", _ONE_DEVICE),
-    ("torch.cuda.comm.broadcast", _ONE_DEVICE),
-    ("torch.cuda.comm.scatter", _ONE_DEVICE),
-    ("torch.cuda.comm.gather", _ONE_DEVICE),
-    ("torch.cuda.comm.reduce_add", _ONE_DEVICE),
-    ("torch.utils.cpp_extension.load", CUDA_CODE),
-    ("torch.utils.cpp_extension.load_inline", CUDA_CODE),
-    ("torch.cuda.MemPool", _ALLOCATOR),
-    ("torch.cuda.memory.CUDAPluggableAllocator", _ALLOCATOR),
-    ("torch.cuda.set_per_process_memory_fraction", "use a hardware profile with less memory (--hardware)"),
-    ("torch.cuda.caching_allocator_alloc", _ALLOCATOR),
-)
+@functools.cache
+def _table() -> Any:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
-    """Replace what is listed above by something that says so when it is called."""
-    for name, way_out in _REFUSED:
+    """Replace what `refusals.toml` lists by something that says so when it is called."""
+    for name, way_out in _table()["refused"].items():
         found = _find(name)
         refusal = _refused_class if isinstance(found, type) else _refusal
         replacements.add(found, refusal(name, way_out))
@@ -83,9 +68,6 @@ def _refused_class(name: str, way_out: str) -> type:
         raise NotSimulatedError(name, way_out)
 
     return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": name.rpartition(".")[0]})
-
-
-__all__ = ["CUDA_CODE", "NotSimulatedError", "refuse_what_cannot_be_simulated"]
 
 
 class Replacements:
@@ -129,31 +111,6 @@ class Replacements:
 
 
 _NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
-_PLACEHOLDER = (
-    "a simulated tensor answers item() and float() with 0; guard the division, or take the number "
-    "from what the script knows itself"
-)
-_HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
-    (ZeroDivisionError, "", _PLACEHOLDER),
-    (ValueError, "math domain error", _PLACEHOLDER),
-    (
-        RuntimeError,
-        "got mixed torch.Tensor and DTensor",
-        "some parameters are sharded and some are not: wrap the model too, fully_shard(model)",
-    ),
-    (
-        AssertionError,
-        "not compiled with CUDA",
-        "the script uses a part of torch.cuda that is not mapped to the simulated device; "
-        "the traceback in stderr.log names it",
-    ),
-    (
-        RuntimeError,
-        "CUDA",
-        "the script uses a part of CUDA that is not mapped to the simulated device; "
-        "the traceback in stderr.log names it",
-    ),
-)
 _WITHOUT_TRITON = (
     "kernels for the GPU are made only of what torch.compile hands to Inductor; AOTInductor and Inductor's "
     "own functions are not simulated: use torch.compile, or the eager program"
@@ -174,10 +131,15 @@ def name_cuda(error: BaseException) -> None:
 
 def explained(error: BaseException) -> str:
     """Return one line: the error, and the remedy if the simulation is its reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    line = in_a_line(error)
     hint = _WITHOUT_TRITON if "TritonMissing" in line else _hint(error)
     return f"{line} ({hint})" if hint else line
+
+
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _hint(error: BaseException) -> str | None:
@@ -186,7 +148,7 @@ def _hint(error: BaseException) -> str | None:
         if package in _CUDA_PACKAGES:
             return f"{package} runs code compiled for CUDA, which is not simulated; use torch's operators"
         return None
-    for kind, words, hint in _HINTS:
-        if type(error) is kind and words in str(error) and _OF_TORCH not in str(error):
-            return hint
+    for kind, words, hint in _table()["hints"]["rows"]:
+        if type(error).__name__ == kind and words in str(error) and _OF_TORCH not in str(error):
+            return str(hint)
     return None

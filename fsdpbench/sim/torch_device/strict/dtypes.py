@@ -7,8 +7,10 @@ tensors.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,43 +168,13 @@ def refuse_integers(packet: str, arguments: Arguments) -> None:
         raise NotImplementedError(f"\"{found[0]}\" not implemented for '{scalar_type(tensor)}'")
 
 
-# CUDA's kernels by their name in errors, and the deciding argument.
-_FLOATS_ALONE: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("mm", "addmm"), ("addmm_cuda", "mat2")),
-    "bmm": ("baddbmm_cuda", "mat2"),
-    "baddbmm": ("baddbmm_cuda", "batch2"),
-    "mv": ("addmv_impl_cuda", "vec"),
-    "addmv": ("addmv_impl_cuda", "vec"),
-    "dot": ("dot", "self"),
-    "vdot": ("vdot", "self"),
-    "_softmax": ("host_softmax", "self"),
-    "_log_softmax": ("host_softmax", "self"),
-    "gelu": ("GeluCUDAKernelImpl", "self"),
-    "silu": ("silu_cuda", "self"),
-    "mish": ("mish_cuda", "self"),
-    "softplus": ("softplus_cuda", "self"),
-    "hardswish": ("hardswish_cuda", "self"),
-    "hardsigmoid": ("hardsigmoid_cuda", "self"),
-    "leaky_relu": ("leaky_relu_cuda", "self"),
-    "elu": ("elu_cuda", "self"),
-    "glu": ("glu_cuda", "self"),
-    "log_sigmoid_forward": ("log_sigmoid_forward_cuda", "self"),
-    "native_layer_norm": ("LayerNormKernelImpl", "input"),
-    "native_group_norm": ("GroupNormKernelImpl", "input"),
-    "native_batch_norm": ("batch_norm_stats_cuda", "input"),
-    "_native_batch_norm_legit": ("batch_norm_stats_cuda", "input"),
-    "convolution": ("slow_conv2d_cuda", "input"),
-    "avg_pool2d": ("avg_pool2d_out_cuda_frame", "self"),
-    "avg_pool3d": ("avg_pool3d_out_cuda", "self"),
-    "max_pool2d_with_indices": ("max_pool2d_with_indices_out_cuda_frame", "self"),
-    "max_pool3d_with_indices": ("max_pool3d_with_indices_out_frame", "self"),
-    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d_cuda", "self"),
-    "adaptive_max_pool2d": ("adaptive_max_pool2d_cuda", "input"),
-    "upsample_bilinear2d": ("upsample_bilinear2d_out_frame", "self"),
-    "upsample_nearest2d": ("upsample_nearest2d_out_frame", "self"),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("nll_loss_forward_reduce_cuda", "self")),
-    "uniform": ("check_uniform_bounds", "self"),
-}
+def _float_kernels() -> dict[str, tuple[str, str]]:
+    """Read CUDA's kernels by their name in errors, and the deciding argument, of each operator."""
+    with Path(__file__).with_name("float_kernels.csv").open(encoding="utf-8", newline="") as file:
+        return {row["operator"]: (row["kernel"], row["argument"]) for row in csv.DictReader(file)}
+
+
+_FLOATS_ALONE = _float_kernels()
 
 
 def _product(first: str, second: str) -> Rule:
