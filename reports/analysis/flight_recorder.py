@@ -6,6 +6,7 @@ others wait for and that does not wait; where a call differs, the first of the r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ class Problem:
     ranks: those that are missing, differ, or have not started.  others: those that wait for them.
     absent: members of the group that left no dump.
     calls: what each rank called, by rank.  last: what missing ranks called in this group before.
+    parted: an earlier call of other lines on ranks that wait than on those that are missing.
     """
 
     kind: str
@@ -45,10 +47,22 @@ class Problem:
     calls: Mapping[int, _Calls]
     last: Mapping[int, Entry]
     absent: tuple[int, ...] = ()
+    parted: Parted | None = None
 
     @property
     def created_ns(self) -> int:
         return min((entry.created_ns for calls in self.calls.values() for entry in calls), default=0)
+
+
+@dataclass(frozen=True)
+class Parted:
+    """An earlier collective that ranks called from two lines: `ahead` of those that wait, `behind` of those
+    that are missing. `is_extra`: one call further the lines are the same again, up to the end."""
+
+    sequence: int
+    ahead: str
+    behind: str
+    is_extra: bool
 
 
 def groups_of(dumps: Sequence[Dump]) -> list[Group]:
@@ -82,8 +96,11 @@ class _History:
 
     def __init__(self, dump: Dump, group: Group) -> None:
         calls: dict[int, list[Entry]] = {}
-        for entry in dump.entries:
-            if entry.group == group.name and not entry.is_p2p:
+        batch = False
+        for entry in (each for each in dump.entries if each.group == group.name):
+            closes = batch and entry.kind == "coalesced"  # in older torch it has a collective's number
+            batch = entry.is_p2p or closes
+            if not batch:
                 calls.setdefault(entry.sequence, []).append(entry)
         self.calls: dict[int, _Calls] = {number: tuple(each) for number, each in calls.items()}
         self._is_cut = dump.is_cut
@@ -108,7 +125,33 @@ def _at(group: Group, sequence: int, histories: Mapping[int, _History]) -> Probl
         return None
     before = {rank: _last_entry(histories[rank]) for rank in missing}
     last = {rank: entry for rank, entry in before.items() if entry is not None}
-    return Problem("missing", group, sequence, missing, waiting, calls, last)
+    parted = _parted(sequence, waiting, missing, histories)
+    return Problem("missing", group, sequence, missing, waiting, calls, last, parted=parted)
+
+
+def _parted(
+    sequence: int, waiting: Sequence[int], missing: Sequence[int], histories: Mapping[int, _History]
+) -> Parted | None:
+    """Return the first collective before `sequence` that both sides called from different lines. Two lines
+    that match more than once are two branches of the program."""
+    ahead, behind = (_lines_of(ranks, histories) for ranks in (waiting, missing))
+    pairs = {each: (ahead[each], behind[each]) for each in sorted(ahead.keys() & behind.keys())}
+    counts = Counter(pairs.values())
+    for number, (one, other) in pairs.items():
+        if number < sequence and one != other and counts[one, other] == 1:
+            later = range(number, sequence)
+            is_extra = all(ahead.get(each + 1) == behind.get(each) for each in later)
+            return Parted(number, one, other, is_extra)
+    return None
+
+
+def _lines_of(ranks: Sequence[int], histories: Mapping[int, _History]) -> dict[int, str]:
+    """Return the line from which all of `ranks` made each call; left out where they differ."""
+    found: dict[int, set[str]] = {}
+    for rank in ranks:
+        for number, entries in histories[rank].calls.items():
+            found.setdefault(number, set()).add(_line_of(entries))
+    return {number: line for number, (line, *others) in found.items() if line and not others}
 
 
 def _last_entry(history: _History) -> Entry | None:
@@ -120,8 +163,14 @@ def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
     return tuple(
         rank
         for rank, entries in calls.items()
-        if any(entry.state != "completed" or not entry.knows_states for entry in entries)
+        if any(entry.state != "completed" or not entry.knows_states for entry in _deciding(entries))
     )
+
+
+def _deciding(entries: _Calls) -> _Calls:
+    """Return the calls whose states count: inside of a coalesced one torch records no events, so that they
+    stay scheduled, and the call that closes it has its state."""
+    return entries[-1:] if entries[-1].kind == "coalesced" else entries
 
 
 def _differing(calls: Mapping[int, _Calls]) -> tuple[str, tuple[int, ...]] | None:
@@ -171,7 +220,7 @@ def _unfinished(group: Group, histories: Mapping[int, _History]) -> Problem | No
             continue
         waiting = _waiting(calls)
         if waiting:
-            late = tuple(r for r in waiting if any(each.state == "scheduled" for each in calls[r]))
+            late = tuple(r for r in waiting if any(each.state == "scheduled" for each in _deciding(calls[r])))
             ranks = late if 0 < len(late) < len(waiting) else waiting
             return Problem("unfinished", group, sequence, ranks, _without(calls, ranks), calls, {})
     return None
@@ -242,12 +291,39 @@ def _culprit(problems: Sequence[Problem], missing_dumps: Sequence[int]) -> str:
     differing = [each for each in problems if each.kind in ("kind", "sizes", "dtype")]
     if differing:
         return sentence(differing[0])
+    for one, other in itertools.combinations([each for each in problems if each.kind == "unfinished"], 2):
+        first, second = {*one.ranks} & {*other.others}, {*other.ranks} & {*one.others}
+        if first and second:
+            return _cycle_text(one, other, sorted(second), sorted(first))
     waiting = {rank for each in problems if each.kind == "missing" for rank in each.others}
     for problem in problems:
         free = tuple(rank for rank in problem.ranks if rank not in waiting)
         if problem.kind == "missing" and free:
-            return sentence(problem, free)
+            return _parted_text(problem, free) if problem.parted else sentence(problem, free)
     return sentence(problems[0])
+
+
+def _cycle_text(one: Problem, other: Problem, first: Sequence[int], second: Sequence[int]) -> str:
+    """Return which ranks began with which of two collectives that wait for each other."""
+    (a, b) = (
+        f"{calls_text(problem.calls[ranks[0]])} of group {group_text(problem.group)}"
+        for problem, ranks in ((one, first), (other, second))
+    )
+    return f"two groups in opposite order: {ranks_text(first)} began with {a}, {ranks_text(second)} with {b}"
+
+
+def _parted_text(problem: Problem, missing: Sequence[int]) -> str:
+    """Return what the lines of an earlier call say of ranks that are missing later."""
+    parted = problem.parted
+    assert parted is not None
+    call = f"collective {parted.sequence} of group {group_text(problem.group)}"
+    lines = f"{parted.ahead}, that of {ranks_text(missing)} from {parted.behind}"
+    if parted.is_extra:
+        one = len(problem.others) == 1
+        whose, are = ("its", "is") if one else ("their", "are")
+        return f"{ranks_text(problem.others)} {are} off by one: {whose} {call} comes from {lines}"
+    parts = f"{call} of {ranks_text(problem.others)} comes from {lines}"
+    return f"cannot tell: either {sentence(problem, missing)}; or they parted before: {parts}"
 
 
 def sentence(problem: Problem, ranks: Sequence[int] | None = None) -> str:
@@ -294,9 +370,15 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
 def calls_text(entries: Sequence[Entry]) -> str:
     """Return `all_reduce(4 x 1024 Float) at train.py:31`; parts of a coalesced call one after the other."""
     shown = [_call_text(entry) for entry in entries[:_MOST_SHOWN]]
-    place = next((frame for entry in entries for frame in entry.own_frames), None)
-    where = "" if place is None else f" at {Path(place.file).name}:{place.line}"
+    line = _line_of(entries)
+    where = f" at {line}" if line else ""
     return " + ".join(shown) + (" + ..." if len(entries) > _MOST_SHOWN else "") + where
+
+
+def _line_of(entries: Sequence[Entry]) -> str:
+    """Return the innermost line of the program that made a call, as `train.py:31`."""
+    place = next((frame for entry in entries for frame in entry.own_frames), None)
+    return "" if place is None else f"{Path(place.file).name}:{place.line}"
 
 
 def _call_text(entry: Entry) -> str:

@@ -130,3 +130,66 @@ def test_point_to_point_calls_are_not_compared(write_dumps: WriteDumps) -> None:
     verdict = judge(write_dumps({0: dump([send], world=2), 1: dump([], world=2)}))
     assert not verdict.problems
     assert verdict.to_dict()["flight_recorder"]["ranks"][0]["point_to_point"] == 1
+
+
+def _at(number: int, line: int, file: str = "main.py", **given: Any) -> dict[str, Any]:
+    return entry(number, frames=[{"name": "step", "filename": f"/home/me/{file}", "line": line}], **given)
+
+
+def test_parts_of_a_coalesced_call_have_no_state_of_their_own(write_dumps: WriteDumps) -> None:
+    """torch records them without events: they stay scheduled, and the closing call is completed."""
+    done = [entry(1, "_all_gather_base", **PENDING), entry(1, "coalesced", input_sizes=[], output_sizes=[])]
+    assert culprit(judge(write_dumps({0: dump(done, 2), 1: dump(done, 2)}))).startswith("none")
+    open_ = [entry(1, "_all_gather_base", **PENDING), entry(1, "coalesced", state="started")]
+    assert "all ranks joined" in culprit(judge(write_dumps({0: dump(open_, 2), 1: dump(open_, 2)})))
+    stalled = [*done, entry(2, "all_reduce", state="started")]
+    said = culprit(judge(write_dumps({0: dump(stalled, 2), 1: dump(stalled, 2)})))
+    assert said.startswith("all ranks joined all_reduce(4 x 8 Float) at train.py:12, collective 2")
+
+
+def test_a_call_of_one_rank_alone_is_found_by_its_line(write_dumps: WriteDumps) -> None:
+    usual = dump([_at(8, 31), _at(9, 90)])
+    ahead = dump([_at(8, 31), _at(9, 40, "save.py"), _at(10, 90, state="started")])
+    assert culprit(judge(write_dumps({0: ahead, 1: usual, 2: usual}))) == (
+        "rank 0 is off by one: its collective 9 of group default_pg comes from save.py:40, "
+        "that of ranks 1, 2 from main.py:90"
+    )
+
+
+def test_two_candidates_are_named_where_lines_do_not_decide(write_dumps: WriteDumps) -> None:
+    usual = dump([_at(8, 31), _at(9, 50)])
+    ahead = dump([_at(8, 31), _at(9, 40, "save.py"), _at(10, 90, state="started")])
+    said = culprit(judge(write_dumps({0: ahead, 1: usual, 2: usual})))
+    assert said.startswith(
+        "cannot tell: either ranks 1, 2 never joined all_reduce(4 x 8 Float) at main.py:90"
+    )
+    assert "parted before: collective 9 of group default_pg of rank 0 comes from save.py:40" in said
+
+
+def test_branches_of_a_program_are_no_parting(write_dumps: WriteDumps) -> None:
+    """Rank 0 calls its broadcasts from another line, in every step."""
+    ahead = dump([_at(1, 10), _at(2, 20), _at(3, 10), _at(4, 20), _at(5, 30, state="started")])
+    usual = dump([_at(1, 11), _at(2, 20), _at(3, 11), _at(4, 20)])
+    assert culprit(judge(write_dumps({0: ahead, 1: usual, 2: usual}))).startswith("ranks 1, 2 never joined")
+
+
+def test_two_groups_in_opposite_order_are_a_cycle(write_dumps: WriteDumps) -> None:
+    def calls(first: str, second: str) -> dict[str, Any]:
+        members = {name: {"name": name, "desc": f"mesh_{name}", "ranks": "[0, 1]"} for name in "ab"}
+        each = [(name, (name, f"mesh_{name}")) for name in (first, second)]
+        entries = [
+            entry(number, process_group=group, collective_seq_id=5, state=state)
+            for number, ((_, group), state) in enumerate(zip(each, ("started", "scheduled"), strict=True), 1)
+        ]
+        return dump(entries, 2, pg_config=members)
+
+    said = culprit(judge(write_dumps({0: calls("a", "b"), 1: calls("b", "a")})))
+    assert said.startswith("two groups in opposite order: rank 0 began with all_reduce(4 x 8 Float)")
+    assert "of group mesh_a, rank 1 with all_reduce" in said
+
+
+def test_the_end_of_a_batch_of_sends_is_no_collective(write_dumps: WriteDumps) -> None:
+    """In older torch it is not marked as point-to-point, and has the number of the collective before."""
+    batch = [entry(1, "send 0->1", is_p2p=True), entry(1, "coalesced", input_sizes=[], output_sizes=[])]
+    sends, other = dump([entry(1), *batch, entry(2)]), dump([entry(1), entry(2)])
+    assert culprit(judge(write_dumps({0: sends, 1: sends, 2: other}))).startswith("none")
