@@ -28,6 +28,7 @@ _COMMANDS = {
     "plan": "Predict what fits, how fast it is and what it costs, without running it.",
     "tune": "Search for the best configurations.",
     "analyze": "Show overlap, exposed communication and memory of any Kineto trace.",
+    "prove": "Prove a training script: gradients, races, ranks, memory, resuming, speed.",
     "explain": "Explain why memory ran out, and find the smallest changes that fit.",
     "expect": "Say whether a measured speed is normal, and what would explain it.",
     "watch": "Watch a sweep, its page rewritten as results arrive.",

@@ -87,6 +87,10 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
     if not config.in_one_process:
         from fsdpbench.launch.elastic import run_elastic
 
+        if config.script is not None:
+            from fsdpbench.script.real_ranks.rank import run_real_rank
+
+            return run_elastic(config, folder, run_real_rank)
         return run_elastic(config, folder)
     from fsdpbench.engine.devices.base import Placement
 

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from fsdpbench.base.torch_internals import FULLY_SHARD_PLACES, patch
 
-Before = Callable[[Any, dict[str, Any]], None]
+Arguments = dict[str, Any]
+Before = Callable[[Any, Arguments], None]
 """Called with the module (dataset, parameters, ...) and the keyword arguments, which it may change."""
 
 

@@ -108,14 +108,21 @@ def bare_parameters(root: nn.Module) -> int:
 
 def parameter_names() -> dict[int, str]:
     """Return the names of all parameters by their identity, from the outermost module on."""
+    return {
+        id(parameter): plain_name(name) for each in roots() for name, parameter in each.named_parameters()
+    }
+
+
+def plain_name(path: str) -> str:
+    """Return the name of a parameter without the names of wrappers."""
+    return ".".join(part for part in path.split(".") if part and part not in (*_WRAPPERS, "module"))
+
+
+def roots() -> list[nn.Module]:
+    """Return the outermost modules."""
     every = _modules()
     below = {id(child) for each in every for child in each.children()}
-    return {
-        id(parameter): ".".join(part for part in name.split(".") if part not in (*_WRAPPERS, "module"))
-        for each in every
-        if id(each) not in below
-        for name, parameter in each.named_parameters()
-    }
+    return [each for each in every if id(each) not in below]
 
 
 def _modules() -> list[nn.Module]:

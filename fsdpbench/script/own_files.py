@@ -6,8 +6,11 @@ import ast
 import functools
 import itertools
 import linecache
+import multiprocessing
 import os
+import runpy
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,12 +22,12 @@ import fsdpbench
 from fsdpbench.base.configuration.script_source import ScriptSource
 
 _INSTALLED = ("site-packages", "dist-packages")
-_PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
+PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PASSES_ON = (f"{_TORCH}_tensor.py", f"{_TORCH}testing{os.sep}")
 # Python's library and this project, which may lie below the script's folder too.
-_NOT_THE_SCRIPTS = (_PYTHON, _PACKAGE)
+_NOT_THE_SCRIPTS = (_PYTHON, PACKAGE)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Place:
     line: int = 0
     text: str = ""
     span: tuple[int, ...] | None = None
+
+    @property
+    def short(self) -> str:
+        """Return `train.py:12`, empty for no line."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the place as in `result.json`."""
@@ -75,6 +83,11 @@ class OwnFiles:
         frame = self.innermost()
         return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
+    def last_line(self, error: BaseException) -> Place:
+        """Return the line of the script's own code that an error passed last."""
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if self.has(each.filename)]
+        return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place()
+
     def _is_own(self, name: str) -> bool:
         if name == self._script:
             return True
@@ -103,7 +116,7 @@ class OwnFiles:
             if self.has(name):
                 return frame
             installed = any(f"{os.sep}{part}{os.sep}" in name for part in _INSTALLED)
-            if library is None and installed and not name.startswith((_PACKAGE, _TORCH)):
+            if library is None and installed and not name.startswith((PACKAGE, _TORCH)):
                 library = frame
             frame = frame.f_back
         return library
@@ -162,3 +175,20 @@ def _shown(node: ast.AST, place: tuple[Any, ...], *, shown: bool, texts: bool) -
 
 def _place(node: ast.expr) -> tuple[Any, ...]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def run_as_main(source: ScriptSource) -> str:
+    """Run a script as `__main__`; return what is wrong with its exit code, empty for none. Raises what the
+    script raises."""
+    multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
+    sys.argv = [source.path, *source.arguments]
+    sys.path.insert(0, os.getcwd() if source.module else str(Path(source.path).parent.absolute()))
+    try:
+        if source.module:
+            runpy.run_module(source.module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(source.path, run_name="__main__")
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return f"the script ended itself with exit code {stop.code}"
+    return ""

@@ -6,9 +6,9 @@ as `__main__` of this process, unchanged.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
-import runpy
 import sys
 import time
 import traceback
@@ -37,7 +37,7 @@ from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.own_files import OwnFiles, run_as_main
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
@@ -74,7 +74,7 @@ class _Run:
         self.device = SimDevice(config, placement)
         self.simulation = self.device.start()
         self.simulation.accelerator.flops = FlopCount()
-        peaks = Peaks(self.simulation)
+        self.peaks = peaks = Peaks(self.simulation)
         self.requests = map_cuda(self.simulation)
         self.own_files = OwnFiles(self.source)
         self.device.line = self.own_files.line
@@ -94,8 +94,11 @@ class _Run:
         counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
         counted.on_step = self._step_ended
         self.optimizers.on_made = self.steps.begin
-        self.files = ScriptFiles(folder, self.simulation.accelerator)
+        keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
+        self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.install()
+        self.host = HostPeak(self.steps)
+        self.files.checkpoints.on_save = lambda: self.host.look("in saving")
         run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
@@ -109,6 +112,7 @@ class _Run:
     def _step_ended(self) -> None:
         """End a step, and say how far the script is to those who wait for it."""
         self._ends.append(time.monotonic())
+        self.host.look("in training")
         done = len(self._ends)
         pace = f", {(self._ends[-1] - self._ends[0]) / (done - 1):.1f} s each" if done > 1 else ""
         write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
@@ -160,6 +164,8 @@ class _Run:
             unknown = self.simulation.accelerator.unknown_ns
             record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
+            record.script["peaks"] = self.peaks.of_phases(steps.count)
+            record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
             _export(self.requests, steps, record)
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
@@ -193,20 +199,11 @@ def _execute(
     source: ScriptSource, own_files: OwnFiles, decisions: Decisions, recorder: Recorder | None
 ) -> tuple[Status, str | None]:
     """Run the script as `__main__`; return its status, and the cause of an end in error."""
-    path = Path(source.path)
-    multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
-    sys.argv = [source.path, *source.arguments]
-    sys.path.insert(0, os.getcwd() if source.module else str(path.parent.absolute()))
     try:
-        if source.module:
-            runpy.run_module(source.module, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(source.path, run_name="__main__")
+        cause = run_as_main(source)
+        return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:
-        pass
-    except SystemExit as stop:
-        if stop.code not in (None, 0):
-            return Status.ERROR, f"the script ended itself with exit code {stop.code}"
+        return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
         return Status.OOM, str(error).splitlines()[0]
@@ -215,12 +212,9 @@ def _execute(
         traceback.print_exc()
         if recorder is not None:
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if own_files.has(frame.filename)
-        ]
-        line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
-        return Status.ERROR, "; ".join([explained(error), *decisions.in_words(line)])
-    return Status.OK, None
+        place = own_files.last_line(error)
+        said = decisions.in_words((place.file, place.line))
+        return Status.ERROR, "; ".join([explained(error), *said])
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:
@@ -326,6 +320,25 @@ class _Reader:
         return {**stats, **{name: max(value, stats[name]) for name, value in self.held.items()}}
 
 
+class HostPeak:
+    """The most bytes of tensors that the host held when it was looked at: once a step and moment."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.bytes, self.when = 0, ""
+        self._steps, self._seen = steps, set[tuple[int, str]]()
+
+    def look(self, when: str) -> None:
+        """Add up the memory of all host tensors."""
+        if (self._steps.count, when) in self._seen:
+            return
+        self._seen.add((self._steps.count, when))
+        tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        local = (getattr(each, "_local_tensor", each) for each in tensors if each.device.type == "cpu")
+        memory = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}
+        if sum(memory.values()) > self.bytes:
+            self.bytes, self.when = sum(memory.values()), when
+
+
 class Peaks:
     """Memory peaks for two readers: the script, which may reset them at any time, and the bench, step by
     step.
@@ -338,6 +351,7 @@ class Peaks:
         self._allocator = simulation.accelerator.allocator
         self._script, self._bench = _Reader(), _Reader()
         self._readings = AllocatorReadings()
+        self._seen: list[int] = []
         module: Any = torch.get_device_module(DEVICE_TYPE)
         module.memory_stats = lambda device=None: self._script.read(self._allocator.memory_stats())
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
@@ -346,7 +360,14 @@ class Peaks:
         """Return the bench's peaks and counts since the last call."""
         stats = self._bench.read(self._allocator.memory_stats())
         self._reset(self._bench, self._script)
-        return self._readings.since_last(stats)
+        found = self._readings.since_last(stats)
+        self._seen.append(found.reserved)
+        return found
+
+    def of_phases(self, steps: int) -> dict[str, int]:
+        """Return the peaks of reserved bytes until the last of `steps`, and after it."""
+        self.take()
+        return {"in training": max(self._seen[:-1], default=0), f"after step {steps}": self._seen[-1]}
 
     def _reset(self, reader: _Reader, other: _Reader) -> None:
         other.hold(self._allocator.memory_stats())

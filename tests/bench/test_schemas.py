@@ -29,6 +29,7 @@ COMMANDS = {
     "baseline": (("baseline", "create", "swept", "baseline.json"),),
     "explain": (("explain", str(ROOT / "docs/examples/oom.txt")), ("explain", *TINY, "--batch", "100000")),
     "expect": (("expect", *TINY, "--measured", "1s"), ("expect", *TINY, "--measured", "5%MFU")),
+    "prove": (("prove", SCRIPT, "--gpus", "2", "--only", "races,speed"),),
     "plan": (("plan", *TINY, "--batch", "2", "--tokens", "1B", "--price", "2"), ("plan", *TINY)),
     "watch": (("watch", "swept"),),
     "tune": (("tune", *TINY, "--batch", "2,4"),),

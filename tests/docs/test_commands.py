@@ -38,6 +38,8 @@ ENDS_WITH = {
     "docs/tutorial.md: fsdpbench compare runs/before runs/after": 1,
     "README.md: fsdpbench validate": 1,
     "side_stream_mean.py": 4,
+    "fsdpbench prove docs/examples/train_fsdp2.py": 3,
+    "fsdpbench prove train.py": 3,
 }
 """Exit codes that a page announces; 0 else. `validate` ends with 1 while a target accuracy is missed."""
 

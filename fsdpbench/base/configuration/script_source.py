@@ -20,7 +20,7 @@ _LAUNCHERS = {
     "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip
-_LEFT_OUT = ("module", "check_ranks")
+_LEFT_OUT = ("module", "check_ranks", "keeps_files")
 """Not recorded where they say nothing."""
 
 
@@ -35,7 +35,8 @@ class StepsBy(StrEnum):
 class ScriptSource:
     """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
     `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
-    `module`: the name of the module that the file is, if it runs as one (`torchrun -m`)."""
+    `module`: the name of the module that the file is, if it runs as one (`torchrun -m`). `keeps_files`: all
+    that it writes goes into the run's folder."""
 
     path: str
     arguments: tuple[str, ...]
@@ -44,6 +45,7 @@ class ScriptSource:
     to_the_end: bool = False
     module: str = ""
     check_ranks: tuple[int, ...] = ()
+    keeps_files: bool = False
 
     @classmethod
     def read(

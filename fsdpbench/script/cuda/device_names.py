@@ -53,10 +53,14 @@ _LEGACY_DTYPES = {
 _parse_to: Callable[..., Any] = parse_to
 
 
-def map_device_names(replacements: Replacements, local_rank: int) -> None:
-    """Give the simulated device the name "cuda" everywhere, and the index `local_rank`."""
+def map_device_names(replacements: Replacements, local_rank: int, on_host: bool = False) -> None:
+    """Give the simulated device the name "cuda" everywhere, and the index `local_rank`. `on_host`: "cuda" is
+    the CPU instead, with real numbers."""
     constructors = set(device_constructors())  # asked now, while they are torch's own
-    _change_device_type(_Swap(local_rank))
+    if on_host:
+        _make_host_of_cuda()
+    else:
+        _change_device_type(_Swap(local_rank))
     for function in constructors:
         replacements.add(function, _taking_device(function))
     for name in _LIKE:
@@ -78,6 +82,21 @@ def own_device(device: Any) -> torch.device:
             "use the index that LOCAL_RANK says"
         )
     return found
+
+
+def _make_host_of_cuda() -> None:
+    """Let `torch.device` make the CPU of "cuda", "cuda:1" and plain indices."""
+    device_type = torch.device
+
+    def new(cls: type, type: Any = 0, index: int | None = None) -> torch.device:
+        if isinstance(type, device_type):
+            return type
+        if isinstance(type, int) or type == CUDA or type.startswith(f"{CUDA}:"):
+            return _parse_to("cpu")[0]
+        return _parse_to(type if index is None else f"{type}:{index}")[0]
+
+    with _opened(device_type):
+        replace(device_type, __new__=staticmethod(new))
 
 
 class _Swap:
@@ -320,38 +339,37 @@ _TAKE_DEVICE_TYPE = (
 )
 
 
-def map_amp(replacements: Replacements) -> None:
-    """Map the names of devices that autocast takes as strings.
+def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
+    """Map the names of devices that autocast takes as strings to `target`.
 
     `GradScaler` needs no more: it asks the device whether gradients were finite, gets the placeholder (zero:
     they were), and steps.
     """
+    naming = functools.partial(_naming_device, target)
     for name in _TAKE_DEVICE_TYPE:
-        replacements.wrap(torch, name, _naming_device)
-    replacements.add(is_autocast_available, _naming_device(is_autocast_available))
-    replacements.add(torch.get_autocast_gpu_dtype, functools.partial(torch.get_autocast_dtype, DEVICE_TYPE))
-    replacements.add(torch.set_autocast_gpu_dtype, functools.partial(torch.set_autocast_dtype, DEVICE_TYPE))
+        replacements.wrap(torch, name, naming)
+    replacements.add(is_autocast_available, naming(is_autocast_available))
+    replacements.add(torch.get_autocast_gpu_dtype, functools.partial(torch.get_autocast_dtype, target))
+    replacements.add(torch.set_autocast_gpu_dtype, functools.partial(torch.set_autocast_dtype, target))
     autocast: Any = torch.amp.autocast_mode.autocast
     original = autocast.__init__
 
     @functools.wraps(original)
-    def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, _device_type(device_type), *args, **kwargs)
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type == CUDA and target == "cpu" and dtype is None:
+            dtype = torch.float16  # cuda's default
+        original(self, target if device_type == CUDA else device_type, dtype, *args, **kwargs)
 
     replace(autocast, __init__=init)
 
 
-def _device_type(name: Any) -> Any:
-    return DEVICE_TYPE if name == CUDA else name
-
-
-def _naming_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def _naming_device(target: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function whose first argument is a device's name. Without it torch means "cuda"."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not args or not isinstance(args[0], str):
-            return function(DEVICE_TYPE, *args, **kwargs)
-        return function(_device_type(args[0]), *args[1:], **kwargs)
+            return function(target, *args, **kwargs)
+        return function(target if args[0] == CUDA else args[0], *args[1:], **kwargs)
 
     return call

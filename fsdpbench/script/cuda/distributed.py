@@ -38,9 +38,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replace(SimProcessGroup, monitored_barrier=_barrier)
-    spawn = _spawning(simulation)
-    for starter in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
-        replacements.add(starter, spawn)
+    map_starters(replacements, simulation.rank)
     # TORCH_DIST_INIT_BARRIER=1 waits in a store for ranks that do not run.
     patch("barrier_after_init", lambda original: lambda: 0)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
@@ -140,8 +138,8 @@ def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = Fals
     dist.barrier(group)
 
 
-def _spawning(simulation: Simulation) -> Callable[..., None]:
-    """Make a `torch.multiprocessing.spawn` that runs this process's own part: it is one of those started."""
+def map_starters(replacements: Replacements, rank: int) -> None:
+    """Let what starts processes run the part of `rank`: this process is one of those started."""
 
     def spawn(
         fn: Callable[..., None],
@@ -152,6 +150,7 @@ def _spawning(simulation: Simulation) -> Callable[..., None]:
         start_method: str = "spawn",
     ) -> None:
         """Call `fn` as the process of this rank among `nprocs`."""
-        fn(simulation.rank % nprocs, *args)
+        fn(rank % nprocs, *args)
 
-    return spawn
+    for starter in (torch.multiprocessing.spawn, torch.multiprocessing.start_processes):
+        replacements.add(starter, spawn)

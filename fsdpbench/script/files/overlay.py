@@ -11,6 +11,7 @@ the script sees what they name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -175,7 +176,8 @@ class _Real:
     def makedirs(self, path: str) -> None:
         if not self.lexists(path):
             self.makedirs(os.path.dirname(path))
-            self.mkdir(path)
+            with contextlib.suppress(FileExistsError):  # another rank was first
+                self.mkdir(path)
 
 
 REAL = _Real()
@@ -206,11 +208,12 @@ class Overlay(Layer):
     """The layer as it is changed, and what the run makes beside it, at the script's own paths.
 
     `made`: new files and folders (with all in them). `holding`: those that hold simulated tensors; they
-    stay where they are until the script has ended.
+    stay where they are until the script has ended. `keeps_all`: all that is written belongs into the layer.
     """
 
-    def __init__(self, root: Path, exempt: Path) -> None:
+    def __init__(self, root: Path, exempt: Path, keeps_all: bool = False) -> None:
         super().__init__(root, exempt)
+        self.keeps_all = keeps_all
         self.made: set[str] = set()
         self.holding: set[str] = set()
         self.pending: set[str] = set()
@@ -247,7 +250,7 @@ class Overlay(Layer):
     def keeps(self, path: str) -> bool:
         """Return whether all that the script writes to `path` belongs into the layer."""
         folder = os.path.dirname(path)
-        if self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
+        if self.keeps_all or self.hides(folder) or (self.has(folder) and not REAL.lexists(folder)):
             return True
         if self.has(path) and REAL.lexists(path):
             return True
@@ -297,9 +300,11 @@ class Overlay(Layer):
         return target
 
     def link(self, file: str, path: str) -> None:
-        """Let `file`, of another layer, be over `path` until something is written there."""
+        """Let `file`, of another layer, be over `path` until something is written there; make a folder."""
         target = self.over(path)
-        if not self.has(path) and not self.hides(path):
+        if REAL.isdir(file):
+            REAL.makedirs(target)
+        elif not self.has(path) and not self.hides(path):
             REAL.makedirs(os.path.dirname(target))
             REAL.link(file, target)
             self._linked.add(path)
@@ -320,7 +325,11 @@ class Overlay(Layer):
         """Copy the real file `path` into the layer, to be changed there; return the copy's path."""
         target = self.place(path)
         if not self.has(path) and self.is_real(path):
-            shutil.copyfile(path, target)
+            copy = f"{target}.{os.getpid()}"
+            shutil.copyfile(path, copy)
+            with contextlib.suppress(FileExistsError):  # another rank was first
+                REAL.link(copy, target)
+            REAL.remove(copy)
         return target
 
     def absorb(self, path: str) -> None:
@@ -349,7 +358,7 @@ class Overlay(Layer):
         layer has it; any other is there again, with its content removed."""
         parent = os.path.dirname(path)
         if not self.hides(path) or self.has(path):
-            if self.has(path) or not REAL.lexists(parent):
+            if self.has(path) or not REAL.lexists(parent) or (self.keeps_all and not REAL.lexists(path)):
                 return make(self.place(path))
             make(path)
             if not self.is_made(path):

@@ -161,7 +161,7 @@ class Checkpoints:
         self,
         writing: Writing,
         replace: Callable[[Any, str, Callable[[Any], Any]], None],
-        accelerator: Accelerator,
+        accelerator: Accelerator | None,
     ) -> None:
         self._accelerator = accelerator
         self._overlay = writing.overlay
@@ -169,6 +169,12 @@ class Checkpoints:
         self._replace = replace
         self._saw_storage = False
         self._file: Any = None
+        self.on_save: Callable[[], object] = lambda: None
+
+    @property
+    def _copied_to_host(self) -> bool:
+        """Return whether tensors on the host may be copies of simulated ones."""
+        return self._accelerator is not None and self._accelerator.copied_to_host
 
     def install(self) -> None:
         """Let checkpoints go through the layer from now on."""
@@ -183,6 +189,7 @@ class Checkpoints:
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            self.on_save()
             obj = _with_plain_numbers(obj)
             before = self._saw_storage, self._file
             self._saw_storage, self._file = False, f
@@ -225,7 +232,7 @@ class Checkpoints:
         """Wrap a function called for each storage that is saved, before its data are."""
 
         def location_tag(storage: Any) -> Any:
-            if storage.device.type != "cpu" or self._accelerator.copied_to_host:
+            if storage.device.type != "cpu" or self._copied_to_host:
                 if not self._saw_storage:
                     self._writing.refuse_extending(self._file)
                 self._saw_storage = True
@@ -235,7 +242,7 @@ class Checkpoints:
 
     def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self._accelerator.copied_to_host and tensor.numel() > _NUMBERS:
+            if self._copied_to_host and tensor.numel() > _NUMBERS:
                 self._writing.escaped.note()
             return original(tensor, *args, **options)
 
@@ -263,7 +270,7 @@ class Checkpoints:
 
         def writing(original: Callable[..., Any]) -> Callable[..., Any]:
             def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-                self._saw_storage = self._accelerator.copied_to_host
+                self._saw_storage = self._copied_to_host
                 path = overlay.resolve(filename)
                 self._to_path(path, lambda place: original(tensors, place, *args, **options))
 
@@ -271,7 +278,7 @@ class Checkpoints:
 
         def serializing(original: Callable[..., Any]) -> Callable[..., Any]:
             def serialize(*args: Any, **options: Any) -> Any:
-                if self._accelerator.copied_to_host:
+                if self._copied_to_host:
                     self._writing.escaped.note()
                 return original(*args, **options)
 

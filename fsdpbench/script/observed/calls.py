@@ -256,13 +256,13 @@ class Wrappers:
             for parameter, owned in held:
                 (self._owners if owned else self._ignoring)[id(parameter)] = wrapped
 
-    def of(self, parameter: Any) -> Wrapped | None:
-        """Return the wrapper that takes care of a parameter."""
-        return self._owners.get(id(parameter))
+    def of(self, identity: int) -> Wrapped | None:
+        """Return the wrapper that takes care of the parameter of an identity."""
+        return self._owners.get(identity)
 
-    def ignoring(self, parameter: Any) -> Wrapped | None:
-        """Return the wrapper around a parameter that leaves it alone."""
-        return self._ignoring.get(id(parameter))
+    def ignoring(self, identity: int) -> Wrapped | None:
+        """Return the wrapper around that parameter that leaves it alone."""
+        return self._ignoring.get(identity)
 
     def _registering(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

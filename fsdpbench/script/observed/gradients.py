@@ -154,7 +154,7 @@ class Gradients:
             seen.exchanged, seen.late = True, False  # or it cannot be seen
             return seen
         reductions, when = self._exchange.of(gradient)
-        wrapped = self._wrappers.of(parameter)
+        wrapped = self._wrappers.of(id(parameter))
         seen.late &= when < self._exchange.backwards and self._syncs.off(parameter, wrapped) is not None
         reductions |= {*_model_parallel(parameter, wrapped), *inside}
         seen.exchanged |= self._exchange.covers(reductions, dist.get_rank(), world)
@@ -166,7 +166,7 @@ class Gradients:
         if parameter is None:
             return
         seen.name = self.names.get(id(parameter), "") or seen.name
-        wrapped = self._wrappers.of(parameter)
+        wrapped = self._wrappers.of(id(parameter))
         off = self._syncs.off(parameter, wrapped)
         if off is not None:
             seen.cause = _Cause("off", off[0], {"switch": off[1]})
@@ -181,7 +181,7 @@ class Gradients:
             found = [place for known, place in self._reentrant if known is None or holds(known(), parameter)]
             seen.cause = _Cause("reentrant", found[0]) if found else _Cause("unused", self._stepped)
         elif wrapped is None:
-            ignoring = self._wrappers.ignoring(parameter)
+            ignoring = self._wrappers.ignoring(id(parameter))
             if ignoring is None:
                 seen.cause = _Cause("bare", self._stepped)
             else:

@@ -320,8 +320,8 @@ class Arrivals:
             folder = os.path.dirname(path)
             of_folder[folder] = min(count, of_folder.get(folder, count))
         found = {}
-        for folder, _, names in os.walk(self._root):
-            for name in names:
+        for folder, folders, names in os.walk(self._root):
+            for name in (*folders, *names):
                 path = os.path.join(folder, name).removeprefix(self._root)
                 then = placed.get(path) or of_folder.get(os.path.dirname(path))
                 if then is not None and not name.startswith(".gone."):

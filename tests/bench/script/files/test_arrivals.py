@@ -43,3 +43,13 @@ def test_what_a_rank_writes_leaves_rank_0_s_file_as_it_is(tmp_path: Path) -> Non
     Path(overlay.place("/home/model.pt")).write_text("own")
     assert (root / "home/model.pt").read_text() == "home/model.pt"
     assert Path(overlay.visible("/home/model.pt")).read_text() == "own"
+
+
+def test_a_folder_that_rank_0_made_arrives_too(tmp_path: Path) -> None:
+    root, overlay = layers(tmp_path)
+    (root / "home" / "new").mkdir(parents=True)
+    arrivals = Arrivals(overlay, root, {"/home/new": (1, 1)})
+    arrivals.arrive((1, 1))
+    assert not overlay.has("/home/new")
+    arrivals.arrive((2, 2))
+    assert overlay.has("/home/new")

@@ -1,0 +1,263 @@
+"""Part 1 of a proof: gradients, losses and weights of the sharded script against the unsharded one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from fsdpbench.answers.prove.matching import Known, distance_of, explain, is_right, tolerance
+from fsdpbench.answers.prove.real_runs import Pair
+from fsdpbench.answers.prove.verdict import shown
+from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
+from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
+
+_Faults = Mapping[str, str]
+"""What is wrong, in words, by parameter; of no parameter under "". """
+_NEAR = 64
+"""Machine epsilons by which the same update may differ: some dozen elementwise operations."""
+_SIZE = re.compile(r"\d\S*(?= times)")
+
+
+@dataclass
+class Compared:
+    """`trained` parameters, those that were `compared`, those with a finding, and the findings: the fault
+    that parameters share, the step, and the script's line that wrapped them."""
+
+    trained: set[str] = field(default_factory=set)
+    compared: set[str] = field(default_factory=set)
+    wrong: set[str] = field(default_factory=set)
+    findings: list[tuple[str, list[str], int, Wrapping]] = field(default_factory=list)
+
+    def add(self, step: _Step, faults: _Faults) -> None:
+        """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
+        alike: dict[tuple[str, Wrapping], list[str]] = {}
+        for name, what in faults.items():
+            alike.setdefault((_SIZE.sub("", what), step.wrapping(name)), []).append(name)
+        for (_, wrapping), names in alike.items():
+            self.findings.append((faults[names[0]], names, step.index, wrapping))
+        self.wrong |= faults.keys()
+
+    def lines(self) -> list[str]:
+        """Return findings in words: the line of the script, the parameters and what is the matter."""
+        found = []
+        for what, names, step, wrapping in self.findings:
+            which = f"{len(names)} of {len(self.trained)} parameters ({shown(names)}): " if names[0] else ""
+            line = f"{wrapping.place}: " if wrapping.place else ""
+            how = f" ({wrapping.how})" if names[0] and wrapping.how else ""
+            found.append(f"{line}{which}{what}{f', step {step + 1}' if step else ''}{how}")
+        return found
+
+
+def compare(pair: Pair) -> Compared:
+    """Compare both runs step by step, until one has a finding: what follows would only be its consequence.
+    Raises `CannotJudgeError` if they trained on different data."""
+    found, steps = Compared(), [_Step(pair, index) for index in range(pair.sharded.steps)]
+    for step in steps:
+        counts = [len(each.losses) for each in step.sharded]
+        if len(set(counts)) > 1:
+            after = f"after {', '.join(map(str, counts))} backwards, by rank"
+            found.add(step, {"": f"ranks step apart: {after}; some skip a step that others take"})
+            return found
+    steps = [step for step in steps if step.reference]
+    if not steps:
+        raise CannotJudgeError("the runs with and without sharding have no step in common")
+    found.trained = {name for step in steps for name in step.mean}
+    weights = weights_of(rank.held for rank in steps[0].sharded)
+    apart = "ranks begin with different weights"
+    found.add(steps[0], {name: apart for name, each in weights.items() if each.apart})
+    if found.findings:
+        return found
+    read = [{rank.inputs for rank in step.sharded} for step in steps]
+    if pair.sharded.ranks > 1 and all(len(each) == 1 and each != {""} for each in read):
+        loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
+        found.findings.append(("all ranks read the same data in every step", [""], 0, Wrapping(loader)))
+    for step, before in zip(steps, [None, *steps], strict=False):
+        step.require_same_data()
+        found.compared |= set(step.held)
+        found.add(step, {name: what for name in step.held if (what := _gradient(step, before, name))})
+        for check in (_losses, _clipping, _updates):
+            found.add(step, {name: what for name, what in check(step).items() if name not in found.wrong})
+        if found.findings:
+            break
+    return found
+
+
+class _Step:
+    """One step of both runs. `after`: the sharded run's next records; `updated`: the weights that the
+    reference's optimizer made of this step."""
+
+    def __init__(self, pair: Pair, index: int) -> None:
+        self.index = index
+        self.sharded, self.after = pair.sharded.records(index), pair.sharded.records(index + 1)
+        self.reference, self.updated = pair.reference.records(index), pair.reference.updated(index + 1)
+        self.scale = 1.0 if pair.summed else 1 / pair.sharded.ranks
+        first = self.reference[0] if self.reference else StepRecord({})
+        self.first, self.mean = first, first.mean
+        self.share = tolerance(
+            first.low, first.computes, pair.sharded.ranks, len(first.local), first.summands
+        )
+        size = sum(float(each.square().sum()) for each in self.mean.values())
+        count = max(1, sum(each.numel() for each in self.mean.values()))
+        self.floor = max(first.low, first.computes) * math.sqrt(size / count)
+
+    @cached_property
+    def held(self) -> list[str]:
+        """Return the trained parameters that the sharded run has."""
+        return [name for name in sorted(self.mean) if any(name in rank.held for rank in self.sharded)]
+
+    def require_same_data(self) -> None:
+        """Raise `CannotJudgeError` if a rank read other data in one of the runs."""
+        for rank, (one, other) in enumerate(zip(self.sharded, self.reference, strict=True)):
+            if one.inputs != other.inputs:
+                raise CannotJudgeError(
+                    f"rank {rank} reads other data with sharding than without, in step {self.index + 1}: "
+                    "seed the loader by itself, as DistributedSampler(seed=...) does"
+                )
+
+    def known(self, name: str) -> Known:
+        """Return the reference of a parameter."""
+        zero = torch.zeros_like(self.mean[name])
+        local = [[each.get(name, zero) for each in rank.local] for rank in self.reference]
+        return Known(self.mean[name], self.first.bound[name], local, self.scale, self.share, self.floor)
+
+    def gradients(self, name: str) -> list[Piece | None]:
+        """Return the gradients of all ranks of the sharded run."""
+        return [rank.held[name].gradient if name in rank.held else None for rank in self.sharded]
+
+    def read(self, name: str) -> Whole | None:
+        """Return the gradient that the sharded run's optimizers read."""
+        return whole((rank.clipped or {}).get(name) for rank in self.sharded)
+
+    def read_gradients(self, name: str) -> list[Piece]:
+        """Return the gradients that the optimizers read, by rank, without the factor of clipping."""
+        found = [(rank.clipped or {}).get(name) for rank in self.sharded]
+        return [
+            replace(each, values=each.values.double() / self.factor) for each in found if each is not None
+        ]
+
+    @cached_property
+    def factor(self) -> float:
+        """Return what clipping and unscaling multiply right gradients by, of the largest such parameter; of
+        the reference where none is right."""
+        for name in sorted(self.mean, key=lambda each: -float(self.mean[each].norm())):
+            pieces = [each for each in self.gradients(name) if each is not None]
+            before, after = whole(pieces), self.read(name)
+            right = len(pieces) == len(self.sharded) and is_right(pieces, self.known(name))
+            if right and before is not None and after is not None:
+                return _ratio(after.values, before.values) or 1.0
+        name = max(self.mean, key=lambda each: float(self.mean[each].norm()))
+        read = (self.first.clipped or {}).get(name)
+        return (_ratio(read.values, self.mean[name]) if read is not None else 1.0) or 1.0
+
+    def wrapping(self, name: str) -> Wrapping:
+        """Return the line that wrapped a parameter; without one, the line of the step."""
+        return self.sharded[0].wrapping.get(name) or Wrapping(self.sharded[0].place)
+
+
+def _gradient(step: _Step, before: _Step | None, name: str) -> str:
+    """Return what is wrong with a parameter's gradient, nothing if it is right."""
+    pieces, known = step.gradients(name), step.known(name)
+    present = [each for each in pieces if each is not None]
+    if len(present) < len(pieces):
+        some = f"on {len(pieces) - len(present)} of {len(pieces)} ranks" if present else "on any rank"
+        return f"no gradient {some}" if float(known.bound.norm()) > 0 else ""
+    if is_right(present, known) or not bool(torch.isfinite(known.mean).all()):
+        return ""
+    later = step.read_gradients(name)
+    if len(later) == len(pieces) and not _alike(later, present):
+        if is_right(later, known):
+            return ""  # reduced by the script itself
+        present = later
+    what = explain(present, known, None if before is None else before.gradients(name))
+    return f"gradient {what or _unlike(step, before, name, distance_of(present, known))}"
+
+
+def _alike(later: Sequence[Piece], before: Sequence[Piece]) -> bool:
+    """Return whether the script only scaled gradients after backward."""
+    return all(
+        torch.allclose(one.values, other.values.double(), rtol=1e-3)
+        for one, other in zip(later, before, strict=True)
+        if one.values.shape == other.values.shape
+    )
+
+
+def _ratio(one: torch.Tensor, other: torch.Tensor) -> float:
+    size = float(other.double().square().sum())
+    return float((one.double().reshape(other.shape) * other.double()).sum()) / size if size else 1.0
+
+
+def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> str:
+    """Describe a gradient that is like no candidate."""
+    for alias in (alias for alias, first in step.first.aliases.items() if first == name):
+        pieces = [rank.held[alias].gradient for rank in step.sharded if alias in rank.held]
+        own = whole(step.gradients(name))
+        other = whole(pieces) if len(pieces) == len(step.sharded) else None
+        if own is not None and other is not None and not torch.equal(own.values, other.values):
+            return f"without that of {alias}, which was the same tensor before wrapping"
+    what = f"differs by {distance:.2g} times its size"
+    return (
+        what
+        if before is None
+        else f"{what}, right in step 1: computed with weights that are not the optimizer's last"
+    )
+
+
+def _losses(step: _Step) -> _Faults:
+    for rank, (one, other) in enumerate(zip(step.sharded, step.reference, strict=True)):
+        for a, b in zip(one.losses, other.losses, strict=False):
+            if not abs(a - b) <= step.share * max(abs(a), abs(b)):
+                return {"": f"the loss of rank {rank} is {a:.6g} sharded and {b:.6g} unsharded"}
+    return {}
+
+
+def _clipping(step: _Step) -> _Faults:
+    ratios: dict[str, float] = {}
+    for name in step.mean:
+        got, right = step.read(name), (step.first.clipped or {}).get(name)
+        if got is None or right is None:
+            continue
+        expected = right.values.double().reshape(got.values.shape)
+        error, size = float((got.values.double() - expected).norm()), float(expected.norm())
+        bound = float(step.first.bound[name].norm()) / max(float(step.mean[name].norm()), 1e-300)
+        if error > 2 * step.share * size * max(bound, 1.0) + 2 * step.floor * expected.numel() ** 0.5:
+            ratios[name] = _ratio(got.values, expected)
+    low, high = min(ratios.values(), default=1.0), max(ratios.values(), default=1.0)
+    between = f"{low:.3g}" if math.isclose(low, high, rel_tol=0.01) else f"{low:.3g} to {high:.3g}"
+    what = f"gradient right before, and {between} times the unsharded one at optimizer.step(): clipping"
+    return dict.fromkeys(ratios, what)
+
+
+def _updates(step: _Step) -> _Faults:
+    now, after = (weights_of(rank.held for rank in each) for each in (step.sharded, step.after))
+    faults: dict[str, str] = {}
+    for name in sorted(step.updated.keys() & after.keys() & now.keys()):
+        trains = step.first.held[name].trains or name not in step.sharded[0].optimized
+        if what := _update(step.updated[name], now[name], after[name], trains):
+            faults[name] = what
+    return faults
+
+
+def _update(right: torch.Tensor, now: Whole, after: Whole, trains: bool) -> str:
+    """Return what is wrong with the weights after a step, nothing if they are right."""
+    if after.apart and not now.apart:
+        return "weights differ between ranks after the step"
+    if not now.values.is_floating_point():
+        return ""
+    moved = not torch.equal(now.values, after.values)
+    if not trains:
+        return "frozen, and changed by the optimizer" if moved else ""
+    expected = right.double().reshape(after.values.shape)
+    step = float((expected - now.values.double()).norm())
+    error = float((after.values.double() - expected).norm())
+    eps = torch.finfo(after.values.dtype).eps
+    if error <= eps * (_NEAR * step + 2 * float(expected.norm())):
+        return ""
+    if not moved:
+        return "has a gradient, and the optimizer does not change it"
+    return f"weights after the step differ by {error / max(step, 1e-300):.2g} times the step"

@@ -1,0 +1,170 @@
+"""The kind of a wrong gradient: another factor, some ranks or microbatches only, another rank's, an old one.
+
+Tolerances follow from dtypes and numbers of summands. With N ranks, M microbatches and K summands of a
+microbatch, two right results differ by at most this share of the mean magnitude of the ranks' gradients:
+
+    e_r (N + M + 8)   e_r: machine epsilon of the dtype of reduction. Each addition rounds once; 8 is for
+                      conversions, scaling and division.
+    4 e_c             e_c: of the dtype in which layers compute. Product, activation, its gradient and the
+                      parameter's round once each; errors of several layers are independent.
+    e_32 K            sums in single precision, in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fsdpbench.script.real_ranks.pieces import Piece
+
+_SINGLE = torch.finfo(torch.float32).eps
+_ROUNDINGS = 8
+_LAYER = 4
+_DISTINCT = 0.5
+"""A candidate explains a gradient if it is nearer than this share of the right one's distance."""
+_MOST_SUBSETS = 8
+"""Microbatches up to which every subset of them is tried."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The reference of one parameter in one step: `local` gradients by rank and microbatch, their `mean`,
+    the mean of their magnitudes, what the sum of ranks is multiplied by, the `tolerance` as a share of the
+    magnitude, and the least absolute one."""
+
+    mean: torch.Tensor
+    bound: torch.Tensor
+    local: Sequence[Sequence[torch.Tensor]]
+    scale: float
+    tolerance: float
+    floor: float
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks."""
+        return len(self.local)
+
+
+def tolerance(reduces: float, computes: float, ranks: int, microbatches: int, summands: int) -> float:
+    """Return the share of a gradient's magnitude by which two right ones may differ; `reduces` and
+    `computes`: machine epsilons."""
+    return reduces * (ranks + microbatches + _ROUNDINGS) + _LAYER * computes + _SINGLE * summands
+
+
+def cut(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return the part of a whole tensor that a rank's piece is."""
+    found = whole.reshape(-1) if piece.flat else whole
+    for dim, (start, length) in enumerate(zip(piece.offset, piece.values.shape, strict=True)):
+        found = found.narrow(dim, start, length)
+    return found
+
+
+def is_right(pieces: Sequence[Piece], known: Known) -> bool:
+    """Return whether each rank's piece is that of the mean."""
+    return _all_match(pieces, [known.mean] * known.ranks, known)
+
+
+def explain(pieces: Sequence[Piece], known: Known, before: Sequence[Piece | None] | None) -> str:
+    """Return what is wrong with gradients that are not right, nothing if they are like no candidate.
+    `before`: those of the last step."""
+    factor = _factor(pieces, known)
+    if factor:
+        return factor
+    most = _DISTINCT * distance_of(pieces, known)
+    for words, expected in _candidates(known):
+        if _all_match(pieces, expected, known, most=most):
+            return words
+    sums = [
+        replace(now, values=now.values.double() - old.values.double())
+        for now, old in zip(pieces, before or (), strict=False)
+        if old is not None and old.values.shape == now.values.shape
+    ]
+    right = len(sums) == len(pieces) and is_right(sums, known)
+    return "still contains the gradient of the step before" if right else ""
+
+
+def _factor(pieces: Sequence[Piece], known: Known) -> str:
+    """Return the fault of a gradient that is a multiple of the right one."""
+    ranks = known.ranks
+    pairs = [(each.values.double(), cut(known.mean, each)) for each in pieces]
+    size = sum(float(right.square().sum()) for _, right in pairs)
+    factor = sum(float((got * right).sum()) for got, right in pairs) / size if size else 0.0
+    if not factor or not _all_match(pieces, [known.mean * factor] * ranks, known, abs(factor)):
+        return ""
+    for value, words in (
+        (ranks, f"not divided by the {ranks} ranks"),
+        (1 / ranks, f"divided by the {ranks} ranks twice"),
+        (2, "twice as large: reduced, or added, twice"),
+    ):
+        if abs(factor / value - 1) < 0.02:
+            return words
+    return f"{factor:.4g} times as large"
+
+
+def _candidates(known: Known) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Yield faults, and the gradient of each rank with it."""
+    ranks, local = known.ranks, known.local
+    own = [_sum(each) for each in local]
+    yield "each rank keeps its own", own
+    yield "each rank keeps its own, divided", [each / ranks for each in own]
+    for other in range(ranks):
+        yield f"that of rank {other} alone", [own[other]] * ranks
+    for size in (size for size in range(2, ranks) if ranks % size == 0):
+        for stride in {1, ranks // size}:  # neighbours, or one of each row of neighbours
+            groups = [
+                [other for other in range(ranks) if _together(rank, other, size, stride)]
+                for rank in range(ranks)
+            ]
+            for divisor in (size, ranks, 1):
+                sums = [_sum(own[each] for each in group) / divisor for group in groups]
+                yield f"reduced over {size} of the {ranks} ranks only", sums
+    count = len(local[0])
+    sizes = range(1, count) if count <= _MOST_SUBSETS else ()
+    for chosen in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes):
+        reduced = _sum(each[index] for each in local for index in chosen) * known.scale
+        named = ", ".join(str(index + 1) for index in chosen)
+        yield f"of microbatch {named} of {count} only", [reduced] * ranks
+        rest = [index for index in range(count) if index not in chosen]
+        mixed = [reduced + _sum(each[index] for index in rest) for each in local]
+        yield f"only microbatch {named} of {count} is reduced", mixed
+
+
+def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*tensors]).sum(0)
+
+
+def _together(rank: int, other: int, size: int, stride: int) -> bool:
+    """Return whether two ranks are in one group of `size` ranks, `stride` apart."""
+    return rank // size == other // size if stride == 1 else rank % stride == other % stride
+
+
+def _all_match(
+    pieces: Sequence[Piece],
+    expected: Sequence[torch.Tensor],
+    known: Known,
+    size: float = 1.0,
+    most: float = math.inf,
+) -> bool:
+    """Return whether each rank's piece is its part of what is expected there, whose magnitude is `size` times
+    the bound or its own; and whether it is nearer than the share `most` of the right gradient."""
+    for piece, whole in zip(pieces, expected, strict=True):
+        if not piece.values.numel():
+            continue
+        part = cut(whole, piece)
+        error = float((piece.values.double() - part).norm())
+        allowed = known.tolerance * max(size * float(cut(known.bound, piece).norm()), float(part.norm()))
+        allowed += known.floor * piece.values.numel() ** 0.5
+        if not error <= min(allowed, most * float(cut(known.mean, piece).norm())):
+            return False
+    return True
+
+
+def distance_of(pieces: Sequence[Piece], known: Known) -> float:
+    """Return the distance of gradients from the right ones, as a share of their size."""
+    errors = [float((each.values.double() - cut(known.mean, each)).square().sum()) for each in pieces]
+    sizes = [float(cut(known.mean, each).square().sum()) for each in pieces]
+    return (sum(errors) / max(sum(sizes), 1e-300)) ** 0.5

@@ -1,0 +1,144 @@
+"""Runs a script on real CPU ranks: as it is, alone on one rank, and without sharding as its reference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.engine.results.records import Status
+from fsdpbench.script.real_ranks.pieces import keep, weights_of, whole
+from fsdpbench.script.real_ranks.rank import Ended, Task, Way
+from fsdpbench.script.real_ranks.unsharded import updated_path
+from fsdpbench.script.real_ranks.watching import StepRecord, record_path
+from fsdpbench.sweep.trials import run_at
+
+_STEPS = 3
+_IMPOSSIBLE = re.compile(
+    r"NotCompared|NotImplemented|ModuleNotFound|ImportError|gloo|backend|not (?:implemented|supported)|cuda"
+    r"|nccl|offline|timed out",
+    re.IGNORECASE,
+)
+"""Errors of a script on CPU ranks that say nothing about it on GPUs."""
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """A run on real ranks, in `folder`. `cause` and `place`: the error that ended it and the script's line,
+    both empty where it came to its end."""
+
+    folder: Path
+    ranks: int
+    cause: str
+    place: str
+    notes: tuple[str, ...]
+
+    @property
+    def failure(self) -> str:
+        """Return line and error in one; empty without an error."""
+        return f"{self.place}: {self.cause}" if self.place else self.cause
+
+    @property
+    def is_to_blame(self) -> bool:
+        """Return whether it ended with an error that GPUs would show too."""
+        return bool(self.place) and not _IMPOSSIBLE.search(self.cause)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of which every rank wrote its record."""
+        return len([*itertools.takewhile(self._complete, range(_STEPS))])
+
+    def records(self, step: int) -> list[StepRecord]:
+        """Return all ranks' records of a step; none if a rank lacks it."""
+        return [torch.load(path, weights_only=False) for path in self._complete(step)]
+
+    def _complete(self, step: int) -> list[Path]:
+        paths = [record_path(self.folder, rank, step) for rank in range(self.ranks)]
+        return paths if all(path.exists() for path in paths) else []
+
+    def updated(self, step: int) -> Mapping[str, torch.Tensor]:
+        """Return the weights that a reference's optimizer made in a step; none if it did not come so far."""
+        path = updated_path(self.folder, 0, step)
+        return torch.load(path) if path.exists() else {}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The script as it is, and its reference without sharding. `summed`: the script divides its loss by a
+    number of all ranks, so that their gradients are to be added."""
+
+    sharded: RealRun
+    reference: RealRun
+    summed: bool
+
+
+def run_pair(config: Config, folder: Path, ranks: int, timeout_s: float, summed: bool | None = None) -> Pair:
+    """Run a script on real ranks, with and without sharding, in `folder`. `summed`: as `Pair` has it, if
+    known.
+
+    Raises `CannotJudgeError` if a run fails; one of the script as it is fails with its own error.
+    """
+    sharded = run_ranks(config, folder / "sharded", ranks, timeout_s, Task(Way.SHARDED, _STEPS))
+    weights = folder / "weights"
+    weights.mkdir()
+    if not sharded.steps and not sharded.is_to_blame:
+        raise CannotJudgeError(sharded.failure or "the script took no optimizer step")
+    for step in range(sharded.steps):
+        _write_weights(sharded.records(step), weights / f"step{step}.pt")
+    if summed is None:
+        summed = _is_summed(config, folder, sharded, weights, timeout_s)
+    scale = 1.0 if summed else 1 / ranks
+    for casts in (False, True):
+        task = Task(Way.UNSHARDED, max(1, sharded.steps), weights, casts, scale)
+        reference = run_ranks(config, folder / f"reference{'_casts' * casts}", ranks, timeout_s, task)
+        if reference.records(0):
+            return Pair(sharded, reference, summed)
+    raise CannotJudgeError(sharded.failure or reference.failure or "no optimizer step without sharding")
+
+
+def run_ranks(config: Config, folder: Path, ranks: int, timeout_s: float, task: Task) -> RealRun:
+    """Run a script on real ranks, which do `task`; leave what they write in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    task.write(folder)
+    real = replace(
+        config,
+        device="cpu",
+        gpus=ranks,
+        gpus_per_node=ranks,
+        gpus_used_per_node=None,
+        measurement=replace(config.measurement, timeout_s=timeout_s),
+    )
+    (trial,) = run_at([(real, folder)], jobs=1)
+    found = [each for rank in range(ranks) if (each := Ended.read(folder, rank)) is not None]
+    own = next((each for each in found if each.cause and each.place), Ended([]))
+    failed = trial.status is not Status.OK and (len(found) < ranks or any(each.cause for each in found))
+    cause = own.cause or ((trial.cause or trial.status.value) if failed else "")
+    return RealRun(
+        folder, ranks, cause, own.place, tuple(sorted({note for each in found for note in each.notes}))
+    )
+
+
+def _write_weights(records: list[StepRecord], path: Path) -> None:
+    """Write the whole weights of a step, and the gradients that its optimizer read, for the reference."""
+    weights = {name: each.values for name, each in weights_of(rank.held for rank in records).items()}
+    read = {name: whole((rank.clipped or {}).get(name) for rank in records) for name in records[0].held}
+    clipped = {name: each.values for name, each in read.items() if each is not None}
+    keep({"weights": weights, "clipped": clipped}, path)
+
+
+def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
+    """Return whether a rank's loss is its part of a sum: the loss of one rank alone is about `ranks` times
+    as large."""
+    alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
+    first = [abs(sum(each.losses)) for each in alone.records(0)]
+    own = [abs(sum(each.losses)) for each in sharded.records(0)]
+    if not first or not own or not min(first + own):
+        return False
+    return abs(math.log2(first[0] / (sum(own) / len(own)) / sharded.ranks)) < 0.5

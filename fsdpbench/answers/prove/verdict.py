@@ -1,0 +1,112 @@
+"""The verdict on a script: one of each part, as a table, as JSON and as JUnit XML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from xml.etree import ElementTree
+
+import msgspec
+
+from fsdpbench.base.errors import ExitCode
+from fsdpbench.base.reading import printable_lines
+
+SCHEMA = 1
+_LISTED = 2
+
+
+class Part(StrEnum):
+    """The parts of a proof, in the order of the table."""
+
+    GRADIENTS = "gradients"
+    RACES = "races"
+    RANKS = "ranks"
+    MEMORY = "memory"
+    RESUME = "resume"
+    SPEED = "speed"
+    SETTINGS = "settings"
+
+
+class Verdict(StrEnum):
+    """ok: nothing found. finding: a fault. unknown: could not judge. skipped: not asked for."""
+
+    OK = "ok"
+    FINDING = "finding"
+    UNKNOWN = "unknown"
+    SKIPPED = "skipped"
+
+
+class PartVerdict(msgspec.Struct, frozen=True):
+    """The verdict of one part: what was done or found in a line, and each finding in one of `findings`.
+    `mark`: the table's word where it says more than the verdict (`risky`, `slower`)."""
+
+    part: Part
+    verdict: Verdict
+    summary: str
+    findings: list[str] = []
+    mark: str = ""
+    seconds: float = 0.0
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """The verdicts of all parts that were asked for."""
+
+    script: str
+    gpus: int
+    hardware: str
+    parts: list[PartVerdict]
+    schema: int = SCHEMA
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Return 1 for a finding, else 3 if a part could not judge or none was run, else 0."""
+        found = {each.verdict for each in self.parts}
+        if Verdict.FINDING in found:
+            return ExitCode.REGRESSION
+        if Verdict.UNKNOWN in found or Verdict.OK not in found:
+            return ExitCode.CANNOT_JUDGE
+        return ExitCode.OK
+
+    def as_text(self) -> str:
+        """Return the table: a line for each part, findings below it."""
+        lines = []
+        for each in self.parts:
+            mark = each.mark or {Verdict.UNKNOWN: "unknown", Verdict.SKIPPED: "-"}.get(
+                each.verdict, each.verdict.value if not each.findings else str(len(each.findings))
+            )
+            lines.append(f"{each.part.value:<11} {mark:<8} {each.summary}")
+            lines += [f"{'':<20} {line}" for line in each.findings]
+        return "\n".join(lines)
+
+    def as_junit(self) -> str:
+        """Return JUnit XML: a test case for each part."""
+        tags = {Verdict.FINDING: "failure", Verdict.UNKNOWN: "error", Verdict.SKIPPED: "skipped"}
+        count = {verdict: str(sum(each.verdict is verdict for each in self.parts)) for verdict in tags}
+        named = zip(("failures", "errors", "skipped"), count.values(), strict=True)
+        name = printable_lines(f"fsdpbench prove {self.script}")
+        suite = ElementTree.Element("testsuite", {"name": name, "tests": str(len(self.parts)), **dict(named)})
+        for each in self.parts:
+            about = {"classname": "prove", "name": each.part.value, "time": f"{each.seconds:.1f}"}
+            case = ElementTree.SubElement(suite, "testcase", about)
+            if each.verdict in tags:
+                said = {"message": printable_lines(each.summary)}
+                below = ElementTree.SubElement(case, tags[each.verdict], said)
+                below.text = printable_lines("\n".join(each.findings))
+        return ElementTree.tostring(suite, encoding="unicode")
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first names of parameters."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+
+
+def judged(part: Part, findings: Sequence[str], summary: str, mark: str = "") -> PartVerdict:
+    """Return the verdict of a part that could judge."""
+    verdict = Verdict.FINDING if findings else Verdict.OK
+    return PartVerdict(part, verdict, summary, list(findings), mark)
+
+
+def unknown(part: Part, why: str, findings: Sequence[str] = ()) -> PartVerdict:
+    """Return the verdict of a part that could not judge; what it found before counts."""
+    verdict = Verdict.FINDING if findings else Verdict.UNKNOWN
+    return PartVerdict(part, verdict, f"could not judge: {why}", list(findings))

@@ -1,0 +1,157 @@
+"""The content of a script's checkpoints, by its state when it saves and when it has loaded.
+
+    first run    trains and saves           state2_rank0.pt: weights, optimizer states and data after step 2
+                                            saved.txt: the step after which a rank saved first, and its line
+    second run   other ranks, which load    state0_rank0.pt: the same, before their first step
+
+The files are in the layer of the run; the second run gets a copy of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.script.interposing import around
+from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.real_ranks.pieces import Piece, held_parameters, keep
+from fsdpbench.script.real_ranks.watching import Watch
+from fsdpbench.script.steps import MeasuredAllError
+
+_SAVED = "saved.txt"
+_LIBRARY = "torch.distributed.checkpoint"
+
+
+@dataclass
+class State:
+    """The state of a rank after `steps`: weights, optimizer states by kind, counts, and the data of the next
+    step. `first`: the data of the run's first step; `place`: the script's line that loaded."""
+
+    weights: Mapping[str, Piece]
+    states: Mapping[str, Mapping[str, Piece | None]]
+    counts: Mapping[str, float]
+    steps: int
+    place: str
+    first: str = ""
+    next: str = ""
+
+
+def saved_after(folder: Path) -> tuple[int, str]:
+    """Return the steps that were done when a rank saved first, and the script's line; 0 if none did."""
+    marker = folder / _SAVED
+    steps, _, place = marker.read_text().partition(" ") if marker.exists() else ("0", "", "")
+    return int(steps), place
+
+
+def read_states(folder: Path, steps: int, ranks: int) -> list[State]:
+    """Return the states of all ranks after `steps`; none if one of them did not come so far."""
+    paths = [_path(folder, steps, rank) for rank in range(ranks)]
+    complete = all(path.exists() for path in paths)
+    return [torch.load(path, weights_only=False) for path in paths] if complete else []
+
+
+def _path(folder: Path, steps: int, rank: int) -> Path:
+    return folder / f"state{steps}_rank{rank}.pt"
+
+
+class CheckpointWatch(Watch):
+    """The watch of a run that saves, or of one that loads (`resumes`)."""
+
+    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, resumes: bool) -> None:
+        super().__init__(own_files, folder, rank, steps)
+        self._resumes = resumes
+        self._state: State | None = None
+        self._first = ""
+        self._place = ""
+        for owner, name in ((dcp, "save"), (dcp, "async_save"), (torch, "save")):
+            around(owner, name, self._saving)
+        for owner, name in ((dcp, "load"), (torch, "load")):
+            around(owner, name, self._loading)
+
+    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(content: Any, *args: Any, **kwargs: Any) -> Any:
+            marker = self.folder / _SAVED
+            if not self._inside() and not self._resumes and self.count and not marker.exists():
+                write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
+            return original(content, *args, **kwargs)
+
+        return save
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            if not self._inside() and self._is_written(args[0] if args else kwargs.get("f")):
+                self._place = self._own_files.line() or ""
+            return original(*args, **kwargs)
+
+        return load
+
+    def _is_written(self, path: object) -> bool:
+        """Return whether the first run wrote a file that is loaded: others hold data. States of dcp count."""
+        if not isinstance(path, str | os.PathLike):
+            return isinstance(path, dict)
+        return os.path.exists(f"{self.folder / 'files'}{os.path.abspath(os.fsdecode(path))}")
+
+    def _inside(self) -> bool:
+        """Return whether torch's own checkpoints, or this project, save or load a part."""
+        caller = str(sys._getframe(2).f_globals.get("__name__"))
+        return caller.startswith((_LIBRARY, "fsdpbench."))
+
+    def _now(self, place: str) -> State:
+        weights = {name: each.weight for name, each in self.held().items()}
+        every = [state for each in self._optimizers for state in each.state.values()]
+        shaped = {
+            kind: self._as_gradients(kind) for kind in sorted({kind for state in every for kind in state})
+        }
+        states = {kind: found for kind, found in shaped.items() if any(found.values())}
+        rates = [float(group["lr"]) for each in self._optimizers for group in each.param_groups]
+        steps = [float(state["step"]) for state in every if "step" in state]
+        counts = {"step": max(steps, default=0.0), "learning rate": rates[0] if rates else 0.0}
+        return State(weights, states, counts, self.count, place, self._first)
+
+    def _as_gradients(self, kind: str) -> dict[str, Piece | None]:
+        """Return one kind of optimizer state by parameter, cut as the parameters are: it takes the place of
+        the gradients for a moment."""
+        groups = [(each.state, group["params"]) for each in self._optimizers for group in each.param_groups]
+        kept = [
+            (each, each.grad, states.get(each, {}).get(kind)) for states, every in groups for each in every
+        ]
+        try:
+            for parameter, _, state in kept:
+                fits = isinstance(state, torch.Tensor) and state.shape == parameter.shape
+                parameter.grad = state.to(parameter.dtype) if fits else None
+            return {name: each.gradient for name, each in held_parameters().items()}
+        finally:
+            for parameter, gradient, _ in kept:
+                parameter.grad = gradient
+
+    def begin(self) -> None:
+        """Write down what the run has before a step."""
+        self._state = self._now(self._place)
+
+    def backward(self, run: Callable[[], None]) -> None:
+        """Run a backward; the data of the step is known then. A run that resumes ends with it."""
+        run()
+        self._first = self._first or self.record.inputs
+        if self._state is not None:
+            self._state.next, self._state.first = self.record.inputs, self._first
+            self._leave(self._state)
+        if self._resumes:
+            raise MeasuredAllError
+
+    def finish(self) -> None:
+        """Write down the state at the end of the script."""
+        if not self._resumes or self._state is None:
+            self._leave(self._now(self._place))
+
+    def _leave(self, state: State) -> None:
+        steps = 0 if self._resumes else state.steps  # loading may step an optimizer, to make its states
+        keep(state, _path(self.folder, steps, self.rank))
+        self._state = None

@@ -1,0 +1,208 @@
+""" "cuda" and "nccl" mean the CPU and gloo in this process, with real numbers.
+
+`script/cuda` does the same with the simulated device. Streams and events exist and do nothing, memory
+statistics are 0, batches are loaded in the rank's own process.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.cuda.nccl
+import torch.cuda.nvtx
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from fsdpbench.base.torch_internals import patch, replace
+from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
+from fsdpbench.script.cuda.distributed import map_starters
+from fsdpbench.script.cuda.refusals import Replacements
+from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_init
+
+LONGEST_WAIT = datetime.timedelta(seconds=30)
+"""The most that a rank waits for the others in one collective."""
+_HOST = "cpu"
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+_ALONE = (
+    "num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout",
+    "pin_memory", "pin_memory_device",
+)  # fmt: skip
+_BACKENDS = ("backend", "pg_options", "device_id")
+_DEVICES = ("device_ids", "output_device")
+_GIB = 1 << 30
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Do nothing: all work is done when it is asked for."""
+
+
+class _Stream:
+    """A stream or an event."""
+
+    device, cuda_stream = torch.device("cpu"), 0
+    __init__ = __exit__ = wait_stream = wait_event = wait = record = synchronize = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return the event."""
+        return event or _Stream()
+
+    def query(self) -> bool:
+        """Return True: all is done."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return a time in milliseconds by which scripts may divide."""
+        return 1.0
+
+    def __enter__(self) -> _Stream:
+        return self
+
+
+class _Properties:
+    """The properties of a GPU that scripts print."""
+
+    name, major, minor, multi_processor_count, total_memory = "CPU rank of fsdpbench", 9, 0, 132, 80 * _GIB
+
+
+def map_host(notes: set[str]) -> None:
+    """Let "cuda" and "nccl" be the CPU and gloo, for good. Dropout drops nothing, which `notes` then says."""
+    torch.set_num_threads(1)
+    replacements = Replacements()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    map_device_names(replacements, local_rank, on_host=True)
+    map_amp(replacements, _HOST)
+    _map_module(local_rank)
+    _map_distributed(replacements)
+    around_init(DataLoader, functools.partial(_without, _ALONE))
+    around_init(DistributedDataParallel, functools.partial(_without, _DEVICES))
+    around_fsdp1(lambda module, kwargs: kwargs.update(device_id=torch.device(_HOST)))
+    around(FSDPModule, "set_gradient_divide_factor", _summing)
+    around(torch.amp.GradScaler, "__init__", _naming_host)
+    for name in _DROPOUTS:
+        around(torch.nn.functional, name, functools.partial(_without_dropout, notes, "p", 1))
+    replacements.apply()
+    attention = functools.partial(_without_dropout, notes, "dropout_p", 4)
+    around(torch.nn.functional, "scaled_dot_product_attention", attention)
+
+
+def _map_module(local_rank: int) -> None:
+    """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
+    answers = {
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
+        "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "current_device": local_rank,
+        "current_stream": _Stream(),
+        "default_stream": _Stream(),
+        "stream": contextlib.nullcontext(),
+        "get_rng_state": torch.empty(0, dtype=torch.uint8),
+        "get_rng_state_all": [],
+        "get_device_name": _Properties.name,
+        "get_device_capability": (9, 0),
+        "get_device_properties": _Properties(),
+        "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
+        "memory_stats": collections.defaultdict(int),
+        "memory_summary": "",
+    }
+    for name, function in vars(torch.cuda).copy().items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
+    replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
+    for name in ("range_push", "range_pop", "mark"):
+        replace(torch.cuda.nvtx, **{name: _nothing})
+    replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
+    patch("get_accelerator", lambda original: _answering(torch.device(_HOST)))
+    replace(
+        torch.accelerator,
+        current_device_index=torch.cuda.current_device,
+        set_device_index=_nothing,
+        device_count=torch.cuda.device_count,
+        is_available=torch.cuda.is_available,
+        current_accelerator=_answering(torch.device(_HOST)),
+        current_stream=torch.cuda.current_stream,
+        synchronize=_nothing,
+    )
+    replace(dist, is_nccl_available=torch.cuda.is_available)
+    replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
+    replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
+
+
+def _answering(answer: object) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer
+
+
+def _map_distributed(replacements: Replacements) -> None:
+    replacements.wrap(dist, "init_process_group", functools.partial(_on_gloo, ("gloo",)))
+    replacements.wrap(dist, "new_group", functools.partial(_on_gloo, ()))
+    map_starters(replacements, int(os.environ["RANK"]))
+    around(DeviceMesh, "__init__", _naming_host)
+
+
+def _on_gloo(backend: tuple[str, ...], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `backend` replaces the
+    first argument, if it has a name."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
+        first = backend or args[:1]
+        return original(*first, **kept | {"timeout": LONGEST_WAIT})
+
+    return call
+
+
+def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
+    """Leave arguments of a constructor out."""
+    for name in names:
+        kwargs.pop(name, None)
+
+
+def _summing(original: Callable[..., None]) -> Callable[..., None]:
+    """Let FSDP2 divide by itself: gloo has no reduction that multiplies first."""
+
+    def set_gradient_divide_factor(module: FSDPModule, factor: float) -> None:
+        original(module, factor)
+        module.set_force_sum_reduction_for_comms(True)
+
+    return set_gradient_divide_factor
+
+
+def _naming_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a constructor whose first argument is a kind of device, by itself "cuda"."""
+    first = list(inspect.signature(original).parameters)[1]
+
+    def init(made: Any, *args: Any, **kwargs: Any) -> None:
+        device = args[0] if args else kwargs.pop(first, CUDA)
+        original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
+
+    return init
+
+
+def _without_dropout(
+    notes: set[str], name: str, place: int, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wrap a function whose argument `name`, at `place`, is the share to drop."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        trains = kwargs.get("training", args[2] if len(args) > 2 else True)
+        if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):
+            notes.add("without dropout")
+        if len(args) > place:
+            return original(*args[:place], 0.0, *args[place + 1 :], **kwargs)
+        return original(*args, **kwargs | {name: 0.0})
+
+    return call

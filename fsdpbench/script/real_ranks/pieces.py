@@ -1,0 +1,175 @@
+"""The parts of parameters that a rank holds, whatever wrapped them, and whole parameters made of all ranks'
+parts.
+
+FSDP2 holds a block of each parameter (a `DTensor`), FSDP1 a stretch of a flat buffer, DDP all of it. Nothing
+here calls a collective: the script's own order of them must stay as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from fsdpbench.script.model_blocks import plain_name, roots
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tensor of `shape`, from `offset` on. If `flat`, the tensor counts as one dimension."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    values: torch.Tensor
+    flat: bool = False
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter on one rank, and its gradient (None: it has none)."""
+
+    weight: Piece
+    gradient: Piece | None
+    trains: bool
+    identity: int
+    """The identity of the tensor that an optimizer would hold."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor made of all ranks' pieces. `apart`: ranks that hold the same part hold different values."""
+
+    values: torch.Tensor
+    apart: bool
+
+
+def whole(pieces: Iterable[Piece | None]) -> Whole | None:
+    """Return the tensor of all pieces, in their dtype; None if every rank lacks it."""
+    found = [piece for piece in pieces if piece is not None]
+    if not found:
+        return None
+    values = torch.zeros(found[0].shape, dtype=found[0].values.dtype)
+    known = torch.zeros(found[0].shape, dtype=torch.bool)
+    apart = False
+    for piece in found:
+        into, mask = (each.view(-1) if piece.flat else each for each in (values, known))
+        part = tuple(
+            slice(start, start + length)
+            for start, length in zip(piece.offset, piece.values.shape, strict=True)
+        )
+        seen = mask[part]
+        apart |= bool(((into[part] != piece.values) & seen).any())
+        into[part] = torch.where(seen, into[part], piece.values)
+        mask[part] = True
+    return Whole(values, apart)
+
+
+def held_parameters(preferred: frozenset[int] = frozenset()) -> dict[str, Held]:
+    """Return all parameters of the script's modules by name, wrappers left out of the names. Of modules with
+    equal names, the one with the `preferred` identities counts."""
+    found: dict[str, Held] = {}
+    every = [dict(_of_root(root)) for root in roots()]
+    every.sort(key=lambda each: -sum(held.identity in preferred for held in each.values()))
+    for each in every:
+        found = each | found
+    return found
+
+
+def _of_root(root: nn.Module) -> Iterator[tuple[str, Held]]:
+    modules = list(root.named_modules())
+    sharded = dict(itertools.chain.from_iterable(_sharded(module) for _, module in modules))
+    flat: set[str] = set()
+    for path, module in modules:
+        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        if handle is not None:
+            for name, held in _of_flat(handle.flat_param):
+                flat.add(name := plain_name(f"{path}.{name}"))
+                yield name, held
+    for path, module in modules:
+        for name, parameter in module.named_parameters(recurse=False):
+            whole_name = plain_name(f"{path}.{name}")
+            if whole_name not in flat and not hasattr(parameter, "_param_infos"):
+                yield whole_name, _of_parameter(sharded.get((id(module), name), parameter))
+
+
+def _sharded(unit: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Parameter]]:
+    """Yield module and name of the parameters of an FSDP2 unit, and what an optimizer holds of them."""
+    state: Any = unit._get_fsdp_state() if isinstance(unit, FSDPModule) else None
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    for group in groups:
+        for each in [] if group is None else group.fsdp_params:
+            infos = each._module_info
+            modules = zip(
+                (infos.module, *infos.shared_modules),
+                (infos.param_name, *infos.shared_param_names),
+                strict=True,
+            )
+            for module, name in modules:
+                yield (id(module), name), each.sharded_param
+
+
+def _of_parameter(parameter: nn.Parameter) -> Held:
+    gradient = None if parameter.grad is None else _piece(parameter.grad)
+    return Held(_piece(parameter), gradient, parameter.requires_grad, id(parameter))
+
+
+def _piece(tensor: Any) -> Piece:
+    if not isinstance(tensor, DTensor):
+        return Piece(tuple(tensor.shape), (0,) * tensor.ndim, _copy(tensor))
+    chunks = tensor.__create_chunk_list__()  # empty where this rank has no part
+    offset = tuple(chunks[0].offsets) if chunks else (0,) * tensor.ndim
+    return Piece(tuple(tensor.shape), offset, _copy(tensor.to_local()))
+
+
+def _of_flat(flat: Any) -> Iterator[tuple[str, Held]]:
+    """Yield the parameters of an FSDP1 unit."""
+    shard = getattr(flat, "_local_shard", None)
+    shard = flat.detach() if shard is None else shard.detach()
+    starts = itertools.accumulate(flat._numels_with_padding, initial=0)
+    real = [start for start, pads in zip(starts, flat._is_padding_mask, strict=False) if not pads]
+    originals = flat._params or [None] * len(flat._shapes)
+    rows = zip(flat._param_infos, flat._shapes, flat._shard_param_infos, real, originals, strict=True)
+    for info, shape, part, start, original in rows:
+        length = part.numel_in_shard if part.in_shard else 0
+        first = part.intra_param_start_idx or 0
+        inside = slice(part.offset_in_shard or 0, (part.offset_in_shard or 0) + length)
+        held = flat if original is None else original
+        found = held.grad
+        if original is None and found is not None:  # sharded, or whole: of no_sync()
+            whole = slice(start, start + shape.numel())
+            found = found[inside if found.numel() == shard.numel() else whole]
+        elif found is None and original is not None and not length:
+            found = shard[:0]  # this rank has no part of it
+        gradient = None
+        if found is not None:
+            gradient = _stretch(shape, 0 if found.numel() == shape.numel() else first, found)
+        weight = _stretch(shape, first, shard[inside])
+        yield f"{info.module_name}.{info.param_name}", Held(weight, gradient, held.requires_grad, id(held))
+
+
+def _stretch(shape: torch.Size, start: int, values: torch.Tensor) -> Piece:
+    return Piece(tuple(shape), (start,), _copy(values.reshape(-1)), flat=True)
+
+
+def keep(content: object, path: Path) -> None:
+    """Write tensors and what holds them to `path`, for the other ranks and runs."""
+    torch.save(content, path)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def weights_of(ranks: Iterable[Mapping[str, Held]]) -> dict[str, Whole]:
+    """Return the whole weights of all ranks' parameters."""
+    every = list(ranks)
+    names = every[0] if every else ()
+    found = {name: whole(rank[name].weight for rank in every if name in rank) for name in names}
+    return {name: value for name, value in found.items() if value is not None}

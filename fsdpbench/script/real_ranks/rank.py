@@ -1,0 +1,126 @@
+"""One real CPU rank of a script: torchrun's environment, the watch, and the script as `__main__`."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.results.records import RankRecord, Status, write_record
+from fsdpbench.script.cuda.refusals import in_a_line
+from fsdpbench.script.files import ScriptFiles
+from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
+from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
+from fsdpbench.script.real_ranks.host_cuda import map_host
+from fsdpbench.script.real_ranks.pieces import keep
+from fsdpbench.script.real_ranks.shrinking import Shrinking
+from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
+from fsdpbench.script.real_ranks.watching import ShardedWatch, Watch
+from fsdpbench.script.steps import MeasuredAllError
+
+_TASK, _ENDED = "task.pt", "rank{}_ended.pt"
+
+
+class Way(StrEnum):
+    """How a script runs: as it is, without its wrappers, until it saved, or from what it saved."""
+
+    SHARDED = "sharded"
+    UNSHARDED = "unsharded"
+    SAVES = "saves"
+    RESUMES = "resumes"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task of the ranks of a run. `weights`: the folder of the sharded run's weights, for its reference;
+    `scale`: of the sum of gradients there; `casts_buffers`: as FSDP1 does."""
+
+    way: Way
+    steps: int = 2
+    weights: Path = Path()
+    casts_buffers: bool = False
+    scale: float = 1.0
+
+    def write(self, folder: Path) -> None:
+        """Write the task into the folder of its run."""
+        keep(self, folder / _TASK)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank's script ended: remarks, and the error with its line."""
+
+    notes: list[str]
+    cause: str = ""
+    place: str = ""
+
+    @staticmethod
+    def read(folder: Path, rank: int) -> Ended | None:
+        """Return what a rank left, None if it left nothing."""
+        path = folder / _ENDED.format(rank)
+        return torch.load(path, weights_only=False) if path.exists() else None
+
+
+def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
+    """Run the script of `config` as this rank, as the task in `folder` says. Never raises for the script."""
+    assert config.script is not None
+    task: Task = torch.load(folder / _TASK, weights_only=False)
+    rank, own_files, notes = placement.rank, OwnFiles(config.script), set[str]()
+    _set_environment(placement)
+    map_host(notes)
+    Shrinking(notes)
+    files = ScriptFiles(folder, None, keeps_all=True)
+    files.install()
+    watch: Watch
+    if task.way is Way.SHARDED:
+        watch = ShardedWatch(own_files, folder, rank, task.steps)
+    elif task.way is Way.UNSHARDED:
+        leave_out_wrappers(task.casts_buffers)
+        watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
+    else:
+        watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
+    cause, place = _execute(config.script, own_files, watch)
+    files.settle()
+    keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
+    record = RankRecord(rank, placement.world_size, config.device)
+    record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
+    write_record(record, folder)
+    if dist.is_initialized() and not cause:
+        dist.barrier()  # the others may still need this rank's connections
+    return record.status
+
+
+def _set_environment(placement: Placement) -> None:
+    """Make two nodes of the ranks, for scripts that shard within a node."""
+    per_node = max(1, placement.world_size // 2)
+    os.environ |= {
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "LOCAL_RANK": str(placement.rank % per_node),
+        "GROUP_RANK": str(placement.rank // per_node),
+        "GROUP_WORLD_SIZE": str(placement.world_size // per_node),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _execute(source: ScriptSource, own_files: OwnFiles, watch: Watch) -> tuple[str, str]:
+    """Run the script; return the error that ended it and the script's line, both empty for none."""
+    try:
+        cause = run_as_main(source)
+        if not cause:
+            watch.finish()
+        return cause, ""
+    except MeasuredAllError:
+        return "", ""
+    except BaseException as error:
+        traceback.print_exc()
+        is_ours = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(PACKAGE)
+        place = "" if is_ours else own_files.last_line(error).short
+        return in_a_line(error), place

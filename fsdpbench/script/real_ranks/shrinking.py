@@ -1,0 +1,138 @@
+"""Makes a script's model small: by its arguments and configuration classes, and by lists of equal blocks.
+
+Widths are divided by one power of two and counts of heads by another, so that what divided before divides
+after. Steps, batches and sequences get short too. Nothing is shrunk that is small already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fsdpbench.script.interposing import around
+
+_WIDTHS = re.compile(
+    r"(?:\w+_)?(?:width|dim|hidden|hidden_size|n?_?embd|d_model|d_ff|intermediate_size|n_embed|embedding_size|"
+    r"ffn_hidden_size)(?:_dim)?",
+    re.IGNORECASE,
+)
+_HEADS = re.compile(r"(?:\w+_)?(?:n_?)?(?:kv_|key_value_|q_)?heads?", re.IGNORECASE)
+_HEAD_DIM = re.compile(r"(?:\w+_)?head_(?:dim|size)", re.IGNORECASE)
+_MOST = {
+    r"(?:\w+_)?(?:layers?|blocks?|depth)": 2,
+    r"(?:\w+_)?vocab(?:_?size)?": 512,
+    r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)": 32,
+    r"(?:\w+_)?(?:batch|batch_size|bs)": 4,
+    r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)": 6,
+    r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)": 1,
+}
+_WIDTH = 64
+_BLOCKS, _FEW = 2, 4
+"""Blocks that stay of a list of more than a few."""
+
+
+class Shrinking:
+    """The shrinking of a script's model in this process, with `notes` on it."""
+
+    def __init__(self, notes: set[str]) -> None:
+        self.notes = notes
+        around(argparse.ArgumentParser, "parse_known_args", self._parsing)
+        around(dataclasses, "dataclass", self._dataclass)
+        around(nn.ModuleList, "__init__", self._listing)
+        if "transformers" in sys.modules:
+            self._configurations(sys.modules["transformers"].PretrainedConfig)
+
+    def _parsing(self, original: Any) -> Callable[..., Any]:
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            found, rest = original(parser, *args, **kwargs)
+            self._change(found)
+            return found, rest
+
+        return parse_known_args
+
+    def _dataclass(self, original: Any) -> Callable[..., Any]:
+        def dataclass(cls: Any = None, /, **kwargs: Any) -> Any:
+            made = original(cls, **kwargs)
+            return self._of_model(made) if cls is not None else lambda each: self._of_model(made(each))
+
+        return dataclass
+
+    def _of_model(self, kind: Any) -> Any:
+        if any(_WIDTHS.fullmatch(each.name) for each in dataclasses.fields(kind)):
+            self._configurations(kind)
+        return kind
+
+    def _configurations(self, kind: Any) -> None:
+        """Let the objects of a configuration class shrink as soon as they are made."""
+
+        def make(original: Any) -> Callable[..., None]:
+            def init(made: Any, *args: Any, **kwargs: Any) -> None:
+                original(made, *args, **kwargs)
+                self._change(made)
+
+            return init
+
+        around(kind, "__init__", make)
+
+    def _change(self, made: Any) -> None:
+        numbers = {name: value for name, value in vars(made).items() if type(value) is int and value > 0}
+        smaller = shrunk(numbers)
+        for name, value in smaller.items():
+            object.__setattr__(made, name, value)
+            self.notes.add(f"{name} {numbers[name]:,} -> {value:,}")
+
+    def _listing(self, original: Any) -> Callable[..., None]:
+        def init(made: Any, modules: Iterable[nn.Module] | None = None) -> None:
+            original(made, modules if modules is None else self._few(list(modules)))
+
+        return init
+
+    def _few(self, blocks: list[nn.Module]) -> list[nn.Module]:
+        """Return the first of many equal blocks; other lists as they are."""
+        kinds = {(type(each), *(tuple(p.shape) for p in each.parameters())) for each in blocks}
+        if len(blocks) <= _FEW or len(kinds) > 1:
+            return blocks
+        self.notes.add(f"{_BLOCKS} of {len(blocks)} blocks {type(blocks[0]).__name__}")
+        return blocks[:_BLOCKS]
+
+
+def shrunk(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the values that become smaller, of a model's sizes by name."""
+    found = {
+        name: most
+        for pattern, most in _MOST.items()
+        for name, value in numbers.items()
+        if value > most and re.fullmatch(pattern, name, re.IGNORECASE)
+    }
+    heads = {name: value for name, value in numbers.items() if _HEADS.fullmatch(name)}
+    each = {name: value for name, value in numbers.items() if _HEAD_DIM.fullmatch(name)}
+    widths = {name: value for name, value in numbers.items() if _WIDTHS.fullmatch(name) and name not in each}
+    if not widths or min(widths.values()) <= _WIDTH:
+        return found
+    by_heads = _power(list(heads.values()), lambda factor: min(heads.values()) >= factor)
+    narrowest = min(widths.values())
+    by_width = _power(
+        list(widths.values()),
+        lambda factor: (
+            factor == 1
+            or (
+                narrowest // factor >= _WIDTH // 2
+                and all(narrowest // factor % (2 * count // by_heads) == 0 for count in heads.values())
+            )
+        ),
+    )
+    found |= {name: value // by_heads for name, value in heads.items() if by_heads > 1}
+    found |= {name: max(value * by_heads // by_width, 2) for name, value in each.items()}
+    return found | {name: value // by_width for name, value in widths.items() if by_width > 1}
+
+
+def _power(values: list[int], fits: Callable[[int], bool]) -> int:
+    """Return the largest power of two that divides all values and fits."""
+    factors = [1 << bits for bits in range(20) if all(value % (1 << bits) == 0 for value in values)]
+    return max((factor for factor in factors if values and fits(factor)), default=1)

@@ -1,0 +1,308 @@
+"""A script without sharding: its wrappers do nothing, and gradients become the mean of all ranks'.
+
+Every rank runs the script with its own data on the whole model; the script's own collectives are real. After
+each backward the ranks' new gradients are added in double precision. So the gradient is that of the joint
+batch, for any script, and needs no joint batch. `scale` says what the sum is multiplied by: 1 / ranks, or 1
+where the script's loss is divided by a number of all ranks. Units of mixed precision still compute in their
+dtype: parameters are cast before each forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fsdpbench.base.torch_internals import tree_map_only
+from fsdpbench.script.cuda.refusals import Replacements
+from fsdpbench.script.interposing import replace_fully_shard
+from fsdpbench.script.model_blocks import plain_name, roots
+from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.real_ranks.pieces import keep
+from fsdpbench.script.real_ranks.watching import Watch
+
+_all_reduce = dist.all_reduce
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""What FSDP1's mixed precision leaves alone."""
+
+
+class Reference(Watch):
+    """The watch of the script without sharding. Each step begins with the weights that the sharded run had
+    then, from `weights` (a file for each step), and steps with the gradients that the sharded run read: so
+    one difference is found once."""
+
+    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int, weights: Path, scale: float):
+        super().__init__(own_files, folder, rank, steps)
+        self._weights, self._scale = weights, scale
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._aliases: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Take the weights of the sharded run; keep what this run's optimizer made of the last ones."""
+        self._find()
+        if self.count:
+            self._write_updated()
+        saved = self._saved(self.count)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if name in saved["weights"]:
+                    parameter.copy_(saved["weights"][name])
+
+    def finish(self) -> None:
+        """Keep what the last step made of the weights."""
+        self._write_updated()
+
+    def backward(self, run: Callable[[], None]) -> None:
+        """Run a backward on this rank's data, then make its gradients the joint batch's."""
+        self._find()
+        own = {name: each for name, each in self._parameters.items() if each.requires_grad}
+        before = {name: each.grad for name, each in own.items()}
+        for each in own.values():
+            each.grad = None
+        run()
+        record, local = self.record, {}
+        has = torch.tensor([float(each.grad is not None) for each in own.values()])
+        _sum(has)
+        for (name, each), somewhere in zip(own.items(), has.tolist(), strict=True):
+            if somewhere:
+                gradient = torch.zeros_like(each) if each.grad is None else each.grad
+                local[name] = gradient.detach().double()
+                total, size = local[name].clone(), local[name].abs()
+                _sum(total)
+                _sum(size)
+                total, size = total * self._scale, size * self._scale
+                if name in record.mean:
+                    total, size = record.mean[name] + total, record.bound[name] + size
+                record.mean[name], record.bound[name] = total, size
+                record.low = max(record.low, torch.finfo(each.dtype).eps)
+                each.grad = total.to(each.dtype)
+            else:
+                each.grad = before[name]
+        record.local.append(local)
+        record.held = self.held()
+        record.aliases = self._aliases
+        record.low = max([record.low, *_reduces])
+        record.computes = max([record.computes, *_computes])
+
+    def stepping(self) -> None:
+        """Let the optimizer read the gradients that the sharded run's optimizer read."""
+        clipped = self._saved(self.count).get("clipped") or {}
+        for name, parameter in self._parameters.items():
+            given = clipped.get(name)
+            parameter.grad = None if given is None else given.to(parameter.dtype).reshape(parameter.shape)
+
+    def _find(self) -> None:
+        if self._parameters:
+            return
+        known = self._optimized()
+        names: dict[int, str] = {}
+        named: dict[str, nn.Parameter] = {}
+        for root in sorted(roots(), key=lambda each: -sum(id(p) in known for p in each.parameters())):
+            for path, parameter in root.named_parameters(remove_duplicate=False):
+                name = plain_name(path)
+                first = names.setdefault(id(parameter), name)
+                if first == name:
+                    named.setdefault(name, parameter)
+                else:
+                    self._aliases.setdefault(name, first)
+        self._parameters = dict(sorted(named.items()))
+
+    def _saved(self, step: int) -> Any:
+        path = self._weights / f"step{step}.pt"
+        return torch.load(path) if path.exists() else {"weights": {}}
+
+    def _write_updated(self) -> None:
+        found = {name: each.detach().clone() for name, each in self._parameters.items()}
+        keep(found, updated_path(self.folder, self.rank, self.count))
+
+
+def updated_path(folder: Path, rank: int, step: int) -> Path:
+    """Return the path of the weights that a rank's optimizer made until a step."""
+    return folder / f"updated{step}_rank{rank}.pt"
+
+
+def _sum(tensor: torch.Tensor) -> None:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        _all_reduce(tensor)
+
+
+# ------------------------------------------------------------------------------------------------- wrappers
+
+_reduces: list[float] = []
+_computes: list[float] = []
+"""Machine epsilons of the dtypes in which units reduce, and compute."""
+
+
+def leave_out_wrappers(casts_buffers: bool) -> None:
+    """Let FSDP1, FSDP2 and DDP wrap nothing in this process, for good. Unless `casts_buffers`, buffers keep
+    their dtype, which mixed precision of FSDP1 changes."""
+    _Unsharded.casts_buffers = casts_buffers
+    replacements = Replacements()
+    replacements.add(fsdp.FullyShardedDataParallel, _Unsharded)
+    replacements.add(DistributedDataParallel, _Unsharded)
+    replacements.add(fsdp.register_fsdp_forward_method, _nothing)
+    replacements.apply()
+    replace_fully_shard(lambda original: _fully_shard)
+    for name in ("to_local", "full_tensor"):  # of a DTensor
+        setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
+
+
+class _Done:
+    def wait(self) -> None:
+        """Wait for nothing."""
+
+
+def _nothing(*args: Any, **kwargs: Any) -> _Done:
+    """Do nothing; in the place of methods of wrappers."""
+    return _Done()
+
+
+@contextlib.contextmanager
+def _unchanged(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Change nothing: parameters and state dicts are whole, gradients are always joint."""
+    yield
+
+
+def _fully_shard(module: Any, *, mp_policy: Any = None, **kwargs: Any) -> Any:
+    """Give a module the methods of `FSDPModule`, which do nothing, and the dtypes of its policy."""
+    for each in module if isinstance(module, list | tuple) else [module]:
+        kind = type(each)
+        each.__class__ = type(f"FSDP{kind.__name__}", (_Plain, kind), {})
+        if mp_policy is not None:
+            inputs = mp_policy.param_dtype if mp_policy.cast_forward_inputs else None
+            _Precision(each, mp_policy.param_dtype, mp_policy.reduce_dtype, inputs, mp_policy.output_dtype)
+    return module
+
+
+class _Plain(fsdp.FSDPModule):
+    """A module that was to be an FSDP2 unit."""
+
+    for _name in dir(fsdp.FSDPModule):
+        if not _name.startswith("_") and not hasattr(nn.Module, _name):
+            locals()[_name] = _nothing
+
+    def _get_fsdp_state(self) -> Any:
+        """Return None: there is none."""
+        return None
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert parameters as modules do."""
+        return super(fsdp.FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
+
+
+class _Unsharded(nn.Module):
+    """A module that FSDP1 or DDP was to wrap."""
+
+    casts_buffers = False
+
+    def __init__(self, module: nn.Module, *args: Any, mixed_precision: Any = None, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+        _materialise(module, kwargs.get("param_init_fn"))
+        if mixed_precision is not None and hasattr(mixed_precision, "param_dtype"):
+            kind = mixed_precision.param_dtype
+            inputs = kind if mixed_precision.cast_root_forward_inputs else None
+            _Precision(module, kind, mixed_precision.reduce_dtype, inputs, None)
+            if self.casts_buffers:
+                self._cast_buffers(mixed_precision.buffer_dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+    def _cast_buffers(self, kind: Any) -> None:
+        """Convert the buffers that FSDP1 would convert, and that multiply activations."""
+        for each in self.module.modules():
+            for name, buffer in each.named_buffers(recurse=False):
+                if kind is not None and buffer.is_floating_point() and not isinstance(each, _NORMS):
+                    setattr(each, name, buffer.to(kind))
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip by the norm of all gradients."""
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    no_sync = join = state_dict_type = summon_full_params = staticmethod(_unchanged)
+    register_comm_hook = set_state_dict_type = staticmethod(_nothing)
+
+    @staticmethod
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[nn.Module]:
+        """Return the wrapped modules."""
+        return [each for each in module.modules() if isinstance(each, _Unsharded)]
+
+    @staticmethod
+    def optim_state_dict(model: nn.Module, optim: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the optimizer's own state."""
+        return optim.state_dict()
+
+
+def _materialise(module: nn.Module, init: Callable[[nn.Module], None] | None) -> None:
+    """Put a module on the meta device on the CPU; its weights come from the sharded run."""
+    if any(each.is_meta for each in module.parameters()):
+        module.to_empty(device="cpu")
+        for each in module.modules():
+            reset = init or getattr(type(each), "reset_parameters", None)
+            if reset is not None:
+                reset(each)
+
+
+class _Precision:
+    """The dtypes of a unit: each forward finds its parameters cast, by attributes that hide the parameters.
+
+    They stay until the next forward: recomputation in backward needs them. Gradients pass the cast."""
+
+    def __init__(self, module: nn.Module, kind: Any, reduce: Any, inputs: Any, output: Any) -> None:
+        self._kind, self._inputs, self._output = kind, inputs, output
+        for each, known in ((kind, _computes), (reduce or kind, _reduces)):
+            if each is not None:
+                known.append(torch.finfo(each).eps)
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
+        module.register_forward_hook(self._after)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._kind is not None:
+            cast: dict[int, torch.Tensor] = {}
+            for each in _of_unit(module):
+                for name, parameter in each.named_parameters(recurse=False):
+                    if parameter.is_floating_point() and not isinstance(each, _NORMS):
+                        made = cast.setdefault(id(parameter), parameter.to(self._kind))
+                        each.__dict__[name] = made
+        if self._inputs is None:
+            return None
+        return _cast(args, self._inputs), _cast(kwargs, self._inputs)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.is_grad_enabled():
+            for each in module.modules():
+                for name, _ in each.named_parameters(recurse=False):
+                    each.__dict__.pop(name, None)
+        return output if self._output is None else _cast(output, self._output)
+
+
+def _of_unit(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a unit, without those of the units inside."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, _Plain | _Unsharded):
+            yield from _of_unit(child)
+
+
+def _cast(value: Any, kind: torch.dtype) -> Any:
+    return tree_map_only(
+        torch.Tensor, lambda each: each.to(kind) if each.is_floating_point() else each, value
+    )

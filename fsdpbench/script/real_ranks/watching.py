@@ -1,0 +1,225 @@
+"""Watches the steps of a script on a real rank: writes gradients, weights and losses down for comparison."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import parallel
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fsdpbench.script.interposing import around
+from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
+from fsdpbench.script.steps import MeasuredAllError
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """The line that wrapped a parameter (`train.py:12`), and how."""
+
+    place: str = ""
+    how: str = ""
+
+
+@dataclass
+class StepRecord:
+    """One rank's step. `held`: weights before it, and gradients after the last backward; `clipped`: gradients
+    as the optimizer read them, None after the last step; `place`: the line of `optimizer.step()`; `loader`:
+    that of the first `DataLoader`. Of the reference: `mean` of all ranks' gradients, the `bound` that is the
+    mean of their magnitudes, and `local` ones of each microbatch."""
+
+    held: Mapping[str, Held]
+    clipped: Mapping[str, Piece | None] | None = None
+    losses: list[float] = field(default_factory=list)
+    summands: int = 1
+    """Samples or tokens of a microbatch: the summands of a gradient."""
+    inputs: str = ""
+    place: str = ""
+    loader: str = ""
+    optimized: frozenset[str] = frozenset()
+    wrapping: Mapping[str, Wrapping] = field(default_factory=dict)
+    mean: dict[str, torch.Tensor] = field(default_factory=dict)
+    bound: dict[str, torch.Tensor] = field(default_factory=dict)
+    local: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    low: float = 0.0
+    """The machine epsilon of the coarsest dtype in which gradients are reduced or kept."""
+    computes: float = 0.0
+    """That of the coarsest dtype in which layers compute, where it is not the parameters'."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def record_path(folder: Path, rank: int, step: int) -> Path:
+    """Return the path of a rank's record of a step."""
+    return folder / f"step{step}_rank{rank}.pt"
+
+
+class NotComparedError(NotImplementedError):
+    """A script of a kind that has no reference without sharding here."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"{kind} is not compared with a run without sharding")
+
+
+class Watch:
+    """The steps of a script; the script is ended after `steps` of its first optimizer, with
+    `MeasuredAllError`. Seeds are set to the rank's when the first optimizer is made: what was random before
+    depends on how weights were initialised."""
+
+    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
+        self.count = 0
+        self.folder, self.rank, self.steps = folder, rank, steps
+        self.record = StepRecord({})
+        self._own_files = own_files
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._leading: torch.optim.Optimizer | None = None
+        self._depth = 0
+        self._begins = True
+        around(torch.autograd, "backward", self._around_backward)
+        around(torch.optim.Optimizer, "__init__", self._making)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        register_module_forward_pre_hook(self._forward)
+
+    # ------------------------------------------------------------------------------------------ for both runs
+
+    def begin(self) -> None:
+        """Do what belongs before the first forward of a step."""
+
+    def backward(self, run: Callable[[], None]) -> None:
+        """Run a backward, and record the gradients after it."""
+        run()
+        self.record.held = self.held()
+
+    def wrapping(self) -> Mapping[str, Wrapping]:
+        """Return the line that wrapped each parameter."""
+        return {}
+
+    def held(self) -> dict[str, Held]:
+        """Return this rank's parameters."""
+        return held_parameters(frozenset(self._optimized()))
+
+    # ------------------------------------------------------------------------------------------------- hooks
+
+    def _making(self, original: Any) -> Callable[..., Any]:
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            if not self._optimizers:
+                seed = 1000 + self.rank
+                torch.manual_seed(seed)
+                random.seed(seed)
+            self._optimizers.append(optimizer)
+
+        return init
+
+    def _optimized(self) -> set[int]:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def _forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled() or self._depth or not self._optimizers:
+            return
+        if self._begins:
+            if self.count >= self.steps:
+                self.finish()
+                raise MeasuredAllError
+            self._begins = False
+            self.begin()
+        if torch.is_autocast_enabled("cpu"):
+            eps = torch.finfo(torch.get_autocast_dtype("cpu")).eps
+            self.record.computes = max(self.record.computes, eps)
+        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+        if tensors and len(self.record.inputs) <= len(self.record.losses) * 8:
+            content = tensors[0].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            self.record.inputs += hashlib.sha256(content).hexdigest()[:8]
+            last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
+            self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
+
+    def _around_backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self._depth:  # of a reentrant checkpoint
+                return original(tensors, *args, **kwargs)
+            self._depth += 1
+            try:
+                first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+                self.record.losses.append(float(first.detach().float().sum()))
+                self.backward(lambda: original(tensors, *args, **kwargs))
+            finally:
+                self._depth -= 1
+            return None
+
+        return backward
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._depth:
+            raise NotComparedError("an optimizer that steps in backward")
+        self._leading = self._leading or optimizer
+        if optimizer is not self._leading:
+            return
+        held = self.held()
+        self.record.held = self.record.held or held
+        self.record.clipped = {name: each.gradient for name, each in held.items()}
+        known = self._optimized()
+        self.record.optimized = frozenset(name for name, each in held.items() if each.identity in known)
+        self.record.wrapping, self.record.place = self.wrapping(), self._own_files.line() or ""
+        keep(self.record, record_path(self.folder, self.rank, self.count))
+        self.stepping()
+
+    def stepping(self) -> None:
+        """Do what belongs between the record of a step and its optimizer."""
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer is self._leading:
+            self.count += 1
+            self._begins = True
+            self.record = StepRecord({})
+
+    def finish(self) -> None:
+        """Write the weights after the last step."""
+        keep(StepRecord(self.held()), record_path(self.folder, self.rank, self.count))
+
+
+class ShardedWatch(Watch):
+    """The watch of the script as it is. `wrappers` knows the lines that wrapped (`script/observed`)."""
+
+    def __init__(self, own_files: OwnFiles, folder: Path, rank: int, steps: int) -> None:
+        from fsdpbench.script.observed.calls import Calls
+
+        around(parallel, "parallelize_module", _refusing)
+        self._calls = Calls(own_files)
+        self._known: dict[str, Wrapping] = {}
+        super().__init__(own_files, folder, rank, steps)
+
+    def wrapping(self) -> Mapping[str, Wrapping]:
+        """Return the line that wrapped each parameter, by FSDP2 or DDP, or its FSDP1 unit."""
+        for kind in {base for each in gc.get_objects() for base in type(each).__mro__}:
+            of = str(kind.__module__)
+            if issubclass(kind, nn.Module) and of.startswith("fsdpbench.impl"):
+                raise NotComparedError("a wrapper of fsdpbench.impl")
+            if of.startswith("torch.distributed.pipelining") and kind.__name__.endswith("Stage"):
+                raise NotComparedError("pipeline parallelism")
+        wrappers, found = self._calls.wrappers, self._known
+        wrappers.look(self.count)
+        for loader in self._calls.loaders[:1]:
+            self.record.loader = Place(loader["file"], loader["line"]).short
+        for name, held in self.held().items():
+            if wrapped := wrappers.of(held.identity):
+                found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")
+            elif ignoring := wrappers.ignoring(held.identity):
+                found[name] = Wrapping(ignoring.place.short, f"{ignoring.api} ignores them")
+        return dict(found)
+
+
+def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotComparedError("tensor parallelism")
+
+    return refuse
