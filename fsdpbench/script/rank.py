@@ -6,6 +6,7 @@ as `__main__` of this process, unchanged.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -96,6 +97,8 @@ class _Run:
         keeps_all = self.source.keeps_files or placement.rank != 0  # what one rank writes, others do not find
         self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.install()
+        self.host = HostPeak(self.steps)
+        self.files.checkpoints.on_save = lambda: self.host.look("in saving")
         run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
@@ -109,6 +112,7 @@ class _Run:
     def _step_ended(self) -> None:
         """End a step, and say how far the script is to those who wait for it."""
         self._ends.append(time.monotonic())
+        self.host.look("in training")
         done = len(self._ends)
         pace = f", {(self._ends[-1] - self._ends[0]) / (done - 1):.1f} s each" if done > 1 else ""
         write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
@@ -161,6 +165,7 @@ class _Run:
             record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
             record.script["peaks"] = self.peaks.of_phases(steps.count)
+            record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
             _export(self.requests, steps, record)
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
@@ -314,6 +319,25 @@ class _Reader:
     def read(self, stats: dict[str, int]) -> dict[str, int]:
         """Return `stats` with this reader's peaks."""
         return {**stats, **{name: max(value, stats[name]) for name, value in self.held.items()}}
+
+
+class HostPeak:
+    """The most bytes of tensors that the host held when it was looked at: once a step and moment."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.bytes, self.when = 0, ""
+        self._steps, self._seen = steps, set[tuple[int, str]]()
+
+    def look(self, when: str) -> None:
+        """Add up the memory of all host tensors."""
+        if (self._steps.count, when) in self._seen:
+            return
+        self._seen.add((self._steps.count, when))
+        tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+        local = (getattr(each, "_local_tensor", each) for each in tensors if each.device.type == "cpu")
+        memory = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}
+        if sum(memory.values()) > self.bytes:
+            self.bytes, self.when = sum(memory.values()), when
 
 
 class Peaks:

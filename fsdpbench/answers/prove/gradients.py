@@ -34,11 +34,6 @@ class Compared:
     wrong: set[str] = field(default_factory=set)
     findings: list[tuple[str, list[str], int, Wrapping]] = field(default_factory=list)
 
-    @property
-    def right(self) -> int:
-        """Return the number of parameters without a finding."""
-        return len(self.compared - self.wrong)
-
     def add(self, step: _Step, faults: _Faults) -> None:
         """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
         alike: dict[tuple[str, Wrapping], list[str]] = {}

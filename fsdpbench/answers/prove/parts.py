@@ -97,16 +97,16 @@ class _Running:
                 fails = f"{sharded.place}: fails sharded, and runs unsharded: {sharded.cause}"
                 return judged(Part.GRADIENTS, [fails, *seen], f"no step on {ranks} CPU ranks")
             found = gradients.compare(pair)
-            lines = found.lines()
+            lines, right = found.lines(), len(found.compared - found.wrong)
             notes = ["summed over ranks, as the loss asks"] * pair.summed
             notes.append(", ".join(sharded.notes) or "model as it is")
             ran = f"{' and '.join(done)} CPU ranks, different data each; {'; '.join(notes)}"
-            said = f"{found.right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
+            said = f"{right} of {len(found.trained)} parameters equal to the unsharded model's ({ran})"
             if lines:
                 break
             if sharded.cause:
                 return unknown(Part.GRADIENTS, f"{sharded.failure}; until then {said}", seen)
-            if found.right < len(found.trained):
+            if right < len(found.trained):
                 return unknown(Part.GRADIENTS, f"only {said}", seen)
         return judged(Part.GRADIENTS, lines + seen, said)
 

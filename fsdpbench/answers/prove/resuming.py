@@ -18,7 +18,6 @@ from fsdpbench.script.real_ranks.pieces import Piece, whole
 from fsdpbench.script.real_ranks.rank import Task, Way
 
 _MOST_STEPS = 12
-_FILES = "files"
 
 
 def resume(
@@ -41,7 +40,7 @@ def resume(
     for count in ranks:
         target = folder / f"resumes{count}"
         target.mkdir()
-        shutil.copytree(run.folder / _FILES, target / _FILES)
+        shutil.copytree(run.folder / "files", target / "files")
         continued = run_ranks(again, target, count, timeout_s, Task(Way.RESUMES, _MOST_STEPS))
         after = read_states(continued.folder, 0, count)
         if not after and continued.is_to_blame:

@@ -26,6 +26,7 @@ from fsdpbench.sweep.runner import run_sweep
 from fsdpbench.sweep.trials import Progress, jobs_for
 
 _GIB = 1 << 30
+_WORTH_SAYING = _GIB // 20
 _MEASURED = (Status.OK, Status.RACE, Status.RANK_MISMATCH)
 
 
@@ -82,6 +83,9 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
     phases = {"in training": int(peak)} | (result.stored("script.peaks") or {})
     when = max(phases, key=lambda each: phases[each])
     said = f"{phases[when] / _GIB:.1f}{of} GiB reserved at the peak, {when}"
+    if (host := result.stored("script.host_peak")) and host["bytes"] > _WORTH_SAYING:
+        own, node = host["bytes"] / _GIB, host["bytes"] / _GIB * config.ranks_per_node
+        said += f"; {own:.1f} GiB of host tensors on rank 0 {host['when']}, at most {node:.1f} a node"
     risk = ["the peak fits only within the error of the simulation"] * result.is_risky
     return judged(Part.MEMORY, risk, said, "risky" * result.is_risky)
 

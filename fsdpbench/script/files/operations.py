@@ -33,7 +33,7 @@ class ScriptFiles:
         self._overlay = self.overlay = Overlay(folder / "files", folder, keeps_all=keeps_all)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
-        self._checkpoints = Checkpoints(self._writing, self._replace, accelerator)
+        self.checkpoints = Checkpoints(self._writing, self._replace, accelerator)
 
     def install(self) -> None:
         """Put the wrappers in place: the script looks through the layer from now on."""
@@ -60,7 +60,7 @@ class ScriptFiles:
         self._replace(sqlite3, "connect", self._connecting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
-        self._checkpoints.install()
+        self.checkpoints.install()
 
     def settle(self) -> dict[str, Any] | None:
         """Restore the functions when the script has ended; return the layer's content for the result, or

@@ -169,6 +169,7 @@ class Checkpoints:
         self._replace = replace
         self._saw_storage = False
         self._file: Any = None
+        self.on_save: Callable[[], object] = lambda: None
 
     @property
     def _copied_to_host(self) -> bool:
@@ -188,6 +189,7 @@ class Checkpoints:
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            self.on_save()
             obj = _with_plain_numbers(obj)
             before = self._saw_storage, self._file
             self._saw_storage, self._file = False, f

@@ -26,7 +26,7 @@ from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
 from fsdpbench.script.real_ranks.watching import ShardedWatch, Watch
 from fsdpbench.script.steps import MeasuredAllError
 
-_TASK = "task.pt"
+_TASK, _ENDED = "task.pt", "rank{}_ended.pt"
 
 
 class Way(StrEnum):
@@ -62,15 +62,11 @@ class Ended:
     cause: str = ""
     place: str = ""
 
-    @classmethod
-    def read(cls, folder: Path, rank: int) -> Ended | None:
+    @staticmethod
+    def read(folder: Path, rank: int) -> Ended | None:
         """Return what a rank left, None if it left nothing."""
-        path = _ended_path(folder, rank)
+        path = folder / _ENDED.format(rank)
         return torch.load(path, weights_only=False) if path.exists() else None
-
-
-def _ended_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}_ended.pt"
 
 
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
@@ -93,7 +89,7 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
     cause, place = _execute(config.script, own_files, watch)
     files.settle()
-    keep(Ended(sorted(notes), cause, place), _ended_path(folder, rank))
+    keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
     record = RankRecord(rank, placement.world_size, config.device)
     record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
     write_record(record, folder)

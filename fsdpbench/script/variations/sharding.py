@@ -16,6 +16,7 @@ from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecis
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from fsdpbench.script.interposing import (
+    Arguments,
     around,
     around_fsdp1,
     around_fully_shard,
@@ -23,8 +24,6 @@ from fsdpbench.script.interposing import (
     replace_fully_shard,
 )
 from fsdpbench.script.model_blocks import blocks_of, has_units, unwrapped_root
-
-_Arguments = dict[str, Any]
 
 
 class Argument:
@@ -40,12 +39,12 @@ class Argument:
         if variation is Variation.NO_OFFLOAD:
             _make_on_the_device()
 
-    def _set(self, kwargs: _Arguments, name: str, value: Any, default: Any = None) -> None:
+    def _set(self, kwargs: Arguments, name: str, value: Any, default: Any = None) -> None:
         if kwargs.get(name, default) != value:
             kwargs[name] = value
             self.count += 1
 
-    def _fully_shard(self, module: Any, kwargs: _Arguments) -> None:
+    def _fully_shard(self, module: Any, kwargs: Arguments) -> None:
         variation = self._variation
         if variation is Variation.RESHARD and kwargs.get("reshard_after_forward") is False:
             self._set(kwargs, "reshard_after_forward", True)
@@ -60,7 +59,7 @@ class Argument:
         elif variation is Variation.HYBRID and _is_flat(kwargs.get("mesh")):
             self._set(kwargs, "mesh", self._mesh())
 
-    def _fsdp1(self, module: Any, kwargs: _Arguments) -> None:
+    def _fsdp1(self, module: Any, kwargs: Arguments) -> None:
         variation = self._variation
         strategy = kwargs.get("sharding_strategy") or ShardingStrategy.FULL_SHARD
         if variation is Variation.RESHARD and strategy is ShardingStrategy.SHARD_GRAD_OP:
