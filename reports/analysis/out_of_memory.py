@@ -16,6 +16,7 @@ from fsdpbench.reports.analysis.snapshots import (
     own_line,
     read_snapshot,
 )
+from fsdpbench.reports.figures import read_rows
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.oom_log import OomReport
 from fsdpbench.reports.readers.out_of_memory import OomMessage
@@ -25,42 +26,7 @@ _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
-_OF_OTHERS = {
-    "driver": (
-        "The driver had no memory (for torch, NCCL, cuBLAS, another library or a context)",
-        "cannot tell who asked, or whether for the GPU's memory or pinned host memory: compare `nvidia-smi` "
-        "with the host's free memory. torch's allocator keeps what it once took; "
-        "`torch.cuda.set_per_process_memory_fraction(0.9)` leaves some to the others",
-    ),
-    "pinned": (
-        "The host had no memory that can be pinned (page-locked); the GPU's memory is another question",
-        "pin less: fewer DataLoader workers or prefetched batches, less offloaded to the CPU; or raise "
-        "`ulimit -l` and the container's memory",
-    ),
-    "vLLM": (
-        "vLLM found less GPU memory than its own budget (gpu_memory_utilization) or its KV cache needs",
-        "free what other processes hold (training on the same GPU too); then set gpu_memory_utilization to "
-        "less than what is free, or lower max_model_len",
-    ),
-    "CPU": (
-        "The host ran out of memory; the GPU's memory is another question",
-        "fewer or leaner `DataLoader` workers, no whole checkpoint in every rank together, less offloaded",
-    ),
-    "killed": (
-        "The host ran out of memory, and its kernel ended a process; the GPU's memory is another question",
-        "fewer or leaner `DataLoader` workers, no whole checkpoint in every rank together, less "
-        "offloaded; or more memory for the job (Slurm's --mem, the container's limit)",
-    ),
-    "SIGKILL": (
-        "A process was ended from outside (signal 9); the text does not say why",
-        "cannot tell: most often the host's memory was used up (look for `oom` in `dmesg`, "
-        "`kubectl describe pod`, `sacct -o State,MaxRSS`); else a time limit, a preemption, or the launcher",
-    ),
-    "shm": (
-        "Shared memory (/dev/shm) was full: `DataLoader` workers and NCCL's ranks of one machine use it",
-        "give the container more (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers",
-    ),
-}
+_OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows("oom_causes.csv")}
 """Headline and finding of what was not torch's allocator on the GPU."""
 _ALWAYS = (
     "asked for",

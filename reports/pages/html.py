@@ -17,10 +17,10 @@ from fsdpbench.reports.pages.comparisons import sections
 from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.fusion import fusion_table
-from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
+from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
-from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
+from fsdpbench.reports.pages.recommendation import advice, best_lines, findings
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
@@ -107,8 +107,7 @@ def write_report(
         reload_s=reload_s,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
-        sentence=best_sentence(view),
-        tiles=tiles(ranked, metric_of(view)),
+        lines=best_lines(view),
         overview=overview_chart(view, ranked, varying, metric_of(view)),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fsdpbench.base.reading import UnreadableError, parse_json
+from fsdpbench.reports.figures import read_rows
 from fsdpbench.reports.readers.out_of_memory import OomMessage, find_messages
 
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
@@ -78,39 +79,7 @@ _NEW_TRACEBACK = "Traceback (most recent call last)"
 _LINES_BEFORE = 2000
 _MOST_TRIED = 100
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
-_PHASES = (
-    ("optimizer", re.compile(r"/(?:torch|bitsandbytes|apex)/(?:optim|optimizers)/(?!lr_scheduler)")),
-    ("clipping gradients", re.compile(r"/clip_grad\.py|in clip_grad")),
-    (
-        "backward",
-        re.compile(r"/torch/autograd/(?:__init__|graph)\.py|in (?!\w*(?:register|forward))\w*backward\w*$"),
-    ),
-    (
-        "checkpoint loading",
-        re.compile(r"in (_?load_state_dict|load_checkpoint|from_pretrained)$|/torch/.* in load$"),
-    ),
-    (
-        "checkpoint saving",
-        re.compile(r"in (_?(?:full_|get_model_)?state_dict|save_checkpoint)$|/torch/.* in save$"),
-    ),
-    (
-        "sharding the model",
-        re.compile(r"/fsdp/\S+ in (?:__init__|fully_shard|_init\w*|_shard\w*|_auto_wrap|_move\w*)$"),
-    ),
-    (
-        "moving the model to the GPU",
-        re.compile(r"/torch/nn/modules/module\.py in (?:to|cuda|_apply|convert)$"),
-    ),
-    ("starting CUDA", re.compile(r"/torch/cuda/__init__\.py in (?:_lazy_init|set_device|init)$")),
-    ("compiling", re.compile(r"/torch/_inductor/\S*(?:select_algorithm|triton_heuristics|benchmark)")),
-    ("pinning host memory", re.compile(r"/pin_memory\.py|in pin_memory$")),
-    (
-        "forward",
-        re.compile(
-            r"in (?:forward|_call_impl|_wrapped_call_impl|_?pre_forward)$|/torch/nn/(?:modules/|functional)"
-        ),
-    ),
-)
+_PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows("oom_phases.csv"))
 """Of one frame, the first that fits. Names alone (`step`, `load`) do not count: programs have their own."""
 _RECOMPUTES = re.compile(r"/torch/autograd/(?:__init__|graph)\.py|/torch/_tensor\.py")
 _PINNED = re.compile(r"pin_memory|(?:cuda|hip)Host(?:Alloc|Register|Malloc)|HostAllocator")

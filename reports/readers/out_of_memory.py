@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fsdpbench.base.numbers import LARGEST_INTEGER, whole_number, with_unit
+from fsdpbench.reports.figures import read_rows
 
 _UNITS = {"bytes": 1}
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
@@ -45,61 +46,17 @@ def _named(name: str) -> str:
     return rf"(?<![\d.])(?P<{name}>{_NUMBER})"
 
 
-_FORMS = {
-    "MPS": re.compile(
-        rf"MPS backend out of memory \(MPS allocated: {_named('reserved')}, other allocations: "
-        rf"{_named('beside')}, max allowed: {_named('allowed')}\)\. Tried to allocate {_named('asked')}"
-    ),
-    "cudaMallocAsync": re.compile(
-        r"Allocation on device (?P<gpu>\d+) would exceed allowed memory\. \(out of memory\) "
-        rf"Currently allocated ?: {_named('allocated')} Requested ?: {_named('asked')} "
-        rf"Device limit ?: {_named('total')} Free \(according to CUDA\) ?: {_named('free')}"
-        rf"(?: PyTorch limit \(set by user-supplied memory fraction\) ?: {_named('allowed')})?"
-    ),
-    "vLLM": re.compile(
-        r"Free memory on device (?:cuda:(?P<gpu>\d+) )?\((?P<free>[\d.]{1,20})/"
-        rf"{_named('total')}\) on startup is less than desired GPU memory utilization "
-        rf"\([\d.]{{1,20}}, {_named('asked')}\)"
-        r"|No available memory for the cache blocks"
-        r"|KV cache is needed, which is larger than the available KV cache memory"
-    ),
-    "CPU": re.compile(
-        r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory): you tried to allocate "
-        r"(?P<asked>\d+) bytes|unable to mmap (?P<mapped>\d+) bytes from file <[^>]{0,4096}+>: Cannot "
-        rf"allocate memory|Unable to allocate {_named('array')} for an array"
-        r"|\[Errno 12\] Cannot allocate memory|\bstd::bad_alloc\b|(?<!except )\bMemoryError\b"
-    ),
-    "pinned": re.compile(
-        r"Failed to (?:CUDA|HIP) host alloc(?: async)? (?P<asked>\d+) bytes"
-        r"|(?:cuda|hip)Host(?:Alloc|Register|Malloc)\b[^.]{0,80}out of memory"
-    ),
-    "driver": re.compile(
-        r"(?:CUDA|HIP)(?: driver)? [Ee]rror: out of memory"
-        r"|(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d+ )?'?out of memory'?"
-        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory|hipErrorMemoryAllocation"
-        r"|(?:CUBLAS|CUSOLVER|CUSPARSE|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED|rocblas_status_memory_error"
-        r"|miopenStatusAllocFailed|Triton Error \[(?:CUDA|HIP)\]: out of memory"
-        r"|Error out of memory at line \d+ in file|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
-        r"|Failed to (?:CUDA|HIP) (?:calloc|malloc)(?: async)? (?P<asked>\d+) bytes"
-    ),
-    "killed": re.compile(
-        r"[Oo]ut of memory: Kill(?:ed)? process \d+|Detected \d+ oom[_-]kill event|have been OOM Killed"
-        r"|\bOOMKilled\b|\boom-kill:constraint=|killed by the (?:cgroup out-of-memory|OOM) (?:handler|killer)"
-        r"|task (?P<rank>\d{1,9}): Out Of Memory|\bOUT_OF_ME(?:MORY\b|\+)"
-        r"|[Kk]illed due to (?:the node running low on memory|memory (?:pressure|usage))"
-        r"|The node was low on resource: memory"
-    ),
-    "SIGKILL": re.compile(
-        r"rank *: (?P<rank>\d{1,9}) \(local_rank: \d+\) exitcode *: -9\b|exitcode *: -9\b"
-        r"|Signal 9 \(SIGKILL\) received|(?:return|exit|Exit) ?[Cc]ode(?: is|:| =)? *(?:-9|137)\b"
-        r"|task (?P<task>\d{1,9}): Killed|is killed by signal: Killed|terminated with signal SIGKILL"
-    ),
-    "shm": re.compile(
-        r"workers are out of shared memory|insufficient shared memory \(shm\)"
-        r"|creating shared memory segment (?=\S*nccl)\S*+ \(size (?P<asked>\d+)\)"
-        r"|unable to (?:allocate shared memory ?\(shm\)|write to file </torch_[^>]{1,200}>: No space left)"
-    ),
-}
+def _forms() -> dict[str, re.Pattern[str]]:
+    """Read the table: alternatives of each source; `<asked>` is a size, a group of that name."""
+    kinds: dict[str, list[str]] = {}
+    for row in read_rows("oom_forms.csv"):
+        kinds.setdefault(row["source"], []).append(
+            re.sub(r"(?<!P)<(\w+)>", lambda name: _named(name[1]), row["pattern"])
+        )
+    return {source: re.compile("|".join(parts)) for source, parts in kinds.items()}
+
+
+_FORMS = _forms()
 """Forms with at most a few figures, in groups of the names of a message's fields. cudaMallocAsync: torch's
 other allocator. vLLM: its own budget, in which torch found memory. pinned: page-locked host memory. driver: a
 bare error, also of NCCL's and of libraries. killed: the host's kernel ended a process for its memory.
