@@ -15,11 +15,12 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.base.reading import one_line
-from fsdpbench.reports.figures import ranges, read_rows
+from fsdpbench.base.reading import one_line, read_rows
+from fsdpbench.reports.figures import ranges
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
@@ -64,7 +65,7 @@ class Contradiction:
 @functools.cache
 def rules() -> list[dict[str, str]]:
     """Return the rows of the table."""
-    return read_rows("result_rules.csv")
+    return read_rows(Path(__file__).with_name("result_rules.csv"))
 
 
 def contradiction(result: Mapping[str, Any]) -> str | None:

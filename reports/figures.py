@@ -10,7 +10,6 @@ The order is that in which people read figures; that of `result.json` is the ord
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.reading import read_rows
 from fsdpbench.reports import result_figures
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.rank_record import RankRecord
@@ -127,13 +127,7 @@ def _figure(row: Mapping[str, str]) -> Figure:
     return Figure(**given | {name: of_cells[name](given[name]) for name in given.keys() & of_cells.keys()})
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a table beside this file, by column; those that begin with `#` are left out."""
-    lines = Path(__file__).with_name(name).read_text().splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
-
-
-FIGURES = tuple(map(_figure, read_rows("figures.csv")))
+FIGURES = tuple(map(_figure, read_rows(Path(__file__).with_name("figures.csv"))))
 
 _PLACES = [*Result.__struct_fields__]
 _PARTS = [*PeakMemory.__struct_fields__, *StepParts.__struct_fields__]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.base.reading import read_rows
 from fsdpbench.reports.analysis.snapshots import (
     Holder,
     SnapshotAnalysis,
@@ -16,7 +17,6 @@ from fsdpbench.reports.analysis.snapshots import (
     own_line,
     read_snapshot,
 )
-from fsdpbench.reports.figures import read_rows
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.oom_log import OomReport
 from fsdpbench.reports.readers.out_of_memory import OomMessage
@@ -26,7 +26,8 @@ _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
-_OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows("oom_causes.csv")}
+_TABLE = Path(__file__).parents[1] / "oom_causes.csv"
+_OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows(_TABLE)}
 """Headline and finding of what was not torch's allocator on the GPU."""
 _ALWAYS = (
     "asked for",

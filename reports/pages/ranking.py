@@ -84,8 +84,7 @@ class Paired:
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput. `rank`: the place that it shares with those that it cannot be distinguished from. `behind`:
-    against the best.
+    throughput. `rank`: the place that it shares with those that it cannot be distinguished from.
     """
 
     place: int | None
@@ -93,7 +92,6 @@ class Ranked:
     throughput: float | None
     of_best: float | None
     rank: int | None = None
-    behind: Paired | None = None
 
 
 def metric_of(view: RunView) -> Metric:
@@ -122,10 +120,10 @@ def rank(view: RunView) -> list[Ranked]:
     costs = [_cost(row, speed) for row, speed in zip(rows, speeds, strict=True)]
     ranks = _groups([cost for cost, speed in zip(costs, speeds, strict=True) if speed])
     return [
-        Ranked(place, row, speed, speed / best, ranks[place - 1], _paired(cost, costs[0]))
+        Ranked(place, row, speed, speed / best, ranks[place - 1])
         if speed and best
         else Ranked(None, row, speed, None)
-        for place, (row, speed, cost) in enumerate(zip(rows, speeds, costs, strict=True), start=1)
+        for place, (row, speed) in enumerate(zip(rows, speeds, strict=True), start=1)
     ]
 
 

@@ -11,10 +11,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from fsdpbench.base.reading import UnreadableError, parse_json
-from fsdpbench.reports.figures import read_rows
+from fsdpbench.base.reading import UnreadableError, parse_json, read_rows
 from fsdpbench.reports.readers.out_of_memory import OomMessage, find_messages
 
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
@@ -79,7 +79,8 @@ _NEW_TRACEBACK = "Traceback (most recent call last)"
 _LINES_BEFORE = 2000
 _MOST_TRIED = 100
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
-_PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows("oom_phases.csv"))
+_TABLE = Path(__file__).parents[1] / "oom_phases.csv"
+_PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows(_TABLE))
 """Of one frame, the first that fits. Names alone (`step`, `load`) do not count: programs have their own."""
 _RECOMPUTES = re.compile(r"/torch/autograd/(?:__init__|graph)\.py|/torch/_tensor\.py")
 _PINNED = re.compile(r"pin_memory|(?:cuda|hip)Host(?:Alloc|Register|Malloc)|HostAllocator")

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.numbers import LARGEST_INTEGER, whole_number, with_unit
-from fsdpbench.reports.figures import read_rows
+from fsdpbench.base.reading import read_rows
 
 _UNITS = {"bytes": 1}
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
@@ -49,7 +50,7 @@ def _named(name: str) -> str:
 def _forms() -> dict[str, re.Pattern[str]]:
     """Read the table: alternatives of each source; `<asked>` is a size, a group of that name."""
     kinds: dict[str, list[str]] = {}
-    for row in read_rows("oom_forms.csv"):
+    for row in read_rows(Path(__file__).parents[1] / "oom_forms.csv"):
         kinds.setdefault(row["source"], []).append(
             re.sub(r"(?<!P)<(\w+)>", lambda name: _named(name[1]), row["pattern"])
         )

@@ -180,9 +180,8 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
     shown = [(found, rank) for found, rank in ranks if found.fits]
     rows = [settings_of(found.config) for found, _ in shown]
     if shown:
-        print_table(
-            console, [rank for _, rank in shown], rows, _figures([found for found, _ in shown], budget)
-        )
+        figures = _figures([found for found, _ in shown], budget)
+        print_table(console, [rank for _, rank in shown], rows, figures)
     for line in _unfit_lines(foreseen):
         console.print(Text(line))
 
