@@ -8,6 +8,7 @@ has to do beside it is in its head.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
@@ -57,9 +58,7 @@ def _program(config: Config, api: str, imports: list[str], body: list[str]) -> s
         offload_import = ["from fsdpbench.impl import offload_activations"]
         offload = ["    offload_activations(m for m in model.modules() if isinstance(m, block_class))"]
     lines = [
-        f'"""{config.model} on {config.gpus} GPUs{hardware}: {api}, as fsdpbench found it best.\n',
-        f"The training script's part: {', '.join(beside)}.",
-        '"""\n',
+        f'"""{config.model} on {config.gpus} GPUs{hardware}: {api}, as fsdpbench found it best."""\n',
         "import torch",
         "from torch import nn",
         *imports,
@@ -69,6 +68,8 @@ def _program(config: Config, api: str, imports: list[str], body: list[str]) -> s
         "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
         *offload,
         *body,
+        *["", "", "# The training script's part:"],
+        *(f"# {line}" for line in textwrap.wrap(", ".join(beside), 100)),
     ]
     return "\n".join(lines) + "\n"
 

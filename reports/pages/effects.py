@@ -168,7 +168,7 @@ def _sets_batch(rows: Sequence[Configuration], name: str) -> bool:
     if name != "activation_checkpointing":
         return False
     found = {(setting(row.settings.get(name)), setting(row.settings.get("batch"))) for row in rows}
-    return len(found) == len({value for value, _ in found}) == len({batch for _, batch in found})
+    return len(found) == len({value for value, _ in found}) and len({batch for _, batch in found}) > 1
 
 
 def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str, str]) -> frozenset[str]:

@@ -108,7 +108,7 @@ def write_report(
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         lines=best_lines(view),
-        overview=overview_chart(view, ranked, varying, metric_of(view)),
+        overview=overview_chart(view, ranked, metric_of(view)),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
         advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),

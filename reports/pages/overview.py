@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.pages.display import percent
-from fsdpbench.reports.pages.ranking import Metric, Ranked
+from fsdpbench.reports.pages.ranking import Metric, Ranked, varying_settings
 from fsdpbench.reports.pages.view import RunView
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
 from fsdpbench.reports.result import Interval
 
 MOST_BARS = 7
 _MOST_CODE = 20_000
-_CODE_FILES = "best_*.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,7 @@ class Code:
     text: str
 
 
-def overview_chart(
-    view: RunView, ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
-) -> Chart | None:
+def overview_chart(view: RunView, ranked: Sequence[Ranked], metric: Metric) -> Chart | None:
     """Return the step of the best beside those that it is judged against: the best of each other system, the
     first one tried, and the slowest."""
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
@@ -39,7 +36,8 @@ def overview_chart(
     chosen = [timed[0], *systems.values()][: MOST_BARS - 2]
     chosen += [entry for entry in timed if entry.row.folder.name == view.first_point] + [timed[-1]]
     places = {entry.place for entry in chosen}
-    chart = breakdown([entry for entry in timed if entry.place in places], varying, metric)
+    shown = [entry for entry in timed if entry.place in places]
+    chart = breakdown(shown, varying_settings([entry.row for entry in shown]), metric)
     if chart is None:
         return None
     return replace(chart, name="overview", layout=chart.layout | {"height": 112 + 24 * len(places)})
@@ -49,7 +47,7 @@ def code_to_copy(view: RunView, command: str | None) -> list[Code]:
     """Return the best settings as code, where the sweep left it in its folder, else the command that repeats
     the best."""
     found = []
-    for path in sorted(view.folder.glob(_CODE_FILES))[:4]:
+    for path in sorted(view.folder.glob("best_*.py"), reverse=True)[:4]:  # torch's before ours
         try:
             found.append(Code(path.name, read_bytes(path, _MOST_CODE).decode("utf-8", "replace")))
         except (UnreadableError, OSError):

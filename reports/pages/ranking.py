@@ -56,7 +56,7 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 @dataclass(frozen=True, slots=True)
 class Paired:
     """A throughput against another of the same sweep, less 1 (-0.02: 2 % slower), and the 90 % interval of
-    this difference. low, high: equal to `change` where both were measured."""
+    this difference. Of measured ones the spreads of both."""
 
     change: float
     low: float
@@ -70,9 +70,8 @@ class Paired:
     def __str__(self) -> str:
         if self.low == self.high:
             return signed_percent(self.change)
-        return f"{signed_percent(self.change)} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]".replace(
-            "-", "−"
-        )
+        text = f"{signed_percent(self.change)} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
+        return text.replace("-", "−")
 
     @property
     def brief(self) -> str:
@@ -132,15 +131,23 @@ def rank(view: RunView) -> list[Ranked]:
 
 _OF_WAITING = 0.5
 """Relative error of the difference of two steps' waits (for communication, for the CPU)."""
-_LEAST = 0.001
+_LEAST, _MEASURED = 0.001, -1.0
 Cost = tuple[float, float, float, float, float, float]
 """Of a unit of work: its time, of it busy and waiting (NaN if not traced), the interval's half width, the
-share by which any two steps must differ, and a number for what makes the interval wide. Zeros: measured."""
+share by which any two steps must differ, and a number for what makes it wide. Measured: its spread."""
 
 
 def _cost(row: Configuration, speed: float | None) -> Cost:
     if not speed or row.result.interval is None:
-        return (1 / speed if speed else math.nan, 0.0, 0.0, 0.0, 0.0, 0.0)
+        runs = row.result.repeats or row.result.measured
+        return (
+            1 / speed if speed else math.nan,
+            0.0,
+            0.0,
+            (runs.spread if runs else None) or 0.0,
+            0.0,
+            _MEASURED,
+        )
     parts, each = row.result.time_s, 1 / speed
     busy = parts.compute_only + parts.overlapped if parts else 0.0
     waiting = parts.exposed_communication + parts.idle if parts else 0.0
@@ -152,8 +159,9 @@ def _cost(row: Configuration, speed: float | None) -> Cost:
 
 def _paired(one: Cost, other: Cost) -> Paired:
     """Return the throughput of `one` against that of `other`."""
-    error = 0.0
-    if one[3] or other[3]:
+    if _MEASURED in (one[5], other[5]):
+        error = one[3] + other[3]
+    else:
         moved = min(one[3], other[3]) * abs(one[1] - other[1]) + _OF_WAITING * abs(one[2] - other[2])
         # What is unknown of one of them alone is not shared.
         unlike = math.nan if one[5] != other[5] else abs(one[3] - other[3]) + moved / min(one[0], other[0])
@@ -275,11 +283,6 @@ class Chosen:
     torchs: Ranked | None
     ours: Ranked | None
     gain: Paired | None = None
-
-    @property
-    def first(self) -> Ranked | None:
-        """Return torch's; ours where no torch's ran."""
-        return self.torchs or self.ours
 
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:

@@ -49,10 +49,10 @@ def best_lines(view: RunView) -> list[str]:
     if not ranked[0].throughput:
         return [f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."]
     found = chosen(ranked)
-    best = found.first or ranked[0]
+    best = found.torchs or found.ours or ranked[0]
     lines = [_do(best, found, ranked, view), _given(best, ranked, view)]
     if sum(entry.throughput is not None for entry in ranked) > 1:
-        lines.append(_mattered(effects(ranked, best), ranked))
+        lines.append(_mattered(effects(ranked, best)))
     return [f"{line}." for line in lines]
 
 
@@ -110,28 +110,24 @@ def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
     return within(parts)
 
 
-def _mattered(found: Sequence[Effect], ranked: Sequence[Ranked]) -> str:
+def _mattered(found: Sequence[Effect]) -> str:
     """Return the third line: the two settings with the largest effects, and what another value costs."""
     strongest: dict[str, Effect] = {}
-    for effect in found:
-        held = strongest.get(effect.name)
-        if effect.name != "system" and effect.ratio and (held is None or effect.strength > held.strength):
+    for effect in sorted(found, key=lambda effect: effect.strength):
+        unclear = effect.low is not None and effect.high is not None and effect.low <= 1.0 <= effect.high
+        if effect.name != "system" and not unclear and effect.strength >= WORTH_SAYING:
             strongest[effect.name] = effect
-    strong = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
-    strong.sort(key=lambda effect: effect.strength, reverse=True)
+    strong = sorted(strongest.values(), key=lambda effect: effect.strength, reverse=True)
     if not strong:
-        return "No setting changed throughput by 1 % with the others held equal"
+        return "No setting changed throughput clearly, by 1 % or more with the others held equal"
     words = [_effect_words(effect) for effect in strong[:2]]
     return within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
 
 
 def _effect_words(effect: Effect) -> str:
     """Return `full checkpointing instead of none: −14 % [−15, −13]`."""
-    change = Paired(
-        (effect.ratio or 1.0) - 1,
-        (effect.low or effect.ratio or 1.0) - 1,
-        (effect.high or effect.ratio or 1.0) - 1,
-    )
+    ratio = effect.ratio or 1.0
+    change = Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
     retries = " (allocator retries)" if effect.with_retries else ""
     reference = effect.reference if effect.name != "compile" else phrase("compile", effect.reference)
     return f"{phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"

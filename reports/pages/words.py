@@ -60,6 +60,5 @@ def within(parts: Sequence[str], most: int = MOST_WORDS) -> str:
     """Return the first of the parts, and as many more of them as leave at most `most` words in all."""
     text = parts[0]
     for part in parts[1:]:
-        if part and len((text + part).split()) <= most:
-            text += part
+        text += part if len((text + part).split()) <= most else ""
     return text

@@ -148,7 +148,7 @@ def make_request(
         lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
         when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
         exclude=(
-            *_not_matched(preset.exclude, lists),
+            *(rule for rule in preset.exclude if not rule.match.keys() & lists.keys()),
             *_rules(given.get("exclude"), "exclude", parse_exclude),
         ),
         max_points=_at_least_one("max_points", given.get("max_points")),
@@ -294,11 +294,6 @@ def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[R
         left = {name: values for name, values in rule.lists.items() if name not in lists}
         if left:
             yield replace(rule, lists=left)
-
-
-def _not_matched(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[Rule]:
-    """Yield the rules of a preset that match no setting in `lists`."""
-    yield from (rule for rule in rules if not rule.match.keys() & lists.keys())
 
 
 def with_fitting_batches(request: SweepRequest, jobs: int, tell: Callable[[str], None]) -> SweepRequest:

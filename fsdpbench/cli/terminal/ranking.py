@@ -41,7 +41,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     settings = setting_columns(
         [entry.row.settings for entry in entries], [entry.row.settings for entry in listed]
     )
-    figures = _figures(metric_of(view), listed, chosen(entries).first or entries[0]) if entries else []
+    figures = _figures(metric_of(view), listed, entries) if entries else []
     columns, base = fitting(Column("#", shared[: len(listed)]), settings, figures, console.width)
     console.print(draw(columns, [entry.row.status is not Status.OK for entry in listed]))
     if len(entries) > len(listed):
@@ -67,9 +67,11 @@ def _order(entry: Ranked) -> tuple[bool, int, bool, int]:
     return entry.rank is None, entry.rank or 0, ours, entry.place or 0
 
 
-def _figures(metric: Metric, entries: Sequence[Ranked], best: Ranked) -> list[Column]:
+def _figures(metric: Metric, entries: Sequence[Ranked], ranked: Sequence[Ranked]) -> list[Column]:
     """Return columns of figures; a row without figures has its status in the first."""
     first, *rest = figures(metric)
+    found = chosen(ranked)
+    best = found.torchs or found.ours or ranked[0]
 
     def column(figure: Shown) -> Column:
         cells = [_figure(entry.row, figure) if entry.row.status is Status.OK else "" for entry in entries]

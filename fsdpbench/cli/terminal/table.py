@@ -20,9 +20,7 @@ from rich.text import Text
 from fsdpbench.reports.pages.words import header, in_table, phrase, varying
 
 GAP = 2
-ESSENTIAL = 7
-"""Figures of this weight and more stay until all settings are in one column."""
-_LEAST_ROOM = 20
+ESSENTIAL = 7  # figures of this weight and more stay until all settings are in one column
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _changed(columns: Sequence[Column], room: int = 1000) -> list[Column]:
         for row in rows
     ]
     cut = [
-        textwrap.fill(text or "-", max(_LEAST_ROOM, room), break_long_words=False, break_on_hyphens=False)
+        textwrap.fill(text or "-", max(20, room), break_long_words=False, break_on_hyphens=False)
         for text in texts
     ]
     return [Column("changed", cut, right=False)]

@@ -163,7 +163,7 @@ def test_it_says_what_ran_and_nothing_else(winner: Config) -> None:
     assert said.keys() - rest == ({"gradient_as_bucket_view"} if winner.system == "torch-ddp" else set())
     if "sharding_strategy" in said:
         assert said["sharding_strategy"] == f"ShardingStrategy.{settings.strategy}"
-    assert f"batch={settings.batch}" in source.split('"""')[1]
+    assert f"batch={settings.batch}" in source.split("# The training script's part:")[1]
 
 
 @pytest.mark.parametrize("winner", winners(), ids=lambda winner: winner.name)

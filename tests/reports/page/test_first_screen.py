@@ -11,7 +11,7 @@ import pytest
 
 from fsdpbench.reports.pages import load_run, write_report
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
-from fsdpbench.reports.pages.ranking import metric_of, rank, varying_settings
+from fsdpbench.reports.pages.ranking import metric_of, rank
 
 
 def test_three_lines_one_chart_and_the_code_of_the_best(sweep: Path, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_three_lines_one_chart_and_the_code_of_the_best(sweep: Path, tmp_path: P
     first_screen = page[page.index('id="verdict"') : page.index("</section>")]
     assert first_screen.count('class="sentence"') == 3
     assert first_screen.count('class="chart"') == 1
-    chart = overview_chart(view, ranked, varying_settings([each.row for each in ranked]), metric_of(view))
+    chart = overview_chart(view, ranked, metric_of(view))
     assert chart is not None
     places = [int(row[0]) for row in chart.table.rows]
     assert places[0] == 1

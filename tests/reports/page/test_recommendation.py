@@ -24,7 +24,7 @@ def test_the_lines_name_the_best_its_figures_and_what_mattered(sweep: Path) -> N
         "+0.0 % against where the sweep began."
     )
     assert mattered.startswith("What matters most: fp32 compute instead of bf16: −58 % [−")
-    assert "root instead of block" in mattered
+    assert "no backward prefetch instead of pre" in mattered, "that of wrap may be none"
 
 
 def test_figures_of_a_gpu_are_not_called_simulated(copy: Path) -> None:
@@ -74,7 +74,7 @@ def test_settings_that_change_nothing_are_said_to_change_nothing(copy: Path) -> 
         result = json.loads(path.read_text())
         if result["status"] == "ok":
             path.write_text(json.dumps(result | {"tokens_per_s_per_gpu": 1000.0}))
-    assert best_lines(load_run(copy))[2].startswith("No setting changed throughput by 1 %")
+    assert best_lines(load_run(copy))[2].startswith("No setting changed throughput clearly")
 
 
 def test_unlike_environments_are_said(copy: Path) -> None:
