@@ -6,20 +6,20 @@ Two small batches are simulated with each; what a GPU holds grows with the batch
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.planning import make_config
-from fsdpbench.sweep.prediction import as_simulated
+from fsdpbench.sweep.prediction import PROBE
 from fsdpbench.sweep.spaces.presets import CHECKPOINTING
 from fsdpbench.sweep.spaces.rules import Rule
 from fsdpbench.sweep.spaces.space import Space
 from fsdpbench.sweep.trials import simulate, with_room
 from fsdpbench.systems import get_system
 
-MARGIN = 0.1
-"""Of the memory. A prediction of memory is off by less in nine of ten cases."""
+MARGIN = 0.1  # of the memory; predictions of it are off by less in nine of ten cases
 _TRIED = (1, 4)
 _USUAL = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -31,7 +31,7 @@ def fitting_batches(space: Space, jobs: int, tell: Callable[[str], None]) -> tup
     usable = (1 - MARGIN) * load_profile(space.targets[0].hardware or "").usable_memory_bytes
     asked = [(value, batch) for value in values for batch in _TRIED]
     configs = [_config(space, value, batch) for value, batch in asked]
-    if any(system.not_applicable(config) or as_simulated(config) is None for config in configs):
+    if any(system.not_applicable(config) for config in configs):
         return ()
     held = dict(zip(asked, _held(configs, jobs), strict=True))
     few, more = _TRIED
@@ -54,8 +54,8 @@ def _config(space: Space, value: Value, batch: int) -> Config:
 
 def _held(configs: list[Config], jobs: int) -> list[int | None]:
     """Return the peak of reserved bytes of each, on GPUs with room for all; None where that has no end."""
-    simulated = [found for config in configs if (found := as_simulated(config)) is not None]
-    return [trial.reserved for trial in simulate([with_room(config) for config in simulated], jobs)]
+    roomy = [with_room(replace(config, measurement=PROBE)) for config in configs]
+    return [trial.reserved for trial in simulate(roomy, jobs)]
 
 
 def _most(usable: float, few: tuple[int, int | None], more: tuple[int, int | None]) -> int:

@@ -15,7 +15,6 @@ from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import sections
 from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
-from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
@@ -111,7 +110,7 @@ def write_report(
         overview=overview_chart(view, ranked, metric_of(view)),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
-        advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
+        advice=advice(details[0].verdict if details and ranked[0].place else None),
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),

@@ -7,8 +7,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdpbench.reports.analysis.findings import Suggestion, Verdict
-from fsdpbench.reports.pages.display import count, gib, number, percent, setting, signed_percent
+from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.pages.display import count, gib, number, percent, setting
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.overview import interval_findings, plus_minus
 from fsdpbench.reports.pages.ranking import (
@@ -139,7 +139,6 @@ def findings(view: RunView) -> list[str]:
     found = [difference.sentence for difference in differences(view)]
     found += [
         *interval_findings(ranked),
-        *_exposure(ranked),
         *_retries(ranked),
         *_out_of_memory(view),
     ]
@@ -171,27 +170,11 @@ def findings(view: RunView) -> list[str]:
     return found
 
 
-def advice(verdict: Verdict | None, found: Sequence[Effect]) -> list[str]:
-    """Return the trace's verdict, a sentence a cause, with this run's effects of the settings to try."""
+def advice(verdict: Verdict | None) -> list[str]:
+    """Return the trace's verdict, a sentence a cause."""
     if verdict is None:
         return []
-    if not verdict.findings:
-        return [verdict.sentence]
-    return [finding.text + _tried_here(finding.suggestions, found) for finding in verdict.findings]
-
-
-def _tried_here(suggestions: Sequence[Suggestion], found: Sequence[Effect]) -> str:
-    """Return the effects that this run measured for the suggested values, as a sentence; or nothing."""
-    known = {(effect.name, effect.value): effect for effect in found}
-    tried = [known[key] for each in suggestions if (key := (each.setting, each.value)) in known]
-    words = [f"{effect.name}={effect.value} {_changed(effect)}" for effect in tried]
-    return f" In this run {' and '.join(words)}." if words else ""
-
-
-def _changed(effect: Effect) -> str:
-    if effect.ratio is None:
-        return "ran out of memory"
-    return f"changes throughput by {signed_percent(effect.ratio - 1)}"
+    return [finding.text for finding in verdict.findings] or [verdict.sentence]
 
 
 def endings(rows: Sequence[Configuration]) -> str:
@@ -202,22 +185,6 @@ def endings(rows: Sequence[Configuration]) -> str:
 
 def _rows(amount: int) -> str:
     return f"{amount} configuration{'' if amount == 1 else 's'}"
-
-
-def _exposure(ranked: Sequence[Ranked]) -> list[str]:
-    """Return where the best configuration's step goes that is not computation."""
-    parts = ranked[0].row.result.time_s if ranked and ranked[0].throughput else None
-    if parts is None:
-        return []
-    step = parts.compute_only + parts.overlapped + parts.exposed_communication + parts.idle
-    if not step > 0:
-        return []
-    overlap = ranked[0].row.result.overlap_fraction
-    hidden = f" ({percent(overlap)} of communication is hidden)" if overlap is not None else ""
-    return [
-        f"In the best configuration {percent(parts.exposed_communication / step)} of the traced step waits "
-        f"for communication{hidden} and {percent(parts.idle / step)} is idle."
-    ]
 
 
 def _retries(ranked: Sequence[Ranked]) -> list[str]:

@@ -36,7 +36,7 @@ _MARK = re.compile(
     )[ ]?""",
     re.VERBOSE,
 )
-_MOST_MARKS = 6
+_MOST_MARKS, _FOLDED_FROM = 6, 40
 _TRACES = (
     "py_callstack",
     "exc_info",
@@ -49,8 +49,6 @@ _TRACES = (
 )
 _WORDS = ("message", "msg", "log", "text", "event", "error", "body", "textPayload", "jsonPayload")
 _RANKS = ("rank", "global_rank", "RANK")
-_FOLDED_FROM = 40
-_READ_WHOLE = 1 << 20
 _LINES_AROUND, _MOST_LINES = (400, 40), 10_000
 _HINTS = (
     *(
@@ -68,7 +66,7 @@ _HINTS = (
     *("sigkill", "exitcode", "exit code", "return code", "low on", "memory pressure"),
 )
 """A line with a message has one of these, in lower case."""
-_LARGEST_JSON_LINE = 1 << 20
+_READ_WHOLE = _LARGEST_JSON_LINE = 1 << 20
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,4096})", line (?P<line>[0-9]{1,9}), in (?P<name>[^\s(]{1,200})'
     r"|(?:File|│|^) ?(?P<file2>[^\s\":,]{1,4096}\.py):(?P<line2>[0-9]{1,9}),? in (?P<name2>[^\s(]{1,200})",
@@ -76,8 +74,7 @@ _FRAME = re.compile(
 )
 """As Python prints them, and as IPython and rich do."""
 _NEW_TRACEBACK = "Traceback (most recent call last)"
-_LINES_BEFORE = 2000
-_MOST_TRIED = 100
+_LINES_BEFORE, _MOST_TRIED = 2000, 100
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _TABLE = Path(__file__).parents[1] / "oom_phases.csv"
 _PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows(_TABLE))

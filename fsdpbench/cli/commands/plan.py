@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,7 +32,7 @@ from fsdpbench.cli.terminal.units import (
     words_of,
 )
 from fsdpbench.cli.terminal.units import each as each_of
-from fsdpbench.cli.values import MOST_JOBS, whole
+from fsdpbench.cli.values import MOST_JOBS, SectionedCommand, help_all_option, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-@click.command("plan")
+@click.command("plan", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
@@ -230,8 +230,8 @@ def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
         reason = ". ".join((first.reason or "").split(". ")[:2])
         yield f"cannot fit: {words_of(first.config)}{others}: {reason}"
         if fitting_ones:
-            nearest = min(fitting_ones, key=partial(_distance, first.config))
-            yield f"  the nearest that fits: {words_of(nearest)}"
+            nearest = min((_distance(first.config, each), words_of(each)) for each in fitting_ones)[1]
+            yield f"  the nearest that fits: {nearest}"
 
 
 def _distance(one: Config, other: Config) -> tuple[int, float]:

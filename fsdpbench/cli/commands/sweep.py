@@ -27,7 +27,16 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.terminal.units import compiled_words, words_of
-from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, MOST_SECONDS, PossiblePath, grouped, whole
+from fsdpbench.cli.values import (
+    MOST_JOBS,
+    MOST_RUNS,
+    MOST_SECONDS,
+    PossiblePath,
+    SectionedCommand,
+    grouped,
+    help_all_option,
+    whole,
+)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -122,7 +131,8 @@ def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
 _PATIENCE_S = 300.0
 
 
-@click.command("sweep")
+@click.command("sweep", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options

@@ -29,7 +29,15 @@ from fsdpbench.cli.terminal.units import (
     settings_of,
     words_of,
 )
-from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
+from fsdpbench.cli.values import (
+    MOST_RUNS,
+    MOST_SECONDS,
+    Positive,
+    PossiblePath,
+    SectionedCommand,
+    help_all_option,
+    whole,
+)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -39,7 +47,8 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
 
-@click.command("tune")
+@click.command("tune", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options

@@ -12,6 +12,7 @@ from rich.text import Text
 from fsdpbench.base.reading import printable
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.table import Column, draw, fitting, setting_columns, shared_words
+from fsdpbench.cli.terminal.units import interval_lines
 from fsdpbench.reports.pages import best_lines, load_run
 from fsdpbench.reports.pages.display import NOTHING, percent
 from fsdpbench.reports.pages.ranking import Metric, Ranked, chosen, is_risky, metric_of, paired, rank
@@ -131,22 +132,10 @@ def _warnings(row: Configuration) -> list[str]:
 
 def _print_intervals(console: Console, entries: Sequence[Ranked], shared: Sequence[str]) -> None:
     """Print what the intervals are, and what makes them wide."""
-    known = [entry.row.result.interval for entry in entries if entry.row.result.interval is not None]
-    if not known:
-        return
-    reasons = dict.fromkeys(reason for interval in known for reason in interval.because)
-    lines = [f"± is the 90 % interval of a figure{', wide here: ' if reasons else ''}{'; '.join(reasons)}."]
-    lines.append("Differences have their own: errors that two configurations share cancel.")
-    if any("=" in rank for rank in shared):
-        lines[-1] += " = cannot be distinguished."
-    risky = sum(interval.risky for interval in known)
-    if risky:
-        lines.append(
-            f"{risky} {'is' if risky == 1 else 'are'} risky: memory fits only inside its error, or the "
-            "allocator retries."
-        )
+    intervals = [entry.row.result.stored("interval") for entry in entries]
+    risky = any(is_risky(entry.row) for entry in entries)
     console.print()
-    for line in lines:
+    for line in interval_lines(intervals, shared=any("=" in each for each in shared), risky=risky):
         console.print(line, highlight=False)
 
 

@@ -70,16 +70,11 @@ def settings_of(config: Config) -> dict[str, object]:
 def words_of(config: Config) -> str:
     """Return a configuration in words: its system, its batch, and the settings that are not the defaults."""
     settings = config.settings.to_dict()
-    others = {name: each for name, each in SETTINGS.items() if name not in ("batch", "seq")}
-    words = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])
-    return ", ".join(
-        words
-        + [
-            phrase(name, settings[name])
-            for name, each in others.items()
-            if settings.get(name) is not None and settings[name] != each.default
-        ]
-    )
+    said = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])
+    for name, each in SETTINGS.items():
+        if name not in ("batch", "seq") and settings.get(name) not in (None, each.default):
+            said.append(phrase(name, settings[name]))
+    return ", ".join(said)
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:
@@ -98,7 +93,7 @@ def interval_lines(
         return []
     reasons = dict.fromkeys(reason for interval in known for reason in interval["because"])
     wide = f" It is wide here: {'; '.join(reasons)}." if reasons else ""
-    lines = [f"± is the 90 % interval, from held-out errors of published runs.{wide}"]
+    lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{wide}"]
     if shared:
         lines.append(f"Ranks with = cannot be distinguished{'' if shared is True else shared}.")
     if risky:
