@@ -36,7 +36,6 @@ _MARK = re.compile(
     )[ ]?""",
     re.VERBOSE,
 )
-_MOST_MARKS, _FOLDED_FROM = 6, 40
 _TRACES = (
     "py_callstack",
     "exc_info",
@@ -74,7 +73,7 @@ _FRAME = re.compile(
 )
 """As Python prints them, and as IPython and rich do."""
 _NEW_TRACEBACK = "Traceback (most recent call last)"
-_LINES_BEFORE, _MOST_TRIED = 2000, 100
+_LINES_BEFORE, _MOST_TRIED, _MOST_MARKS, _FOLDED_FROM = 2000, 100, 6, 40
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _TABLE = Path(__file__).parents[1] / "oom_phases.csv"
 _PHASES = tuple((row["phase"], re.compile(row["pattern"])) for row in read_rows(_TABLE))

@@ -25,8 +25,7 @@ from fsdpbench.base.reading import read_rows
 _UNITS = {"bytes": 1}
 _UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
 _NUMBER = r"[\d.]++ (?:bytes|[KMGTPE]i?B)"
-_SIZE = rf"(?<![\d.])({_NUMBER})"
-"""One scan a run of digits: without the look behind, each of its digits would begin another."""
+_SIZE = rf"(?<![\d.])({_NUMBER})"  # one scan a run of digits: without the look behind one each digit
 _START = re.compile(
     r"\b([A-Z]{3,5}) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
 )

@@ -155,7 +155,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
     training code runs on simulated GPUs. After an interruption the same command resumes.
     """
-    compiles = asks_to_compile(options, assignments, space)
+    is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
+    compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
         fork_server.start(device_named(space, options), compiles)
     budget = Budget.of(options)

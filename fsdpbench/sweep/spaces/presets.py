@@ -23,7 +23,7 @@ TORCHS = ("torch-fsdp2", "torch-fsdp1")
 SYSTEM_ALONE = ("impl-fsdp2",)
 """Where settings are named and no system; `run` takes it too."""
 REFERENCE_SYSTEMS = ("torch-ddp",)
-CHECKPOINTING = "activation_checkpointing"
+CHECKPOINTING, _WITHOUT_CHECKPOINTING = "activation_checkpointing", ("wrap", "forward_prefetch")
 Lists = Mapping[str, list[Value]]
 
 
@@ -67,11 +67,12 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
         return Preset(lists)
     lists["strategy"] = ["FULL_SHARD", "HYBRID_SHARD" if gpus > gpus_per_node else "SHARD_GRAD_OP"]
     changed = {name: tuple(values[1:]) for name, values in lists.items() if name != CHECKPOINTING}
-    alone = [
-        Rule(dict(pair)) for pair in itertools.combinations(changed.items(), 2) if pair[0][1] and pair[1][1]
-    ]
-    coarse = Rule({"wrap": changed["wrap"], CHECKPOINTING: ("op", "full")})
-    return Preset(lists, exclude=(*alone, coarse), references=REFERENCE_SYSTEMS)
+    pairs = itertools.combinations(changed.items(), 2)
+    alone = [Rule(dict(pair)) for pair in pairs if pair[0][1] and pair[1][1]]
+    alone += [Rule({name: changed[name], CHECKPOINTING: ("op", "full")}) for name in _WITHOUT_CHECKPOINTING]
+    alone += [Rule({"compile": (True,), CHECKPOINTING: ("full",)})]  # it takes longest
+    alone += [Rule({"compile": (True,), CHECKPOINTING: ("op",), "system": SYSTEM_ALONE})]
+    return Preset(lists, exclude=tuple(alone), references=REFERENCE_SYSTEMS)
 
 
 def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
