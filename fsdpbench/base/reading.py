@@ -7,6 +7,7 @@ who knows the key decides what they mean. Pickles give plain values: lists, dict
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import pickle
@@ -110,6 +111,12 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
 def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
     """Return the tables in a TOML file of at most `largest` bytes. Raises `UnreadableError`."""
     return parse_toml(read_bytes(path, largest), str(path))
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a packaged CSV table, by column; those that begin with `#` are left out."""
+    lines = path.read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
 def read_text(path: Path, largest: int = LARGEST_JSON) -> str:

@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from fsdpbench import base
 from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS, finite_number, whole_number
+from fsdpbench.base.reading import read_rows
+from fsdpbench.cli.output import show
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -18,6 +21,7 @@ MOST_RUNS = 10_000
 MOST_JOBS = 1024
 MOST_SECONDS = 10**8
 """Three years."""
+_SECTIONS, _SHOW_ALL = Path(base.__file__).with_name("help_sections.csv"), "fsdpbench.help_all"
 _NEVER_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -30,6 +34,39 @@ def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+class SectionedCommand(click.Command):
+    """A command whose help shows by section the options that most people need; `--help-all` shows all."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        left = {each.name: record for each in self.get_params(ctx) if (record := each.get_help_record(ctx))}
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for row in read_rows(_SECTIONS):
+            if row["option"] in left:
+                sections.setdefault(row["section"], []).append(left.pop(row["option"]))
+        if ctx.meta.get(_SHOW_ALL):
+            sections["All others"] = list(left.values())
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_SHOW_ALL] = True
+        show(ctx.get_help())
+        ctx.exit()
+
+
+help_all_option = click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show all options; `fsdpbench list settings` explains each setting.",
+)
 
 
 class _Whole(click.IntRange):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ def _program(config: Config) -> str:
         api=api,
         ours=ours,
         source="torch" if api == "DistributedDataParallel" else fsdp,
-        beside=", ".join(beside),
+        beside=textwrap.wrap(", ".join(beside), 100),
         arguments=arguments,
         imported=functools.partial(_imported, arguments),
         mesh=_mesh(config),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.naming import PATTERNS
+from fsdpbench.base.reading import read_rows
 from fsdpbench.reports.analysis.records import Record
 from fsdpbench.reports.analysis.snapshots import (
     Holder,
@@ -19,21 +19,32 @@ from fsdpbench.reports.analysis.snapshots import (
     read_snapshot,
 )
 from fsdpbench.reports.readers import TraceError, TraceLimits
-from fsdpbench.reports.readers.out_of_memory import OomMessage, OomReport
+from fsdpbench.reports.readers.oom_log import OomReport
+from fsdpbench.reports.readers.out_of_memory import OomMessage
 
 _GIB = 1 << 30
 _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
-_OF_OTHERS = PATTERNS["elsewhere"]
-"""Headline and finding of what was not the GPU's allocator."""
+_TABLE = Path(__file__).parents[1] / "oom_causes.csv"
+_OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows(_TABLE)}
+"""Headline and finding of what was not torch's allocator on the GPU."""
+_ALWAYS = (
+    "asked for",
+    "free on the GPU",
+    "missing",
+    "the GPU has",
+    "allocated by torch",
+    "reserved by torch, unallocated",
+)
 
 
 def describe_report(report: OomReport) -> str:
     """Return several lines, for people."""
     message = report.message
     lines = [_headline(message), ""]
+    whose = "this process" if message.process is not None else "in use"
     rows = [
         ("asked for", message.asked),
         ("free on the GPU", message.free),
@@ -43,32 +54,33 @@ def describe_report(report: OomReport) -> str:
         ("allocated by torch", message.allocated),
         ("  of it in private pools (CUDA graphs)", message.private_pools),
         ("reserved by torch, unallocated", message.unallocated),
-        ("this process, outside torch's allocator", message.outside),
+        (f"{whose}, outside torch's allocator", message.outside),
         ("other processes", message.others),
     ]
-    optional = {"allowed to this process", "  of it in private pools (CUDA graphs)", "other processes"}
+    always = () if message.source in _OF_OTHERS else _ALWAYS
     lines += [
-        f"  {what:<42}{size_text(size):>12}"
-        for what, size in rows
-        if size is not None or what not in optional
+        f"  {what:<42}{size_text(size):>12}" for what, size in rows if size is not None or what in always
     ]
-    lines += ["", *(f"- {finding}" for finding in findings(message)), ""]
+    lines += ["", *(f"- {finding}" for finding in findings(message))]
+    lines += [f"- also in the text: {_OF_OTHERS[each][0]}" for each in report.also if each in _OF_OTHERS]
     ranks = ", ".join(map(str, report.ranks))
     lines += [
+        "",
         f"  {'rank':<12}{ranks or UNKNOWN}",
         f"  {'phase':<12}{report.phase or UNKNOWN}",
         f"  {'line':<12}{report.where or UNKNOWN}",
-        f"  {'held by':<12}{UNKNOWN}: a message does not tell; name the model or the script "
-        "(--model, --script) and it is simulated",
     ]
+    if message.source not in _OF_OTHERS:
+        lines.append(
+            f"  {'held by':<12}{UNKNOWN}: a message does not tell; name the model or the script "
+            "(--model, --script) and it is simulated"
+        )
     return "\n".join(lines)
 
 
 def _headline(message: OomMessage) -> str:
     if message.source in _OF_OTHERS:
         return _OF_OTHERS[message.source][0]
-    if message.source == "CPU":
-        return f"The host ran out of memory: {size_text(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
     asked, free = size_text(message.asked), size_text(message.free)
     return f"{message.source} out of memory on {where}: {asked} asked for, {free} free"
@@ -78,44 +90,81 @@ def findings(message: OomMessage) -> list[str]:
     """Return the conclusions from the figures alone, the most telling first."""
     if message.source in _OF_OTHERS:
         return [_OF_OTHERS[message.source][1]]
-    found = [finding for part in (_others, _limit, _fragments, _outside) if (finding := part(message))]
-    return found or ["the message tells too little for more"]
+    found = [finding for part in (_limit, _others, _fragments, _outside) if (finding := part(message))]
+    return found or ["cannot tell the cause: the message gives too few figures"]
 
 
 def _others(message: OomMessage) -> str | None:
     if not message.others:
         return None
     what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
-    return f"{what} {size_text(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
+    held = f"{what} {size_text(message.others)} of this GPU"
+    if message.short is not None and message.others < message.short:
+        return f"{held}, less than what is missing: not the cause"
+    return f"{held}: end it, or use another GPU (`nvidia-smi`)"
 
 
 def _limit(message: OomMessage) -> str | None:
-    if message.allowed is None or message.free is None or message.asked is None:
+    held = message.reserved if message.reserved is not None else message.allocated
+    if message.source == "MPS" and message.allowed is not None:
+        return (
+            "the limit is torch's share of the machine's memory: hold less, or lift it with "
+            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 (macOS may then swap or stop)"
+        )
+    if message.free is None or message.asked is None or message.free < message.asked:
         return None
-    if message.free < message.asked:
-        return None
+    if message.allowed is None or (held is not None and held + message.asked < 0.95 * message.allowed):
+        return (
+            "cannot tell: more is free than was asked for. Memory may have been freed before the message was "
+            "written, or the request failed for another reason"
+        )
     return "the GPU has room; `set_per_process_memory_fraction` is the limit"
 
 
 def _fragments(message: OomMessage) -> str | None:
     unallocated, asked, free = message.unallocated, message.asked, message.free
+    if free is not None and asked is not None and free >= asked:
+        return None
+    if message.reserved is None and message.allocated is not None and asked and message.total:
+        return _too_much(message) if message.allocated + asked > message.total else None
     if unallocated is None or asked is None or not message.reserved:
         return None
     if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
         return (
             f"fragmentation: {size_text(unallocated)} are reserved and unallocated, more than was asked for, "
-            "but not in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"but not in one piece: {_remedy(message)}"
         )
     if free is None:
         return None
     if unallocated + free < asked:
         return (
             f"not fragmentation: free and unallocated memory together ({size_text(unallocated + free)}) are "
-            f"less than what was asked for ({size_text(asked)}); the program itself must hold less"
+            f"less than what was asked for ({size_text(asked)}); {_too_much(message)}"
         )
     return (
-        f"{size_text(unallocated)} are reserved and unallocated; with expandable segments the request may "
-        "fit, with little to spare"
+        f"{size_text(unallocated)} are reserved and unallocated, perhaps in pieces; with less fragmentation "
+        f"the request may fit, with little to spare: {_remedy(message)}"
+    )
+
+
+def _too_much(message: OomMessage) -> str:
+    """Return who has to hold less: the program only where others do not hold what is missing."""
+    short, unknown = message.short or 0, 0 if message.process is not None else message.outside or 0
+    if unknown > max(short, _MUCH_OUTSIDE * (message.total or 0)) or (message.others or 0) >= max(short, 1):
+        return "what others hold would be enough for it"
+    return "the program itself must hold less"
+
+
+def _remedy(message: OomMessage) -> str:
+    """Return the allocator's setting against fragmentation that this back end and release have."""
+    if message.old:
+        name = "PYTORCH_HIP_ALLOC_CONF" if message.source == "HIP" else "PYTORCH_CUDA_ALLOC_CONF"
+        return f"set {name}=max_split_size_mb:512 (torch before 2.1 has no expandable segments)"
+    if message.variable or message.source in ("CUDA", "HIP"):
+        return f"set {message.variable or f'PYTORCH_{message.source}_ALLOC_CONF'}=expandable_segments:True"
+    return (
+        "let sizes recur (pad to fixed lengths); torch has emptied its cache already. Newer releases "
+        f"may have expandable segments for {message.source} (PYTORCH_ALLOC_CONF)"
     )
 
 
@@ -123,9 +172,15 @@ def _outside(message: OomMessage) -> str | None:
     outside, total = message.outside, message.total
     if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
         return None
+    if message.process is None:
+        return (
+            f"{size_text(outside)} of this GPU are held outside torch's allocator; the message does not say "
+            "by whom: other processes (`nvidia-smi` on the host: a container does not see them), or this "
+            "one's context, NCCL and libraries"
+        )
     return (
-        f"{size_text(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, "
-        "libraries, or another process"
+        f"{size_text(outside)} of this GPU are in use by this process outside torch's allocator: context, "
+        "NCCL, graphs, libraries"
     )
 
 

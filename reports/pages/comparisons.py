@@ -9,23 +9,19 @@ from typing import Any
 from fsdpbench.base.files.documents import typed_rows
 from fsdpbench.reports.pages.display import (
     NOTHING,
-    count,
-    gib,
-    milliseconds,
     number,
     percent,
     setting,
     signed_percent,
 )
 from fsdpbench.reports.pages.effects import effects
-from fsdpbench.reports.pages.ranking import Metric, Ranked, label, reserved, short_label
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
 from fsdpbench.reports.pages.whole_run import (
     Chart,
     Table,
     breakdown,
     chart_text,
     effect_chart,
-    named_places,
     throughput_against_memory,
 )
 
@@ -34,63 +30,6 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
 # More lines than this cannot be distinguished.
 MOST_LINES = 6
-
-
-def peers(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
-    """Return a chart of each system's own best configuration; None unless two systems finished one."""
-    best: dict[str, Ranked] = {}
-    for entry in ranked:
-        system = entry.row.config.system
-        if entry.throughput and system:
-            best.setdefault(system, entry)
-    if len(best) < 2:
-        return None
-    shown = list(best.items())
-    names = [chart_text(system, 40) for system, _ in shown]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": list(range(len(shown))),
-            "x": [entry.throughput for _, entry in shown],
-            "marker": {"color": "var(--compute)"},
-            "width": 0.6,
-            "text": [number(entry.throughput, 4) for _, entry in shown],
-            "textposition": "auto",
-            "insidetextfont": {"color": "var(--on-dark)"},
-            "customdata": [
-                [entry.row.folder.name, chart_text(short_label(entry.row, varying), 80)] for _, entry in shown
-            ],
-            "hovertemplate": "%{customdata[1]}<br>%{x:.5~g} " + metric.words + "<extra></extra>",
-        }
-    ]
-    layout = {
-        "height": 90 + 38 * len(shown),
-        "showlegend": False,
-        "xaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
-        "yaxis": named_places(names, 0.5) | {"showgrid": False},
-    }
-    table = Table(
-        ("system", "#", metric.words, "step, ms", "overlap", "reserved, GiB", "retries a step", "with"),
-        tuple(_peer_row(system, entry, varying) for system, entry in shown),
-    )
-    summary = f"Bars of the best {metric.words} of each system."
-    return Chart("peers", summary, data, layout, table)
-
-
-def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, ...]:
-    result = entry.row.result
-    settings = label(entry.row, [name for name in varying if name != "system"])
-    return (
-        system,
-        str(entry.place),
-        number(entry.throughput, 4),
-        milliseconds(result.step_time_s),
-        percent(result.overlap_fraction),
-        gib(reserved(entry.row)),
-        count(result.alloc_retries_per_step),
-        settings,
-    )
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
@@ -241,7 +180,6 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
         breakdown(ranked, varying, metric),
         throughput_against_memory(ranked, varying, metric),
         effect_chart(effects(ranked)),
-        peers(ranked, varying, metric),
         scaling(ranked, varying, metric),
         predicted_and_measured(ranked, varying),
     )

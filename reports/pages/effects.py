@@ -76,11 +76,12 @@ class _Pair:
     memory: float | None
 
 
-def effects(ranked: Sequence[Ranked]) -> list[Effect]:
-    """Return every varying setting's effects; settings that matter most first, values in order of effect."""
+def effects(ranked: Sequence[Ranked], recommended: Ranked | None = None) -> list[Effect]:
+    """Return every varying setting's effects; settings that matter most first, values in order of effect.
+    `recommended`: the row whose values the others are compared with, if not the fastest."""
     if not ranked or not ranked[0].throughput:
         return []
-    best = ranked[0].row
+    best = (recommended or ranked[0]).row
     rows = [entry.row for entry in ranked]
     throughput = {id(entry.row): entry.throughput for entry in ranked}
     found: list[list[Effect]] = []
@@ -144,9 +145,10 @@ def _pairs(
     shared = _common_settings(rows, name, (first, second)) if name == "system" else None
     if shared is not None:
         rows = _at_best_elsewhere(rows, name, shared)
+    ignored = {name, "batch"} if _sets_batch(rows, name) else {name}
 
     def rest(row: Configuration) -> tuple[tuple[str, Any], ...]:
-        names = row.settings.keys() - {name} if shared is None else shared
+        names = row.settings.keys() - ignored if shared is None else shared
         return tuple(sorted((key, setting(row.settings.get(key))) for key in names))
 
     by_rest: dict[tuple[tuple[str, Any], ...], list[Configuration]] = {}
@@ -159,6 +161,14 @@ def _pairs(
         if name in row.settings and setting(row.settings[name]) == second
         for partner in by_rest.get(rest(row), [])
     ]
+
+
+def _sets_batch(rows: Sequence[Configuration], name: str) -> bool:
+    """Return whether each value of a setting that saves memory has a batch of its own."""
+    if name != "activation_checkpointing":
+        return False
+    found = {(setting(row.settings.get(name)), setting(row.settings.get("batch"))) for row in rows}
+    return len(found) == len({value for value, _ in found}) and len({batch for _, batch in found}) > 1
 
 
 def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str, str]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsdpbench.reports.pages.display import count, gib, milliseconds, setting, signed_percent
 from fsdpbench.reports.pages.ranking import Ranked, label, reserved
-from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
 
 _NAME = "compile"
@@ -96,25 +96,5 @@ def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def compile_findings(view: RunView, ranked: Sequence[Ranked]) -> list[str]:
-    """Return one sentence: how much compiling gains, or that it was not tried."""
-    pairs = compiled_pairs(ranked)
-    if pairs:
-        verb = "gains" if pairs[0].gain >= 0 else "loses"
-        gains = sorted(pair.gain for pair in pairs)
-        more = (
-            f"; over {len(pairs)} pairs {signed_percent(gains[0])} to {signed_percent(gains[-1])}"
-            if len(pairs) > 1
-            else ""
-        )
-        return [
-            f"Compiled blocks (compile=true): the best pair {verb} {signed_percent(pairs[0].gain)}{more}."
-        ]
-    tried = {setting(row.settings.get(_NAME)) for row in view.configurations}
-    simulated = view.simulated and view.with_status(Status.OK) and view.sweep_toml is not None
-    if not simulated or tried != {"false"}:
-        return []
-    return [
-        "Every configuration is eager. What compiling would gain is not said, since none was simulated so: "
-        "`--try-compiled` runs the best one compiled as well."
-    ]
+def _gain(gain: float) -> str:
+    return signed_percent(gain)

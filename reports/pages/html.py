@@ -15,12 +15,11 @@ from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import sections
 from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
-from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.fusion import fusion_table
-from fsdpbench.reports.pages.overview import code_to_copy, overview_chart, tiles
+from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
-from fsdpbench.reports.pages.recommendation import advice, best_sentence, findings
+from fsdpbench.reports.pages.recommendation import advice, best_lines, findings
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
@@ -57,12 +56,11 @@ def write_report(
         reload_s=reload_s,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
-        sentence=best_sentence(view),
-        tiles=tiles(ranked, metric_of(view)),
-        overview=overview_chart(view, ranked, varying, metric_of(view)),
+        lines=best_lines(view),
+        overview=overview_chart(view, ranked, metric_of(view)),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
-        advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
+        advice=advice(details[0].verdict if details and ranked[0].place else None),
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),

@@ -7,15 +7,14 @@ Configurations that did not finish stand below in a fixed order of status: the t
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdpbench.reports.pages.display import setting
+from fsdpbench.reports.pages.display import setting, signed_percent
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-
-# Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.
-NEAR = 0.01
+from fsdpbench.reports.pages.words import in_table, phrase, varying
 
 _ORDER = tuple(Status)
 _COMPILE = "compile"
@@ -54,6 +53,33 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 
 
 @dataclass(frozen=True, slots=True)
+class Paired:
+    """A throughput against another of the same sweep, less 1 (-0.02: 2 % slower), and the 90 % interval of
+    this difference. Of measured ones the spreads of both."""
+
+    change: float
+    low: float
+    high: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether it is known which of the two is faster."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return signed_percent(self.change)
+        text = f"{signed_percent(self.change)} [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
+        return text.replace("-", "−")
+
+    @property
+    def brief(self) -> str:
+        """Return the difference as `−1.5 ±0.4 %`."""
+        error = f" ±{(self.high - self.low) * 50:.1f}" if self.low != self.high else ""
+        return f"{self.change * 100:+.1f}{error} %".replace("-", "−")
+
+
+@dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
     throughput. `rank`: the place that it shares with those that it cannot be distinguished from."""
@@ -87,12 +113,99 @@ def rank(view: RunView) -> list[Ranked]:
     rows = sorted(view.configurations, key=order)
     best = metric.of(rows[0]) if rows else None
     speeds = [metric.of(row) for row in rows]
-    errors = [row.result.interval for row in rows]
-    ranks = shared_ranks(speeds, [error.apart if error else 0.0 for error in errors])
+    costs = [_cost(row, speed) for row, speed in zip(rows, speeds, strict=True)]
+    ranks = _groups([cost for cost, speed in zip(costs, speeds, strict=True) if speed])
     return [
-        Ranked(place if speed else None, row, speed, speed / best if speed and best else None, shared)
-        for place, (row, speed, shared) in enumerate(zip(rows, speeds, ranks, strict=True), start=1)
+        Ranked(place, row, speed, speed / best, ranks[place - 1])
+        if speed and best
+        else Ranked(None, row, speed, None)
+        for place, (row, speed) in enumerate(zip(rows, speeds, strict=True), start=1)
     ]
+
+
+# Two simulated configurations of one sweep share most of their errors: what both do alike makes neither of
+# them faster. Their difference is as uncertain as the work that only one of them does.
+
+_OF_WAITING = 0.5
+"""Relative error of the difference of two steps' waits (for communication, for the CPU)."""
+_LEAST, _MEASURED = 0.001, -1.0
+Cost = tuple[float, float, float, float, float, float]
+"""Of a unit of work: its time, of it busy and waiting (NaN if not traced), the interval's half width, the
+share by which any two steps must differ, and a number for what makes it wide. Measured: its spread."""
+
+
+def _cost(row: Configuration, speed: float | None) -> Cost:
+    if not speed or row.result.interval is None:
+        runs = row.result.repeats or row.result.measured
+        return (
+            1 / speed if speed else math.nan,
+            0.0,
+            0.0,
+            (runs.spread if runs else None) or 0.0,
+            0.0,
+            _MEASURED,
+        )
+    parts, each = row.result.time_s, 1 / speed
+    busy = parts.compute_only + parts.overlapped if parts else 0.0
+    waiting = parts.exposed_communication + parts.idle if parts else 0.0
+    share = busy / (busy + waiting) if busy + waiting > 0 else math.nan
+    interval = row.result.interval
+    reasons = float(hash(frozenset(interval.because)))
+    return (each, each * share, each * (1 - share), interval.half_width, interval.apart, reasons)
+
+
+def _paired(one: Cost, other: Cost) -> Paired:
+    """Return the throughput of `one` against that of `other`."""
+    if _MEASURED in (one[5], other[5]):
+        error = one[3] + other[3]
+    else:
+        moved = min(one[3], other[3]) * abs(one[1] - other[1]) + _OF_WAITING * abs(one[2] - other[2])
+        # What is unknown of one of them alone is not shared.
+        unlike = math.nan if one[5] != other[5] else abs(one[3] - other[3]) + moved / min(one[0], other[0])
+        any_two = math.log1p(max(one[4], other[4]))
+        error = any_two if math.isnan(unlike) else max(unlike, _LEAST)
+    log = math.log(other[0] / one[0])
+    return Paired(math.expm1(log), math.expm1(log - error), math.expm1(log + error))
+
+
+def paired(one: Ranked, other: Ranked) -> Paired:
+    """Return the throughput of one row against another's; both have one."""
+    return _paired(_cost(one.row, one.throughput), _cost(other.row, other.throughput))
+
+
+def _groups(costs: Sequence[Cost]) -> list[int]:
+    """Return the rank of each cost, which rise: 1 and as many as are surely faster. Of those for which the
+    same is unknown, one is as fast as the first of them that it cannot be distinguished from."""
+    ranks: list[int] = []
+    alike: dict[float, list[Cost]] = defaultdict(list)
+    first: dict[float, int] = {}
+    for cost in costs:
+        own, kind = alike[cost[5]], cost[5]
+        own.append(cost)
+        if kind not in first or not cost[3] or _paired(cost, own[first[kind]]).is_clear:
+            first[kind] = len(own) - 1
+        others = (
+            bisect.bisect_left(each, cost[0] / (1 + max(cost[4], each[0][4])), key=lambda other: other[0])
+            for other, each in alike.items()
+            if other != kind
+        )
+        ranks.append(1 + first[kind] + sum(others))
+    return ranks
+
+
+def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
+    """Return the rank of each of `speeds`: 1 and as many as are surely faster; None without a speed.
+
+    `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
+    it is 0 (measured), equal speeds rank in their order.
+    """
+    known = [(speed, error) for speed, error in zip(speeds, apart, strict=True) if speed]
+    ranks: list[int | None] = []
+    for place, (speed, error) in enumerate(zip(speeds, apart, strict=True)):
+        ahead = sum(other > (speed or 0.0) * (1 + max(error, its)) for other, its in known)
+        ties = 0 if error else speeds[:place].count(speed)
+        ranks.append(1 + ahead + ties if speed else None)
+    return ranks
 
 
 def reserved(row: Configuration) -> float | None:
@@ -110,23 +223,10 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
     return front
 
 
-def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Return rows within `NEAR` of the best that reserve at least a twentieth less memory, leanest first."""
-    best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
-    if not best_memory:
-        return []
-    near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
-    leaner = [(memory, e) for e in near if (memory := reserved(e.row)) and memory <= 0.95 * best_memory]
-    return [entry for _, entry in sorted(leaner, key=lambda pair: pair[0])]
-
-
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Return names of the settings with at least two values over the rows, in order of first sight."""
-    seen: dict[str, set[str]] = {}
-    for row in rows:
-        for name, value in row.settings.items():
-            seen.setdefault(name, set()).add(setting(value))
-    return [name for name, values in seen.items() if len(values) > 1]
+    """Return names of the settings that take at least two values over the rows, in the order of
+    first sight."""
+    return varying([row.settings for row in rows])
 
 
 def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
@@ -150,91 +250,53 @@ def values_of(rows: Sequence[Configuration], name: str) -> list[str]:
 
 
 def label(row: Configuration, varying: Sequence[str]) -> str:
-    """Return a row's varying settings, `impl-fsdp1, wrap=block, backward_prefetch=pre`; its name if none."""
-    parts = [_part(name, setting(row.settings[name])) for name in varying if name in row.settings]
+    """Return a row's varying settings, `impl-fsdp1, batch 12, no limiter`; its name without any."""
+    parts = [phrase(name, row.settings[name]) for name in varying if row.settings.get(name) is not None]
     return ", ".join(parts) or row.name
 
 
 def short_label(row: Configuration, varying: Sequence[str]) -> str:
     """Return the varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
     varies, and `compiled` where all are."""
-    words = [_short(name, setting(row.settings[name])) for name in varying if name in row.settings]
+    words = [in_table(name, row.settings[name]) for name in varying if name in row.settings]
     if row.compiled and _COMPILE not in varying:
         words.append("compiled")
     return " · ".join(words) or row.name
-
-
-def _short(name: str, value: str) -> str:
-    return {"true": "compiled", "false": "eager"}.get(value, value) if name == _COMPILE else value
-
-
-def _part(name: str, value: str) -> str:
-    return value if name in ("system", "model", "hardware") else f"{name}={value}"
-
-
-def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
-    """Return the rank of each of `speeds`: 1 and as many as are surely faster; None without a speed.
-
-    `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
-    it is 0 (measured), equal speeds rank in their order.
-    """
-    by_error: dict[float, list[float]] = defaultdict(list)
-    for speed, error in zip(speeds, apart, strict=True):
-        if speed:
-            by_error[error].append(speed)
-    for found in by_error.values():
-        found.sort()
-    seen: dict[float, int] = defaultdict(int)
-    ranks: list[int | None] = []
-    for speed, error in zip(speeds, apart, strict=True):
-        if not speed:
-            ranks.append(None)
-            continue
-        ahead = sum(
-            len(found) - bisect.bisect_right(found, speed * (1 + max(error, other)))
-            for other, found in by_error.items()
-        )
-        if not error:
-            ahead += seen[speed]
-            seen[speed] += 1
-        ranks.append(1 + ahead)
-    return ranks
 
 
 # The configurations that are recommended: the best of torch's FSDPs and the best of ours, as far as both
 # ran.
 
 OURS_RAN_ON_GPUS = False
-"""Whether `ci/measured` holds a run of ours on GPUs; a test holds it to that folder."""
-_NOT_YET = "ours has not run on GPUs yet"
+"""Whether `ci/measured` holds a run of ours on several GPUs; a test holds it to that folder."""
+NOT_YET = "not yet run on several GPUs"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The recommended rows, of torch's FSDPs and of ours: each None where no such system ran, or both."""
+    """The recommended rows, of torch's FSDPs and of ours: each None where no such system ran, or both.
+    `gain`: of ours over torch's."""
 
     torchs: Ranked | None
     ours: Ranked | None
-
-    @property
-    def both(self) -> bool:
-        return self.torchs is not None and self.ours is not None
+    gain: Paired | None = None
 
 
 def chosen(ranked: Sequence[Ranked]) -> Chosen:
-    """Return the first of each in the ranking; of equally fast ones (one rank) one that is not risky."""
-    return Chosen(_best(ranked, "torch-fsdp"), _best(ranked, "impl-"))
+    """Return the best of each: of those that cannot be distinguished one that is not risky, FSDP2 first."""
+    torchs, ours = _best(ranked, "torch-fsdp"), _best(ranked, "impl-")
+    return Chosen(torchs, ours, paired(ours, torchs) if torchs and ours else None)
 
 
 def doubt(row: Configuration) -> str:
     """Return a warning about a row, as words in brackets; empty where there is none."""
     doubts = []
     if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
-        doubts.append(_NOT_YET)
+        doubts.append(NOT_YET)
     if (row.result.alloc_retries_per_step or 0) > 0:
         doubts.append("risky: the allocator retries")
     elif is_risky(row):
-        doubts.append("risky: its memory fits only inside the prediction's error")
+        doubts.append("risky: memory is nearly full")
     return f" ({'; '.join(doubts)})" if doubts else ""
 
 
@@ -246,8 +308,16 @@ def is_risky(row: Configuration) -> bool:
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
     own = [entry for entry in ranked if entry.throughput and _system(entry.row).startswith(prefix)]
-    equal = [entry for entry in own if entry.rank == own[0].rank]
-    return next((entry for entry in equal if not is_risky(entry.row)), own[0] if own else None)
+    equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
+    return min(
+        equal,
+        key=lambda each: (
+            is_risky(each.row),
+            not _system(each.row).endswith("fsdp2"),
+            -(each.throughput or 0),
+        ),
+        default=None,
+    )
 
 
 def _system(row: Configuration) -> str:

@@ -1,4 +1,4 @@
-"""The recommendation in three sentences, and the findings behind it, in words with their figures."""
+"""The recommendation in three lines, and the findings behind it, in words with their figures."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdpbench.reports.analysis.findings import Suggestion, Verdict
-from fsdpbench.reports.pages.display import count, gib, number, percent, setting, signed_percent
+from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.pages.display import count, gib, number, percent, setting
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
-from fsdpbench.reports.pages.fusion import compile_findings
 from fsdpbench.reports.pages.overview import interval_findings, plus_minus
 from fsdpbench.reports.pages.ranking import (
-    NEAR,
+    NOT_YET,
+    Chosen,
+    Paired,
     Ranked,
     chosen,
     doubt,
-    label,
-    leaner_ties,
     metric_of,
+    paired,
     rank,
     reserved,
     values_of,
@@ -27,64 +27,110 @@ from fsdpbench.reports.pages.ranking import (
 )
 from fsdpbench.reports.pages.side_by_side import differences
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.pages.words import MOST_WORDS, phrase, within
+
+_MOST_SETTINGS = 6
+_ALWAYS = ("batch", "activation_checkpointing")
 
 
 def best_sentence(view: RunView) -> str:
-    """Return which configuration to run and why, in three short sentences; plain text.
+    """Return the recommendation as one paragraph of plain text."""
+    return " ".join(best_lines(view))
 
-    The settings that are best for torch's FSDPs and for ours, what they reach and how far that is from the
-    slowest and from the first, and which settings mattered most.
-    """
+
+def best_lines(view: RunView) -> list[str]:
+    """Return which configuration to run, what it gives and what matters most: a line each of at most 25
+    words; one line where no configuration finished."""
     ranked = rank(view)
     if not ranked:
-        return "No configuration has finished yet."
+        return ["No configuration has finished yet."]
     if not ranked[0].throughput and view.with_status(Status.RACE, Status.RANK_MISMATCH):
-        return f"No configuration ended without a fault: {endings(view.configurations)}."
+        return [f"No configuration ended without a fault: {endings(view.configurations)}."]
     if not ranked[0].throughput:
-        return f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."
+        return [f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."]
     found = chosen(ranked)
-    named = [each for each in (found.torchs, found.ours) if each] if found.both else [ranked[0]]
-    finished = [entry for entry in ranked if entry.throughput]
-    sentences = [_settings(named, ranked), _given(named, finished, len(ranked), view)]
-    if len(finished) > 1:
-        sentences.append(_mattered(effects(ranked)))
-    return " ".join(f"{sentence}." for sentence in sentences)
+    best = found.torchs or found.ours or ranked[0]
+    lines = [_do(best, found, ranked, view), _given(best, ranked, view)]
+    if sum(entry.throughput is not None for entry in ranked) > 1:
+        lines.append(_mattered(effects(ranked, best)))
+    return [f"{line}." for line in lines]
 
 
-def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
-    """Return the first sentence: the configuration to run."""
-    varying = varying_settings([entry.row for entry in ranked])
-    hardware = named[0].row.hardware.get("name")
-    start = f"Simulated{f' on {hardware}' if hardware else ''}: run " if named[0].row.simulated else "Run "
-    labels = [label(each.row, varying) + doubt(each.row) for each in named]
-    compiled = named[0].row.compiled
-    if "compile" not in varying and compiled is not None:
-        labels[-1] += ", compiled" if compiled else ", eager"
-    return start + " or ".join(labels)
+def _do(best: Ranked, found: Chosen, ranked: Sequence[Ranked], view: RunView) -> str:
+    """Return the first line: the configuration to run, and ours where it is clearly faster than torch's. It
+    names the settings that vary and are not those that the sweep begins with."""
+    first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), best)
+    row, start = best.row, first.row.settings if first is not best else {}
+    settings = [
+        phrase(name, row.settings[name])
+        for name in varying_settings([entry.row for entry in ranked])
+        if row.settings.get(name) is not None and name not in ("system", "compile")
+        if name in _ALWAYS or row.settings[name] != start.get(name)
+    ]
+    if len(settings) > _MOST_SETTINGS:
+        settings = [*settings[:_MOST_SETTINGS], f"{len(settings) - _MOST_SETTINGS} more"]
+    line = f"Run {row.settings.get('system') or row.name}{' with ' * bool(settings)}{', '.join(settings)}"
+    line += f"{', compiled' * bool(row.compiled or row.settings.get('compile'))}{doubt(row)}"
+    ours = found.ours
+    if found.gain is None or ours is None or found.gain.low <= 0:
+        return line
+    system, gain = ours.row.settings.get("system"), f"{found.gain}, {NOT_YET}"
+    tails = (f"; or {system}{_others(ours, best, ranked)}: {gain}", f"; {system}: {gain}")
+    return next((line + tail for tail in tails if len((line + tail).split()) <= MOST_WORDS), line)
 
 
-def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view: RunView) -> str:
-    """Return the second sentence: the throughput that it gives."""
-    metric = metric_of(view)
-    best = max(named, key=lambda each: each.throughput or 0.0)
-    if len(named) == 1:
-        error = f" {plus_minus(best.row.result.interval)}" if best.row.result.interval else ""
-        text = f"It reaches {number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
-    else:
-        text = f"They reach {' and '.join(map(_speed, named))} {metric.words}"
-    if len(finished) > 1:
-        text += f"; {'the faster is ' if len(named) > 1 else ''}"
-        text += _against(best, finished, tried, view.first_point)
-    return text
+def _others(ours: Ranked, best: Ranked, ranked: Sequence[Ranked]) -> str:
+    """Return the settings of ours that are not those of the recommended one; `alike` where all are."""
+    mine, its = ours.row.settings, best.row.settings
+    names = [name for name in varying_settings([entry.row for entry in ranked]) if name != "system"]
+    different = [phrase(n, mine[n]) for n in names if n in its and mine.get(n) not in (None, its[n])]
+    return f" with {', '.join(different)}" if different else " alike"
 
 
-def _speed(each: Ranked) -> str:
-    """Return `11,027 ±9 % (MFU 63.2 %, 72.4 GiB)`."""
-    result, held = each.row.result, reserved(each.row)
-    figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
-    figures += [f"{gib(held)} GiB"] if held is not None else []
+def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
+    """Return the second line: the throughput that it gives, against the sweep's first configuration."""
+    metric, result = metric_of(view), best.row.result
     error = f" {plus_minus(result.interval)}" if result.interval else ""
-    return f"{number(each.throughput)}{error}" + (f" ({', '.join(figures)})" if figures else "")
+    start = "Simulated, it gives" if best.row.simulated else "It gives"
+    if best.row.simulated and (hardware := best.row.hardware.get("name")):
+        start = f"Simulated on {hardware}, it gives"
+    parts = [f"{start} {number(best.throughput, 4)} {metric.words}{error}"]
+    figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
+    if (memory := reserved(best.row)) is not None:
+        capacity = best.row.capacity_bytes
+        figures.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB")
+    parts.append(f" ({', '.join(figures)})" if figures else "")
+    first = next((entry for entry in ranked if entry.row.folder.name == view.first_point), None)
+    if first is best and len(ranked) > 1:
+        parts.append("; it is what the sweep began with")
+    elif first is not None and first.throughput:
+        parts.append(f"; {paired(best, first)} against where the sweep began")
+    elif first is not None:
+        parts.append(f"; where the sweep began: {first.row.status.words}")
+    return within(parts)
+
+
+def _mattered(found: Sequence[Effect]) -> str:
+    """Return the third line: the two settings with the largest effects, and what another value costs."""
+    strongest: dict[str, Effect] = {}
+    for effect in sorted(found, key=lambda effect: effect.strength):
+        unclear = effect.low is not None and effect.high is not None and effect.low <= 1.0 <= effect.high
+        if effect.name != "system" and not unclear and effect.strength >= WORTH_SAYING:
+            strongest[effect.name] = effect
+    strong = sorted(strongest.values(), key=lambda effect: effect.strength, reverse=True)
+    if not strong:
+        return "No setting changed throughput clearly, by 1 % or more with the others held equal"
+    words = [_effect_words(effect) for effect in strong[:2]]
+    return within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
+
+
+def _effect_words(effect: Effect) -> str:
+    """Return `full checkpointing instead of none: −14 % [−15, −13]`."""
+    ratio = effect.ratio or 1.0
+    change = Paired(ratio - 1, (effect.low or ratio) - 1, (effect.high or ratio) - 1)
+    retries = " (allocator retries)" if effect.with_retries else ""
+    reference = effect.reference if effect.name != "compile" else phrase("compile", effect.reference)
+    return f"{phrase(effect.name, effect.value)} instead of {reference}: {change}{retries}"
 
 
 def findings(view: RunView) -> list[str]:
@@ -93,9 +139,6 @@ def findings(view: RunView) -> list[str]:
     found = [difference.sentence for difference in differences(view)]
     found += [
         *interval_findings(ranked),
-        *_ties(ranked),
-        *compile_findings(view, ranked),
-        *_exposure(ranked),
         *_retries(ranked),
         *_out_of_memory(view),
     ]
@@ -127,27 +170,11 @@ def findings(view: RunView) -> list[str]:
     return found
 
 
-def advice(verdict: Verdict | None, found: Sequence[Effect]) -> list[str]:
-    """Return the trace's verdict, a sentence a cause, with this run's effects of the settings to try."""
+def advice(verdict: Verdict | None) -> list[str]:
+    """Return the trace's verdict, a sentence a cause."""
     if verdict is None:
         return []
-    if not verdict.findings:
-        return [verdict.sentence]
-    return [finding.text + _tried_here(finding.suggestions, found) for finding in verdict.findings]
-
-
-def _tried_here(suggestions: Sequence[Suggestion], found: Sequence[Effect]) -> str:
-    """Return the effects that this run measured for the suggested values, as a sentence; or nothing."""
-    known = {(effect.name, effect.value): effect for effect in found}
-    tried = [known[key] for each in suggestions if (key := (each.setting, each.value)) in known]
-    words = [f"{effect.name}={effect.value} {_changed(effect)}" for effect in tried]
-    return f" In this run {' and '.join(words)}." if words else ""
-
-
-def _changed(effect: Effect) -> str:
-    if effect.ratio is None:
-        return "ran out of memory"
-    return f"changes throughput by {signed_percent(effect.ratio - 1)}"
+    return [finding.text for finding in verdict.findings] or [verdict.sentence]
 
 
 def endings(rows: Sequence[Configuration]) -> str:
@@ -156,107 +183,8 @@ def endings(rows: Sequence[Configuration]) -> str:
     return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
 
 
-def _reached(best: Ranked, each: str) -> str:
-    """Return the figures in parentheses behind the best throughput."""
-    result = best.row.result
-    parts = []
-    if result.tflops_per_gpu is not None:
-        parts.append(f"{number(result.tflops_per_gpu)} TFLOPS/{each}")
-    if result.mfu is not None:
-        parts.append(f"MFU {percent(result.mfu)}")
-    if (memory := reserved(best.row)) is not None:
-        capacity = best.row.capacity_bytes
-        parts.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB reserved")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-_FIRST = "the first one tried (the first value of each setting)"
-
-
-def _against(best: Ranked, finished: Sequence[Ranked], tried: int, first_point: str | None) -> str:
-    """Return how far the best is from the slowest, and from the space's first point, where people start."""
-    slowest = finished[-1]
-    words = (
-        f"{_times((best.throughput or 0.0) / (slowest.throughput or 1.0))} the slowest of the {len(finished)}"
-    )
-    words += f" that finished ({tried} tried)"
-    first = next((entry for entry in finished if entry.row.folder.name == first_point), None)
-    if first is best:
-        return f"{words} and {_FIRST}"
-    if first is None or first is slowest:
-        return words
-    return f"{words} and {_times((best.throughput or 0.0) / (first.throughput or 1.0))} {_FIRST}"
-
-
-def _times(ratio: float) -> str:
-    if ratio < 1 + WORTH_SAYING:
-        return "as fast as"
-    return f"{signed_percent(ratio - 1)} over" if ratio < 1.95 else f"{number(ratio, 2)} times"
-
-
-def _mattered(found: Sequence[Effect]) -> str:
-    """Return the two settings with the largest effects and what leaving the best value costs."""
-    strongest: dict[str, Effect] = {}
-    for effect in found:
-        held = strongest.get(effect.name)
-        if effect.ratio and (held is None or effect.strength > held.strength):
-            strongest[effect.name] = effect
-    strong = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
-    strong.sort(key=lambda effect: effect.strength, reverse=True)
-    if not strong:
-        return "No setting changed throughput by 1 % with the others held equal"
-    return "What mattered most: " + ", then ".join(_effect_words(effect) for effect in strong[:2])
-
-
-def _effect_words(effect: Effect) -> str:
-    pairs = f"{effect.pairs} pair{'s' if effect.pairs > 1 else ''}"
-    change, interval = signed_percent((effect.ratio or 1.0) - 1), ""
-    if effect.low is not None and effect.high is not None:
-        low, high = signed_percent(effect.low - 1), signed_percent(effect.high - 1)
-        interval = f", between {low} and {high}" if low != high else ""
-    retries = ""
-    if effect.with_retries:
-        retries = " with allocator retries"
-    elif effect.other_pairs and effect.other_ratio:
-        rest = signed_percent(effect.other_ratio - 1)
-        retries = f" without allocator retries; {rest} over {effect.other_pairs} with them"
-    return (
-        f"{effect.name} ({effect.value} instead of {effect.reference}: {change}{interval}, {pairs}{retries})"
-    )
-
-
 def _rows(amount: int) -> str:
     return f"{amount} configuration{'' if amount == 1 else 's'}"
-
-
-def _ties(ranked: Sequence[Ranked]) -> list[str]:
-    near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
-    if not near:
-        return []
-    text = f"{_rows(len(near))} {'is' if len(near) == 1 else 'are'} within 1 % of the best"
-    lean = leaner_ties(ranked)
-    if lean:
-        saved = (reserved(ranked[0].row) or 0.0) - (reserved(lean[0].row) or 0.0)
-        varying = varying_settings([entry.row for entry in ranked])
-        name = f"number {lean[0].place} ({label(lean[0].row, varying)})"
-        text += f"; the leanest of them, {name}, reserves {gib(saved)} GiB less"
-    return [text + "."]
-
-
-def _exposure(ranked: Sequence[Ranked]) -> list[str]:
-    """Return where the best configuration's step goes that is not computation."""
-    parts = ranked[0].row.result.time_s if ranked and ranked[0].throughput else None
-    if parts is None:
-        return []
-    step = parts.compute_only + parts.overlapped + parts.exposed_communication + parts.idle
-    if not step > 0:
-        return []
-    overlap = ranked[0].row.result.overlap_fraction
-    hidden = f" ({percent(overlap)} of communication is hidden)" if overlap is not None else ""
-    return [
-        f"In the best configuration {percent(parts.exposed_communication / step)} of the traced step waits "
-        f"for communication{hidden} and {percent(parts.idle / step)} is idle."
-    ]
 
 
 def _retries(ranked: Sequence[Ranked]) -> list[str]:

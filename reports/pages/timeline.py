@@ -11,6 +11,7 @@ twenty-five bytes an event, so that two hundred steps of nine hundred events fit
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,9 @@ KINDS = (
 )
 MOST_ROWS = 16
 _KIND_OF_CATEGORY = {"computation": "compute", "copy": "memory", "phase": "phase", "fsdp": "event"}
+
+_COPIES = re.compile(r"memcpy|split_with_sizes_copy|chunk_cat|Copy|copy_kernel|CatArray", re.IGNORECASE)
+"""Kernels that only move data, such as those that copy in or out of collectives."""
 
 # The CPU itself stands still in these FSDP events; in all others it only issues work.
 _CPU_WAITS = frozenset({"limiter_wait"})
@@ -115,7 +119,7 @@ def _label(row: Row) -> str:
         return row.label[:80]
     busy: Counter[str] = Counter()
     for bar in row.bars:
-        busy[_kind(bar)] += bar.duration
+        busy["copies" if _COPIES.search(bar.name) else _kind(bar)] += bar.duration
     return f"{busy.most_common(1)[0][0].replace('_', '-')} · {row.label.partition(' (')[0]}"
 
 

@@ -20,7 +20,7 @@ from fsdpbench.base.reading import parse_json, parse_toml
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.reports.analysis.naming import collective_type
 from fsdpbench.reports.analysis.tables import family_of
-from fsdpbench.reports.readers.out_of_memory import read_log
+from fsdpbench.reports.readers.oom_log import read_log
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sweep.hf_model import parse_shape
 

@@ -82,7 +82,8 @@ class Settings:
         "What is sharded, and over which ranks.",
         "Shards parameters, gradients and optimizer state.",
         never_null=True,
-        sweep={"memory": ("FULL_SHARD", "SHARD_GRAD_OP"), "accumulation": ("FULL_SHARD", "SHARD_GRAD_OP"),
+        sweep={"default/cpu": ("FULL_SHARD", "SHARD_GRAD_OP"), "memory": ("FULL_SHARD", "SHARD_GRAD_OP"),
+            "accumulation": ("FULL_SHARD", "SHARD_GRAD_OP"),
             "hybrid": ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
             "wide": ("FULL_SHARD", "SHARD_GRAD_OP")},
         trades=(
@@ -130,7 +131,7 @@ class Settings:
     backward_prefetch: str | None = row("pre", one_of("pre", "post", "none"),
         "When the next unit's all-gather is issued in backward.",
         "Best overlap in the FSDP paper (Fig 6b).",
-        sweep={"default": ("pre", "none"), "wide": ("pre", "post", "none")},
+        sweep={"wide": ("pre", "post", "none")},
         trades=(
             saves("none", "one unit less is gathered in backward", of=("pre", "post")),
             speeds("pre", "gathers the next unit beside the backward of this one",
@@ -153,7 +154,8 @@ class Settings:
     forward_prefetch: int | None = row(0, words_or({"off": 0, "none": 0}, whole(0)),
         "Number of units whose all-gather is explicitly issued ahead in forward.",
         "Not needed unless the CPU is the bottleneck: it issues all-gathers early anyway.",
-        takes="units (0: off)", example=("0", "1"), sweep={"wide": (0, 1)},
+        takes="units (0: off)", example=("0", "1"),
+        sweep={"default": (0, 1), "default/cpu": (), "wide": (0, 1)},
         trades=(
             saves(0, "one unit less is gathered in forward", of=bool),
             speeds(1, "gathers the next unit beside the forward of this one",
@@ -167,7 +169,7 @@ class Settings:
         "Rate limiter: gathered units that may be in memory at the same time.",
         "The FSDP paper's choice.",
         takes="off, a number of units, auto",
-        sweep={"default": (2,), "default/cpu": (), "memory": (2, "off"), "wide": (2, 3, "off")},
+        sweep={"memory": (2, "off"), "wide": (2, 3, "off")},
         trades=(
             saves(2, "two units' buffers at a time", of=("off", "auto"), fsdp1="limit_all_gathers=True",
                 against=("alloc_retries",)),
@@ -225,7 +227,8 @@ class Settings:
         "Which activations are recomputed.",
         "Recomputation adds up to a third of the FLOPs; use it if memory is short.",
         takes="none, full, every-K, op, op-every-K", in_script=True,
-        sweep={"memory": ("none", "full"), "scaling": ("none",), "wide": ("none", "full")},
+        sweep={"default": ("none", "op", "full"), "default/cpu": (), "memory": ("none", "full"),
+            "scaling": ("none",), "wide": ("none", "full")},
         trades=(
             saves("every-2", "recomputes every other block", of=("none",)),
             saves("op", "keeps products and attention, recomputes the rest", of=("none",)),
@@ -336,7 +339,7 @@ class Settings:
     compile: bool = row(False, flag,
         "Use torch.compile on each block.",
         "Most training runs eager.",
-        in_script=True,
+        in_script=True, sweep={"default": (False, True), "default/cpu": ()},
         trades=(
             Trade(True, "fewer, larger kernels", time=LESS, risk="the first step takes longer",
                 fsdp2="before each block is wrapped: block.compile()", variation="compile",

@@ -19,7 +19,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from fsdpbench.answers.explain import Advice
     from fsdpbench.base.configuration.config import Config
-    from fsdpbench.reports.readers.out_of_memory import OomReport
+    from fsdpbench.reports.readers.oom_log import OomReport
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
@@ -142,8 +142,8 @@ def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Con
 
 def _read_message(source: str) -> OomReport:
     """Return the message in a log, or on standard input. Raises `UsageError` if there is none."""
-    from fsdpbench.base.reading import UnreadableError, read_bytes, read_standard_input
-    from fsdpbench.reports.readers.out_of_memory import read_log
+    from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_standard_input
+    from fsdpbench.reports.readers.oom_log import read_log
 
     try:
         if source == _STDIN:
@@ -153,11 +153,14 @@ def _read_message(source: str) -> OomReport:
     except UnreadableError as error:
         way_out = ": `tail -c 1M` of a log is enough" if "larger" in error.reason else ""
         raise UsageError(f"{error}{way_out}") from None
-    report = read_log(content_read.decode(errors="replace"))
+    text = content_read.decode(errors="replace")
+    report = read_log(text)
     if report is None:
+        near = next((line for line in text.splitlines() if "out of memory" in line.lower()), None)
+        found = "" if near is None else f" (not read: {one_line(near.strip(), 100)})"
         raise UsageError(
-            f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of "
-            "memory. Tried to allocate' on"
+            f"{source}: cannot tell; it holds no known message of memory running out{found}. Paste it "
+            "from 'CUDA out of memory. Tried to allocate' on"
         )
     return report
 
@@ -198,7 +201,7 @@ def _measured_config(
     real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
-    from fsdpbench.reports.readers.out_of_memory import read_log
+    from fsdpbench.reports.readers.oom_log import read_log
 
     if record.get("device") == "cuda" and not options.get("hardware"):
         name, memory = (_field(result, "hardware", key) for key in ("name", "memory_bytes"))

@@ -5,22 +5,38 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.commands.sweep import announced, request_from
-from fsdpbench.cli.output import make_console, make_table, show_json, tell
+from fsdpbench.cli.commands.sweep import announced, fitted, request_from
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
-from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import compiled_words, interval_lines, is_shared, plus_minus
-from fsdpbench.cli.values import MOST_JOBS, whole
+from fsdpbench.cli.terminal.by_count import (
+    Budget,
+    Row,
+    amount,
+    budget_options,
+    print_rows,
+    row_of,
+    rows_by_count,
+)
+from fsdpbench.cli.terminal.table import Column, print_table, shared_words
+from fsdpbench.cli.terminal.units import (
+    compiled_words,
+    interval_lines,
+    is_shared,
+    plus_minus,
+    settings_of,
+    words_of,
+)
+from fsdpbench.cli.terminal.units import each as each_of
+from fsdpbench.cli.values import MOST_JOBS, SectionedCommand, help_all_option, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from rich.console import Console
 
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
@@ -28,7 +44,8 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-@click.command("plan")
+@click.command("plan", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
@@ -53,6 +70,7 @@ def command(
 
     budget = Budget.of(options)
     request = request_from(space, assignments, options)
+    request = request if no_predict else fitted(request, options)
     budget.check(request.target.workload())
     plan = announced(request)
     foreseen = None
@@ -66,8 +84,8 @@ def command(
         content = _as_json(plan.points, plan.notes, foreseen)
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count]})
         return
-    _print(plan.points, plan.notes, foreseen)
-    if is_wanted(by_count, budget):
+    _print(plan.points, plan.notes, foreseen, budget)
+    if len(by_count) > 1:
         print_rows(by_count, budget)
 
 
@@ -77,42 +95,25 @@ def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
     if not running:
         return []
-    from fsdpbench.sweep.planning import workload_named
-
-    first = running[0][0]
-    unit = "samples" if workload_named(first).tokens(1, first.settings.seq) is None else "tokens"
-    return rows_by_count(((config.gpus, config.name, rate) for config, rate in running), unit, budget)
-
-
-_LINES_OF_PROGRESS = 10
-"""Maximum number of progress lines in a file."""
+    found = ((config.gpus, config.name, words_of(config), rate) for config, rate in running)
+    return rows_by_count(found, _unit(running[0][0]), budget)
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
-    """Return a function to call with the number of points done, which prints the time left.
-
-    Its first call has the number of points that need no simulation.
-    """
-    live = sys.stderr.isatty()
-    began, spared, reported_at = time.monotonic(), 0, 0
+    """Return a function to call with the number of points done, which prints the time left."""
+    live, began = sys.stderr.isatty(), time.monotonic()
+    shown = {total, *(total * tenth // 10 for tenth in range(1, 10))}
+    spared = 0
 
     def count(done: int) -> None:
-        nonlocal spared, reported_at
-        if not reported_at:
-            reported_at, spared = 1, done
-            left = total - done
-            text = f"{left} points to simulate, {min(jobs, left)} side by side"
-            tell(
-                text
-                + (f" ({done} need none: the same as others, or too large by arithmetic)" if done else "")
-            )
-            return
-        if live or done == total or done - reported_at >= total / _LINES_OF_PROGRESS or done == spared + 1:
-            reported_at = done
-            rest = (time.monotonic() - began) / max(done - spared, 1) * (total - done)
-            line = f"simulated {done} of {total}" + (
-                f", about {_duration(rest)} to go" if done < total else ""
-            )
+        nonlocal spared
+        if not spared:
+            spared = done or -1
+            none = f" ({done} need none: the same as others, or too large by arithmetic)" if done else ""
+            tell(f"{total - done} points to simulate, {min(jobs, total - done)} side by side{none}")
+        elif live or done in shown:
+            rest = (time.monotonic() - began) / max(done - max(spared, 0), 1) * (total - done)
+            line = f"simulated {done} of {total}" + f", about {_duration(rest)} to go" * (done < total)
             tell(f"{line:<48}" if live else line, end="\n" if done == total or not live else "", over=live)
 
     return count
@@ -142,79 +143,101 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
     return {"schema": 1, "points": rows, "notes": notes, "estimate": estimate}
 
 
-def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) -> None:
+def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, budget: Budget) -> None:
     from rich.text import Text
 
     console = make_console()
     if foreseen is None:
-        console.print(make_table({"configuration": False}, ([config.name] for config in points)))
+        numbers = [str(number) for number in range(1, len(points) + 1)]
+        print_table(console, numbers, [settings_of(config) for config in points], [])
     else:
-        columns = {"configuration": False, "#": True, "predicted peak": True, "predicted step": True}
-        shared = Counter(foreseen.ranks)
-        rows = (
-            [config.name, *_cells(found, rank, shared[rank] > 1)]
-            for config, found, rank in zip(points, foreseen.predictions, foreseen.ranks, strict=True)
-        )
-        console.print(make_table(columns | {"retries": True, "fits": False}, rows))
+        _print_predicted(console, foreseen, budget)
     console.print()
-    how = compiled_words(config.settings.compile for config in points)
     for note in notes:
         console.print(Text(note))
+    how = compiled_words(config.settings.compile for config in points)
     console.print(Text(f"{len(points)} configurations, {how}", style="bold"), end="")
     if foreseen is None:
         console.print()
         return
     console.print(
         Text(
-            f", {len(foreseen.unfit)} cannot fit; about {_duration(foreseen.wall_s)} and "
-            f"{_size(foreseen.disk_bytes)} of disk (memory and time predicted on simulated GPUs)",
+            f", {len(foreseen.unfit)} cannot fit; a sweep takes about {_duration(foreseen.wall_s)} and "
+            f"{_size(foreseen.disk_bytes)} of disk (simulated)",
             style="bold",
         )
     )
-    if foreseen.fastest is not None and len(points) > 1:
-        console.print(Text(f"Predicted fastest: {foreseen.fastest.config.name}"))
     risky = any(each.risky for each in foreseen.predictions)
     intervals = (each.interval for each in foreseen.predictions)
     for line in interval_lines(intervals, shared=is_shared(foreseen.ranks), risky=risky):
         console.print(Text(line))
-    for reason, names in _by_reason(foreseen.unfit).items():
-        console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
 
 
-def _cells(found: Prediction, rank: int | None, shared: bool) -> list[str | Text]:
-    """Return what is predicted of one configuration: rank, peak, step, retries, whether it fits."""
+def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> None:
     from rich.text import Text
 
-    peak, step, retries = found.peak_reserved_bytes, found.step_time_s, found.alloc_retries_per_step
-    fits = _fits(found)
-    return [
-        "-" if rank is None else f"{rank}{'=' if shared else ''}",
-        "-" if peak is None else f"{peak / _GIB:.1f} GiB",
-        "-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}",
-        Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else ""),
-        Text(fits, style="yellow" if fits != "yes" else ""),
+    ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
+    shown = [(found, rank) for found, rank in ranks if found.fits]
+    rows = [settings_of(found.config) for found, _ in shown]
+    if shown:
+        figures = _figures([found for found, _ in shown], budget)
+        print_table(console, [rank for _, rank in shown], rows, figures)
+    for line in _unfit_lines(foreseen):
+        console.print(Text(line))
+
+
+def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
+    """Return columns of throughput, days and cost where asked, step, peak, and retries if there are any."""
+    rows = [row_of(each.config.gpus, each.throughput, budget) if each.throughput else None for each in found]
+    unit = f"{_unit(found[0].config)} /s/{each_of(found[0].config.device)}" if found else ""
+    peaks = [
+        "-"
+        if each.peak_reserved_bytes is None
+        else f"{each.peak_reserved_bytes / _GIB:.1f}{' risky' * each.risky}"
+        for each in found
     ]
+    steps = [
+        "-" if each.step_time_s is None else f"{each.step_time_s * 1e3:,.1f}{plus_minus(each.interval)}"
+        for each in found
+    ]
+    columns = [Column(unit, [f"{each.throughput:,.0f}" if each.throughput else "-" for each in found])]
+    if budget.tokens is not None:
+        columns.append(Column("days", [amount(row.days) if row else "-" for row in rows], weight=9))
+    if budget.price is not None:
+        name = "cost" if budget.tokens is not None else "cost a day"
+        columns.append(Column(name, [amount(row.cost) if row else "-" for row in rows], weight=10))
+    retries = [f"{each.alloc_retries_per_step or 0:.4g}" for each in found]
+    columns += [Column("step, ms", steps, weight=3), Column("peak, GiB", peaks, weight=8)]
+    return columns + ([Column("retries", retries, weight=7)] if set(retries) - {"0"} else [])
 
 
-def _fits(found: Prediction) -> str:
-    if found.status is None:
-        return "unknown"
-    return ("risky" if found.risky else "yes") if found.fits else "no"
+def _unit(config: Config) -> str:
+    from fsdpbench.sweep.planning import workload_named
+
+    return "samples" if workload_named(config).tokens(1, config.settings.seq) is None else "tokens"
 
 
-def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:
-    """Return names of points that cannot fit by reason (its first two sentences). Reasons that differ only in
-    figures are one, with the figures of the first point."""
-    kinds: dict[str, tuple[str, list[str]]] = {}
-    for prediction in unfit:
+def _unfit_lines(foreseen: Forecast) -> Iterator[str]:
+    """Yield a line for each reason why points cannot fit, with the nearest point that fits."""
+    fitting_ones = [each.config for each in foreseen.predictions if each.fits and each.throughput]
+    kinds: dict[str, list[Prediction]] = {}
+    for prediction in foreseen.unfit:
         reason = ". ".join((prediction.reason or "").split(". ")[:2])
-        _, names = kinds.setdefault(re.sub(r"[\d.]+", "#", reason), (reason, []))
-        names.append(prediction.config.name)
-    return dict(kinds.values())
+        kinds.setdefault(re.sub(r"[\d.]+", "#", reason), []).append(prediction)
+    for same in kinds.values():
+        first, others = same[0], f" and {len(same) - 1} more" if same[1:] else ""
+        reason = ". ".join((first.reason or "").split(". ")[:2])
+        yield f"cannot fit: {words_of(first.config)}{others}: {reason}"
+        if fitting_ones:
+            nearest = min((_distance(first.config, each), words_of(each)) for each in fitting_ones)[1]
+            yield f"  the nearest that fits: {nearest}"
 
 
-def _and_others(count: int) -> str:
-    return f" and {count} {'others' if count > 1 else 'other'}" if count else ""
+def _distance(one: Config, other: Config) -> tuple[int, float]:
+    """Return the number of settings that differ, and how far the batches are apart."""
+    first, second = settings_of(one), settings_of(other)
+    batches = [one.settings.batch, other.settings.batch]
+    return sum(first[name] != second[name] for name in first), max(batches) / min(batches)
 
 
 def _duration(seconds: float) -> str:

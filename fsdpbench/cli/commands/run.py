@@ -28,7 +28,7 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
 from fsdpbench.cli.terminal.notes import buffer_notes, sanitizer_notes, script_notes, soak_notes
-from fsdpbench.cli.values import PossiblePath, grouped, whole
+from fsdpbench.cli.values import PossiblePath, SectionedCommand, grouped, help_all_option, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ _LONGEST_NAME = 80
 _POLL_S = 0.2
 
 
-@click.command("run")
+@click.command("run", cls=SectionedCommand)
+@help_all_option
 @target_options
 @click.option(
     "-o",

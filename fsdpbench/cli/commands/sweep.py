@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,20 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import compiled_words
-from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, MOST_SECONDS, PossiblePath, grouped, whole
+from fsdpbench.cli.terminal.units import compiled_words, words_of
+from fsdpbench.cli.values import (
+    MOST_JOBS,
+    MOST_RUNS,
+    MOST_SECONDS,
+    PossiblePath,
+    SectionedCommand,
+    grouped,
+    help_all_option,
+    whole,
+)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from fsdpbench.base.configuration.config import Config
     from fsdpbench.base.files.shared_log import SharedLog
     from fsdpbench.cli.requests.request import SweepRequest
     from fsdpbench.engine.results.store import Store, StoredPoint
@@ -124,7 +131,8 @@ def _nodes(options: Mapping[str, Any], gpus: list[int]) -> Nodes:
 _PATIENCE_S = 300.0
 
 
-@click.command("sweep")
+@click.command("sweep", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
@@ -134,11 +142,6 @@ _PATIENCE_S = 300.0
 @click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Number of runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failed configuration.")
-@click.option(
-    "--try-compiled",
-    is_flag=True,
-    help="Run the best configuration with torch.compile too, if none was compiled, to show the gain.",
-)
 @sanitize_option
 @budget_options
 @setting_options(many=True)
@@ -152,11 +155,12 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
     training code runs on simulated GPUs. After an interruption the same command resumes.
     """
-    compiles = bool(options["try_compiled"]) or asks_to_compile(options, assignments, space)
+    is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
+    compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
         fork_server.start(device_named(space, options), compiles)
     budget = Budget.of(options)
-    request = request_from(space, assignments, options)
+    request = fitted(request_from(space, assignments, options), options)
     budget.check(request.target.workload())
     code = run_request(request, options, as_json, budget)
     if code is not ExitCode.OK:
@@ -187,6 +191,14 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     if not target.get("model") and not target.get("hf_config"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
     return make_request(target, lists, whole_space=space is not None)
+
+
+def fitted(request: SweepRequest, options: dict[str, Any]) -> SweepRequest:
+    """Return the request with batches that fit, where none is named."""
+    from fsdpbench.cli.requests.request import with_fitting_batches
+    from fsdpbench.sweep.trials import jobs_for
+
+    return with_fitting_batches(request, options.get("jobs") or jobs_for("sim"), tell)
 
 
 def announced(request: SweepRequest) -> Plan:
@@ -224,19 +236,16 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     store = Store.open_or_create(folder)
     with store.locked(), SharedLog() as analysed:
         store.write_space(request.to_space(), plan.points)
-        run = partial(
-            run_sweep,
+        summary = run_sweep(
             store,
+            plan.points,
+            make_progress(),
+            pool=launcher.pool(folder, jobs, analysed.path),
             jobs=jobs,
             retry_failed=bool(options.get("retry_failed")),
             fail_fast=bool(options.get("fail_fast")),
             repeat=repeat,
         )
-        summary = run(plan.points, make_progress(), pool=launcher.pool(folder, jobs, analysed.path))
-        if compiled := _to_try_compiled(store, plan.points, options):
-            plan.points.append(compiled)
-            store.write_space(request.to_space(), plan.points)
-            run([compiled], make_progress(), pool=launcher.pool(folder, jobs, analysed.path))
         pasted, report_failed = _write_answers(store, plan, analysed)
     code = _tell_end(store, plan, summary, pasted, budget, as_json)
     if report_failed is not None:
@@ -256,7 +265,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     pasted: list[Path] = []
     try:
         with disk_errors(store.folder):
-            pasted = write_recommended(store.folder, [point.result for point in _stored(store, plan)])
+            pasted = write_recommended(store.folder)
             found = kept(records(analysed.path) if analysed.path else [])
             write_report(store.folder, store.folder / REPORT_FILE, workers=fork_server.workers, kept=found)
     except BenchError as error:
@@ -299,26 +308,16 @@ def _tell_end(
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 
-def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
-    """Return the configuration that `--try-compiled` adds to `points`, None if there is none."""
-    from fsdpbench.sweep.recommended import compiled_beside_best
-
-    if not options.get("try_compiled"):
-        return None
-    config, why_not = compiled_beside_best(store, points)
-    if config is None:
-        tell(f"  --try-compiled: nothing to run ({why_not})")
-    return config
-
-
 def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     """Return the best of each number of GPUs."""
+    from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.results.records import Status
 
     running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]
     unit = "tokens" if all(each.result.tokens_per_s_per_gpu for each in running) else "samples"
     figure = f"{unit}_per_s_per_gpu"
-    rates = ((each.config["gpus"], each.config["name"], each.result.at(figure) or 0.0) for each in running)
+    configs = ((Config.from_dict(each.config), each.result.at(figure) or 0.0) for each in running)
+    rates = ((config.gpus, config.name, words_of(config), rate) for config, rate in configs)
     return rows_by_count(rates, unit, budget) if running else []
 
 

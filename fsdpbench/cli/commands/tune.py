@@ -12,7 +12,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.numbers import with_unit
 from fsdpbench.cli.commands.sweep import announced, default_name, device_named, request_from
-from fsdpbench.cli.output import make_console, make_table, show_json, tell
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -20,8 +20,24 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.terminal.units import compiled_words, interval_lines, is_shared, plus_minus
-from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
+from fsdpbench.cli.terminal.table import Column, print_table, shared_words
+from fsdpbench.cli.terminal.units import (
+    compiled_words,
+    interval_lines,
+    is_shared,
+    plus_minus,
+    settings_of,
+    words_of,
+)
+from fsdpbench.cli.values import (
+    MOST_RUNS,
+    MOST_SECONDS,
+    Positive,
+    PossiblePath,
+    SectionedCommand,
+    help_all_option,
+    whole,
+)
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -31,7 +47,8 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
 
-@click.command("tune")
+@click.command("tune", cls=SectionedCommand)
+@help_all_option
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
@@ -165,19 +182,14 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     if console.is_terminal:
         tell("")
     device = answer.front[0].config.device
-    columns = {"#": True, "configuration": False, goal_unit(goal.name, device): True}
-    if any(candidate.memory is not None for candidate in answer.front):
-        columns["peak GiB"] = True
     places = ranks(answer.front)
-    rows = []
-    for candidate, place in zip(answer.front, places, strict=True):
-        memory = [] if candidate.memory is None else [f"{candidate.memory / 2**30:.1f}"]
-        if memory and candidate.risky:
-            memory = [f"{memory[0]} risky"]
-        shared = "=" if places.count(place) > 1 else ""
-        speed = f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}"
-        rows.append([f"{place}{shared}", candidate.config.name, speed, *memory])
-    console.print(make_table(columns, rows))
+    rows = [settings_of(candidate.config) for candidate in answer.front]
+    speeds = [f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}" for candidate in answer.front]
+    figures = [Column(goal_unit(goal.name, device).replace("/", " /", 1), speeds)]
+    if any(candidate.memory is not None for candidate in answer.front):
+        memory = [f"{(each.memory or 0) / 2**30:.1f}{' risky' * each.risky}" for each in answer.front]
+        figures.append(Column("peak, GiB", memory))
+    print_table(console, shared_words(places), rows, figures)
     least = ": of these take the one with the least memory" if is_shared(places) else None
     risky = any(each.risky for each in answer.front)
     for line in interval_lines((each.interval for each in answer.front), shared=least, risky=risky):
@@ -186,7 +198,7 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     best = answer.front[0].config
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
     how = compiled_words([best.settings.compile])
-    console.print(Text(f"{simulated}best is {best.name}, {how}", style="bold"))
+    console.print(Text(f"{simulated}best is {words_of(best)}, {how}", style="bold"))
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
     # Paths in lines of their own, never folded: they are there to be copied.
     for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):

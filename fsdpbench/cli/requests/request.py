@@ -14,7 +14,7 @@ from fsdpbench.engine.devices.detection import Choice, choose_device
 from fsdpbench.engine.results.provenance import node_stated
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_config, make_target
-from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named
+from fsdpbench.sweep.spaces.presets import CHECKPOINTING, Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.spaces.space import Plan, Space, expand
 from fsdpbench.sweep.spaces.space_file import read_space
@@ -139,14 +139,18 @@ def make_request(
         )
     if len(counts) == 1 and preset.gpus:
         counts = list(preset.gpus)
-    usual = usual_settings(largest.model, (*preset.lists, *lists))
+    batches_fit = largest.device == "sim" and len(preset.lists.get(CHECKPOINTING, ())) > 1
+    usual = usual_settings(largest.model, (*preset.lists, *lists, *["batch"] * batches_fit))
     systems = _names(given.get("system")) or list(preset.systems)
     space = Space(
         targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
         systems=tuple(check_systems(systems)),
         lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
         when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
-        exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
+        exclude=(
+            *(rule for rule in preset.exclude if not rule.match.keys() & lists.keys()),
+            *_rules(given.get("exclude"), "exclude", parse_exclude),
+        ),
         max_points=_at_least_one("max_points", given.get("max_points")),
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
         references=tuple(check_systems(_references(given, lists, preset))),
@@ -290,6 +294,18 @@ def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[R
         left = {name: values for name, values in rule.lists.items() if name not in lists}
         if left:
             yield replace(rule, lists=left)
+
+
+def with_fitting_batches(request: SweepRequest, jobs: int, tell: Callable[[str], None]) -> SweepRequest:
+    """Return the request with a batch for each activation checkpointing, where the default preset varies that
+    on simulated GPUs and no batch is named."""
+    space = request.space
+    wanted = request.preset == "default" and CHECKPOINTING in request.of_preset and "batch" not in space.lists
+    if not wanted or request.target.device != "sim":
+        return request
+    from fsdpbench.sweep.fitting import fitting_batches
+
+    return replace(request, space=replace(space, when=(*space.when, *fitting_batches(space, jobs, tell))))
 
 
 def _at_least_one(name: str, given: object) -> int | None:

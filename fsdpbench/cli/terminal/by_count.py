@@ -62,6 +62,7 @@ class Row:
 
     gpus: int
     name: str
+    words: str
     unit: str
     rate: float
     efficiency: float
@@ -101,24 +102,37 @@ def parse_tokens(text: str | None) -> float | None:
     return count
 
 
-def rows_by_count(found: Iterable[tuple[int, str, float]], unit: str, budget: Budget) -> list[Row]:
-    """Return the best row of each number of GPUs. `found`: GPUs, name, rate a GPU of each configuration."""
-    best: dict[int, tuple[str, float]] = {}
-    for gpus, name, rate in found:
-        if gpus not in best or rate > best[gpus][1]:
-            best[gpus] = (name, rate)
-    fewest = best[min(best)][1] if best else 1.0
-    return [_row(gpus, *best[gpus], fewest, unit, budget) for gpus in sorted(best)]
+def rows_by_count(found: Iterable[tuple[int, str, str, float]], unit: str, budget: Budget) -> list[Row]:
+    """Return the best row of each number of GPUs. `found`: GPUs, name, words, rate a GPU of each."""
+    best: dict[int, tuple[str, str, float]] = {}
+    for gpus, name, words, rate in found:
+        if gpus not in best or rate > best[gpus][2]:
+            best[gpus] = (name, words, rate)
+    fewest = best[min(best)][2] if best else 1.0
+    return [
+        row_of(gpus, rate, budget, name=name, words=words, fewest=fewest, unit=unit)
+        for gpus, (name, words, rate) in sorted(best.items())
+    ]
 
 
-def _row(gpus: int, name: str, each: float, fewest: float, unit: str, budget: Budget) -> Row:
+def row_of(
+    gpus: int,
+    each: float,
+    budget: Budget,
+    *,
+    name: str = "",
+    words: str = "",
+    fewest: float = 1.0,
+    unit: str = "",
+) -> Row:
+    """Return what a rate of `each` tokens or samples a second and GPU means for a budget."""
     rate = gpus * each
     days = None if budget.tokens is None else budget.tokens / rate / _DAY_S
     hours = None if days is None else days * 24 * gpus
     cost = None
     if budget.price is not None:
         cost = budget.price * (24 * gpus if hours is None else hours)
-    return Row(gpus, name, unit, rate, each / fewest, days, hours, cost)
+    return Row(gpus, name, words, unit, rate, each / fewest, days, hours, cost)
 
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
@@ -140,11 +154,7 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     lines = []
     for row in rows:
         cells = [f"{row.gpus:,}", f"{row.rate:,.0f}", short(row.a_day), f"{row.efficiency:.0%}"]
-        cells += [
-            f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-            for value in (row.days, row.gpu_hours)
-            if value
-        ]
+        cells += [amount(value) for value in (row.days, row.gpu_hours) if value]
         cells += [f"{row.cost:,.0f}"] if row.cost is not None else []
         lines.append(cells)
     console.print()
@@ -152,7 +162,12 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     console.print(Text(f"By number of GPUs, the fastest of each{purpose}:", style="bold"))
     console.print(make_table(dict.fromkeys(head, True), lines))
     for row in rows:
-        console.print(Text(f"  {row.gpus:>6}  {row.name}"))
+        console.print(Text(f"  {row.gpus:>6}  {row.words}"))
+
+
+def amount(value: float | None) -> str:
+    """Return days, hours or money in few digits."""
+    return "-" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def short(count: float) -> str:

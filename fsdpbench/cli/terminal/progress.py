@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,7 +14,14 @@ from rich.text import Text
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.reading import one_line
 from fsdpbench.cli.output import make_console, tell
-from fsdpbench.cli.terminal.units import best_words, compiled_words, each, headline, plus_minus, shortened
+from fsdpbench.cli.terminal.units import (
+    best_words,
+    compiled_words,
+    each,
+    headline,
+    plus_minus,
+    words_of,
+)
 from fsdpbench.engine.results.residuals.widths import Unknown
 from fsdpbench.launch.used_time import PointState
 from fsdpbench.reports.result import Result, Status
@@ -133,7 +139,7 @@ class PlainProgress(Progress):
 
     def finished(self, config: Config, result: Result) -> None:
         self._done += 1
-        tell(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
+        tell(f"[{_of(self._done, self._total)}] {words_of(config)}: {describe_result(result)}")
 
 
 class LiveProgress(Progress):
@@ -154,12 +160,12 @@ class LiveProgress(Progress):
         self._live.start()
 
     def started(self, config: Config) -> None:
-        self._running[config.name] = time.monotonic()
+        self._running[words_of(config)] = time.monotonic()
         self.tick()
 
     def finished(self, config: Config, result: Result) -> None:
-        self._running.pop(config.name, None)
-        self._ended.append((config.name, result))
+        self._running.pop(words_of(config), None)
+        self._ended.append((words_of(config), result))
         self.tick()
 
     def tick(self, states: Callable[[], list[PointState]] = list) -> None:
@@ -205,32 +211,11 @@ def result_table(rows: Sequence[tuple[str, Text]], width: int) -> Table:
     longest = max((len(name) for name, _ in rows), default=0)
     room = min(longest, max(24, width * 45 // 100))
     table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-    for short, (_, cell) in zip(distinct_names([name for name, _ in rows], room), rows, strict=True):
+    for name, cell in rows:
         cell.truncate(width - room - _GAP, overflow="ellipsis")
+        short = name if len(name) <= room else f"{name[: room - 1]}…"
         table.add_row(Text(short, style=cell.style), cell)
     return table
-
-
-def distinct_names(names: Sequence[str], width: int) -> list[str]:
-    """Return `names` of at most `width` characters, if any is longer without shared first and last words."""
-    if len(set(names)) < 2 or max(map(len, names)) <= width:
-        return [shortened(name, width) for name in names]
-    words = [name.split("-") for name in names]
-    head, tail = _shared(words), _shared([each[::-1] for each in words])
-    cut = ["-".join(each[head : len(each) - tail]) for each in words]
-    room = width - bool(head) - bool(tail)
-    return [
-        "…" * bool(head)
-        + (each if len(each) <= room else "…" + each[len(each) - room + 1 :])
-        + "…" * bool(tail)
-        for each in cut
-    ]
-
-
-def _shared(words: Sequence[Sequence[str]]) -> int:
-    """Return the number of first words that all lists share, leaving at least one word of each."""
-    same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
-    return min(sum(1 for _ in same), min(map(len, words)) - 1)
 
 
 def _of(done: int, total: int) -> str:

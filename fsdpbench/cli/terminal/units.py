@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import SETTINGS
+from fsdpbench.reports.pages.words import phrase
 from fsdpbench.reports.result import Result, Status
 
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
@@ -56,15 +59,22 @@ def best_words(found: Iterable[tuple[str, Result]], width: int | None = None) ->
     rate, name, best = max(rates, key=lambda each: each[0])
     text = f"best so far: {rate:,.0f} tokens/s/{each(best.device)}, "
     text += f"{compiled_words([best.compiled])}, " if best.compiled is not None else ""
-    return text + (name if width is None else shortened(name, max(24, width - len(text))))
+    return text + name if width is None else (text + name)[:width]
 
 
-def shortened(name: str, width: int) -> str:
-    """Return `name` cut in its middle to `width` characters: names of one sweep differ at their ends."""
-    if len(name) <= width:
-        return name
-    head = min(10, width // 3)
-    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
+def settings_of(config: Config) -> dict[str, object]:
+    """Return the settings of a configuration, with its system and its GPUs."""
+    return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
+
+
+def words_of(config: Config) -> str:
+    """Return a configuration in words: its system, its batch, and the settings that are not the defaults."""
+    settings = config.settings.to_dict()
+    said = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])
+    for name, each in SETTINGS.items():
+        if name not in ("batch", "seq") and settings.get(name) not in (None, each.default):
+            said.append(phrase(name, settings[name]))
+    return ", ".join(said)
 
 
 def is_shared(ranks: Iterable[int | None]) -> bool:
@@ -83,7 +93,7 @@ def interval_lines(
         return []
     reasons = dict.fromkeys(reason for interval in known for reason in interval["because"])
     wide = f" It is wide here: {'; '.join(reasons)}." if reasons else ""
-    lines = [f"± is the 90 % interval, from held-out errors of published runs.{wide}"]
+    lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{wide}"]
     if shared:
         lines.append(f"Ranks with = cannot be distinguished{'' if shared is True else shared}.")
     if risky:

@@ -1,6 +1,6 @@
 """Named spaces: what to sweep by default, and for the questions that people ask most.
 
-default        the settings that the FSDP paper's effects come from
+default        what people try first, each changed alone, with every checkpointing at a batch that fits
 memory         what is traded against memory: batch, checkpointing, strategy, rate limiter
 accumulation   microbatches a step, with a reduction in each of them or in the last one alone
 scaling        the same work a GPU on more and more GPUs, sharded over all or inside nodes
@@ -10,6 +10,7 @@ wide           all of it together, thousands of points: for `tune`, or with --ma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,12 +18,12 @@ from fsdpbench.base.errors import unknown
 from fsdpbench.base.settings import SETTINGS, Value
 from fsdpbench.sweep.spaces.rules import Rule
 
-DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
+DEFAULT_SYSTEMS = ("torch-fsdp2", "impl-fsdp2")
+TORCHS = ("torch-fsdp2", "torch-fsdp1")
 SYSTEM_ALONE = ("impl-fsdp2",)
 """Where settings are named and no system; `run` takes it too."""
-TORCHS_AND_OURS = ("torch-fsdp1", "torch-fsdp2", "impl-fsdp1", "impl-fsdp2")
-"""What the default sweep compares: where torch's FSDPs have a setting, it is swept for them too."""
 REFERENCE_SYSTEMS = ("torch-ddp",)
+CHECKPOINTING, _WITHOUT_CHECKPOINTING = "activation_checkpointing", ("wrap", "forward_prefetch")
 Lists = Mapping[str, list[Value]]
 
 
@@ -38,6 +39,7 @@ class Preset:
     gpus: tuple[int, ...] = ()
     systems: tuple[str, ...] = field(default=DEFAULT_SYSTEMS)
     references: tuple[str, ...] = ()
+    exclude: tuple[Rule, ...] = ()
 
 
 def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -60,14 +62,17 @@ def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    lists = _lists("default", device)
+    lists = _lists("default", device, CHECKPOINTING)
     if device == "cpu":  # no caching allocator to press
         return Preset(lists)
-    # Without prefetch there is next to nothing in flight, and nothing to limit; large gradients press most.
-    unlimited = Rule(
-        {"backward_prefetch": ("pre",), "reduce_dtype": ("fp32",)}, {"limit_all_gathers": (2, "off")}
-    )
-    return Preset(lists, (unlimited,), systems=TORCHS_AND_OURS, references=REFERENCE_SYSTEMS)
+    lists["strategy"] = ["FULL_SHARD", "HYBRID_SHARD" if gpus > gpus_per_node else "SHARD_GRAD_OP"]
+    changed = {name: tuple(values[1:]) for name, values in lists.items() if name != CHECKPOINTING}
+    pairs = itertools.combinations(changed.items(), 2)
+    alone = [Rule(dict(pair)) for pair in pairs if pair[0][1] and pair[1][1]]
+    alone += [Rule({name: changed[name], CHECKPOINTING: ("op", "full")}) for name in _WITHOUT_CHECKPOINTING]
+    alone += [Rule({"compile": (True,), CHECKPOINTING: ("full",)})]  # it takes longest
+    alone += [Rule({"compile": (True,), CHECKPOINTING: ("op",), "system": SYSTEM_ALONE})]
+    return Preset(lists, exclude=tuple(alone), references=REFERENCE_SYSTEMS)
 
 
 def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -104,7 +109,7 @@ def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
     if gpus > gpus_per_node:
         lists["strategy"].append("HYBRID_SHARD")
     ahead = Rule({"backward_prefetch": ("pre", "post")}, {"backward_prefetch_depth": (1, 2)})
-    return Preset(lists, (ahead,))
+    return Preset(lists, (ahead,), systems=TORCHS)
 
 
 def _lists(preset: str, device: str, *outermost: str) -> dict[str, list[Value]]:

@@ -69,7 +69,8 @@ def expand(space: Space) -> Plan:
             f"that are listed: name fewer values, or let `fsdpbench tune` search it"
         )
     plan, seen = Plan(), set()
-    once = replace(space, lists={name: values[:1] for name, values in space.lists.items()}, when=())
+    single = tuple(rule for rule in space.when if all(len(values) == 1 for values in rule.lists.values()))
+    once = replace(space, lists={name: values[:1] for name, values in space.lists.items()}, when=single)
     for target in space.targets:
         workload = target.workload()
         for system, part in _systems(space, once):

@@ -19,6 +19,15 @@
     window.history.replaceState(null, "", `#c=${encodeURIComponent(folder)}`);
   });
 
+  const row = document.getElementById("row");
+  if (row) {
+    const articles = document.querySelectorAll("#reproduce article");
+    const only = () => articles.forEach((article, index) => { article.hidden = index !== row.selectedIndex; });
+    row.addEventListener("change", only);
+    row.closest(".chooser").hidden = false;
+    only();
+  }
+
   for (const button of document.querySelectorAll(".copy")) {
     button.hidden = false;
     button.addEventListener("click", async () => {

@@ -93,7 +93,7 @@ def test_bad_questions_are_told_what_to_ask(fsdpbench: CommandLine, tmp_path: Pa
     for words, told in (
         ([], "explain what?"),
         (["nowhere.txt"], "no such file"),
-        ([str(tmp_path / "log.txt")], "no out-of-memory message"),
+        ([str(tmp_path / "log.txt")], "cannot tell"),
         ([str(tmp_path)], "neither a run folder nor"),
         (["--batch", "4"], "Name it with --model"),
         (["a.txt", "b.txt"], "one FILE"),

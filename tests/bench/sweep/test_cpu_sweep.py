@@ -19,7 +19,8 @@ import pytest
 COMMAND = (sys.executable, "-c", "from fsdpbench.cli import main; main()")
 SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
 MODEL = ("--model", "gpt", "--shape", SHAPE, "--batch", "2", "--gpus", "2", "--device", "cpu")
-SPACE = ("--system", "impl-fsdp1,impl-fsdp2,torch-ddp", "--wrap", "block", "--backward-prefetch", "none")
+SPACE = ("--system", "impl-fsdp1,impl-fsdp2,torch-ddp", "--wrap", "block", "--strategy", "FULL_SHARD")
+SPACE += ("--backward-prefetch", "none")
 POINTS = 3  # both front ends, and DDP, which prefetches nothing
 
 

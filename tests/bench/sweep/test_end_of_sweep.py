@@ -14,7 +14,6 @@ import pytest
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.terminal import ranking
-from fsdpbench.cli.terminal.progress import shortened
 from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import without_absent
 
@@ -82,7 +81,7 @@ def test_no_figure_is_cut_at_any_width(
 def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = (printed(folder, width, True, monkeypatch) for width in (160, 80))
     assert {"step,", "spread", "overlap"} <= set(wide.split())
-    assert "tokens/s/rank" in narrow
+    assert {"tokens", "/s/rank"} <= set(narrow.split())
     assert "GPU" not in wide, "ranks on a CPU are no GPUs"
     assert "spread" not in narrow
 
@@ -116,20 +115,11 @@ def test_simulated_rows_tell_their_interval_and_share_ranks(
         finish(store, each, status="ok", step_time_s=1.0, tokens_per_s_per_gpu=tokens, interval=interval)
     text = printed(store.folder, 120, False, monkeypatch)
     assert [line.split()[0] for line in text.splitlines() if line[:2] in ("1=", " 3")] == ["1=", "1=", "3"]
-    assert text.count("7.0 %") == 3
-    assert "wide: memory is nearly full" in text
-    assert "Ranks with = cannot be distinguished: within 5.0%" in text
-    assert "1 is risky: memory fits only inside its error" in text
-
-
-def test_long_names_keep_what_tells_them_apart() -> None:
-    names = [f"impl-fsdp1-every-4-bwd-none-lim-off-bf16-batch-{batch}" for batch in (1, 16)]
-    short = [shortened(name, 30) for name in names]
-    assert [len(name) for name in short] == [30, 30]
-    assert short[0].startswith("impl-fsdp1")
-    assert short[0].endswith("-batch-1")
-    assert short[1].endswith("-batch-16")
-    assert shortened("single-bf16", 30) == "single-bf16"
+    assert "100.0 tokens/s/GPU ±7 %" in text
+    assert "It is wide here: memory is nearly full" in text
+    assert "Ranks with = cannot be distinguished" in text
+    assert "−2.0 ±4.8 %" in text, "nothing was traced: any two may differ by 5 %"
+    assert "risky: memory fits only inside the prediction" in text
 
 
 def test_doubtful_figures_are_said_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

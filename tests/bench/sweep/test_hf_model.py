@@ -75,7 +75,8 @@ def test_fields_of_a_shape_replace_those_of_the_file(tmp_path: Path) -> None:
 
 def test_what_nobody_named_fits_larger_models(tmp_path: Path) -> None:
     asked = {"hf_config": str(write(tmp_path / "q.json")), "gpus": 2, "device": "sim", "system": "impl-fsdp2"}
-    request = make_request(asked, {}, whole_space=False)
+    assert not make_request(asked, {}, whole_space=False).assumed, "batches that fit are found"
+    request = make_request(asked, {"wrap": ["block", "root"]}, whole_space=False)
     assert request.assumed == {"batch": 1, "activation_checkpointing": "full"}
     assert "; batch=1, activation_checkpointing=full, as not named" in request.announcement(1)
     points = request.plan().points

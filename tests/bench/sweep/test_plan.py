@@ -54,13 +54,13 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     done = fsdpbench("plan", *FOUR_LAYERS.split(), "--batch", "2,4,400,800")
     assert done.returncode == 0, done.stderr
     header, *lines = done.stdout.splitlines()
-    assert "retries" in header
-    assert lines[0].count(" ms ±") == 1
+    assert {"batch", "/s/GPU", "ms"} <= set(f"{header} {lines[0]}".split())
+    assert lines[1].count(" ±") == 1
     assert any("no published run of this system" in line for line in lines)
-    fastest = next(line for line in lines if line.startswith("Predicted fastest: "))
-    assert fastest.endswith("batch-4")
+    assert lines[1].split()[1] == "4"
     (told,) = [line for line in lines if "out of memory" in line]
-    assert "batch-400 and 1 other: " in told
+    assert told.startswith("cannot fit: impl-fsdp2, batch 400 and 1 more: ")
+    assert "  the nearest that fits: impl-fsdp2, batch 4" in lines
 
 
 def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(planned: Plan) -> None:

@@ -92,7 +92,7 @@ def test_it_says_what_it_did(swept: tuple[Path, subprocess.CompletedProcess[str]
     assert "[12/12]" in done.stderr
     assert "limit_all_gathers is not applicable" in done.stderr
     assert "Report: " in done.stdout
-    assert "Simulated on a100-80gb: run " in done.stdout
+    assert "Simulated on a100-80gb, it gives " in done.stdout
 
 
 def test_its_page_is_that_of_its_files(

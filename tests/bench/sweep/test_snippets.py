@@ -15,7 +15,7 @@ import pytest
 
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
-from fsdpbench.reports.result import Result
+from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.sweep.recommended import write_recommended
 from fsdpbench.sweep.snippets import snippets
@@ -163,7 +163,7 @@ def test_it_says_what_ran_and_nothing_else(winner: Config) -> None:
     assert said.keys() - rest == ({"gradient_as_bucket_view"} if winner.system == "torch-ddp" else set())
     if "sharding_strategy" in said:
         assert said["sharding_strategy"] == f"ShardingStrategy.{settings.strategy}"
-    assert f"batch={settings.batch}" in source.split('"""')[1]
+    assert f"batch={settings.batch}" in source.split("# The training script's part:")[1]
 
 
 @pytest.mark.parametrize("winner", winners(), ids=lambda winner: winner.name)
@@ -197,29 +197,30 @@ def test_code_is_written_for_the_systems_that_ran_alone() -> None:
 
 
 def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -> None:
+    store = Store.open_or_create(tmp_path)
     (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
-    results = [
-        Result.of(
-            {
-                "config": config(system, batch=batch).to_dict(),
-                "status": status,
-                "step_time_s": 1.0,
-                "tokens_per_s_per_gpu": speed,
-                "interval": {"level": 0.9, "step_time_s": [0.9, 1.1], "risky": batch == 2},
-            }
-        )
-        for system, batch, status, speed in (
-            ("torch-fsdp1", 1, "ok", 90.0),
-            ("torch-fsdp2", 1, "ok", 100.0),
-            ("impl-fsdp2", 2, "ok", 110.0),
-            ("impl-fsdp2", 1, "ok", 110.0),
-            ("impl-fsdp1", 1, "oom", None),
-            ("torch-ddp", 1, "ok", 200.0),
-        )
-    ]
-    names = [path.name for path in write_recommended(tmp_path, results)]
+    tried = (
+        ("torch-fsdp1", 1, "ok", 90.0),
+        ("torch-fsdp2", 1, "ok", 100.0),
+        ("impl-fsdp2", 2, "ok", 110.0),
+        ("impl-fsdp2", 1, "ok", 110.0),
+        ("impl-fsdp1", 1, "oom", None),
+        ("torch-ddp", 1, "ok", 200.0),
+    )
+    made = [config(system, batch=batch) for system, batch, _, _ in tried]
+    store.write_space({"schema": 1}, made)
+    for each, (_, batch, status, speed) in zip(made, tried, strict=True):
+        work = store.work_folder(each)
+        content = {
+            "schema": 1, "config": each.to_dict(), "device": "sim", "cause": None, "status": status,
+            "step_time_s": 1.0, "tokens_per_s_per_gpu": speed, "samples_per_s_per_gpu": 1.0,
+            "interval": {"level": 0.9, "step_time_s": [0.9, 1.1], "risky": batch == 2},
+        }  # fmt: skip
+        (work / "result.json").write_text(json.dumps(content))
+        store.commit(each, work)
+    names = [path.name for path in write_recommended(tmp_path)]
     assert names == ["best_torch_fsdp2.py", "best_impl_fsdp2.py"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == sorted(names)
     assert "batch=1," in (tmp_path / "best_impl_fsdp2.py").read_text(), (
         "of two alike the one that is not risky"
     )

@@ -12,7 +12,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.requests.options import read_space_file
 from fsdpbench.cli.requests.request import SweepRequest, make_request, request_of_space
-from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, PRESETS, TORCHS_AND_OURS
+from fsdpbench.sweep.spaces.presets import DEFAULT_SYSTEMS, PRESETS
 from fsdpbench.sweep.spaces.space import MOST_COMBINATIONS
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
@@ -57,8 +57,7 @@ def test_every_preset_has_points_for_both_front_ends_and_can_be_written_down(nam
     made = request({"preset": name, "device": device, "gpus": 4})
     points = made.plan().points
     references = set(made.space.references)
-    wanted = TORCHS_AND_OURS if (name, device) == ("default", "sim") else DEFAULT_SYSTEMS
-    assert {config.system for config in points} - references == set(wanted)
+    assert {config.system for config in points} - references == set(DEFAULT_SYSTEMS)
     again = request_of_space(made.to_space())
     assert [config.to_dict() for config in again.plan().points] == [config.to_dict() for config in points]
 
@@ -77,11 +76,11 @@ def test_a_condition_adds_lists_to_the_points_that_match() -> None:
 
 
 def test_an_excluded_combination_is_no_point() -> None:
-    exclude = ["batch=2,4 wrap=root", "system=impl-fsdp1 batch=1"]
+    exclude = ["batch=2,4 wrap=root", "system=torch-fsdp2 batch=1"]
     points = request({"exclude": exclude}, batch=[1, 2, 4], wrap=["block", "root"]).plan().points
     found = {(config.system, config.settings.batch, config.settings.wrap) for config in points}
-    blocks = {(system, batch, "block") for system in ("impl-fsdp1", "impl-fsdp2") for batch in (1, 2, 4)}
-    assert found == (blocks | {("impl-fsdp2", 1, "root")}) - {("impl-fsdp1", 1, "block")}
+    blocks = {(system, batch, "block") for system in DEFAULT_SYSTEMS for batch in (1, 2, 4)}
+    assert found == (blocks | {("impl-fsdp2", 1, "root")}) - {("torch-fsdp2", 1, "block")}
 
 
 def test_conditions_in_toml_are_those_of_the_command_line(tmp_path: Path) -> None:

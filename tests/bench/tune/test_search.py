@@ -16,6 +16,7 @@ from fsdpbench.engine.results.records import Status
 
 def points() -> list[Config]:
     given = {"model": "gpt-tiny", "gpus": 8, "device": "sim", "preset": "wide"}
+    given["system"] = "impl-fsdp1,impl-fsdp2"
     return make_request(given, {}, whole_space=False).plan().points
 
 

@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.pages import best_sentence, load_run
-from fsdpbench.reports.pages.ranking import OURS_RAN_ON_GPUS, chosen, doubt, rank
+from fsdpbench.reports.pages import best_lines, load_run
+from fsdpbench.reports.pages.ranking import NOT_YET, OURS_RAN_ON_GPUS, chosen, doubt, paired, rank
+from fsdpbench.reports.pages.view import Configuration, RunView, Status
+from fsdpbench.reports.result import ConfigFile, Interval, Result, StepParts
+from fsdpbench.reports.result import Status as Ended
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured"
 
@@ -28,19 +31,53 @@ def test_ours_has_run_on_gpus_once_that_is_measured() -> None:
     assert any("rehearsal" not in path.read_text(errors="replace") for path in reports) == OURS_RAN_ON_GPUS
 
 
-def test_the_best_of_both_are_named(copy: Path) -> None:
+def test_torchs_is_recommended_and_ours_beside_it_where_it_is_clearly_faster(copy: Path) -> None:
     change(copy, "impl-fsdp2-block-pre", system="torch-fsdp2")
+    for ours, words in ((2.0, "; or impl-fsdp1 alike: +"), (0.5, None)):
+        best = chosen(rank(load_run(copy))).torchs
+        assert best is not None
+        assert best.throughput is not None
+        change(copy, "impl-fsdp1-block-pre-bf16", tokens_per_s_per_gpu=best.throughput * ours)
+        first = best_lines(load_run(copy))[0]
+        assert first.startswith("Run torch-fsdp2")
+        assert (NOT_YET in first) == (words is not None)
     found = chosen(rank(load_run(copy)))
-    assert found.both
     assert found.ours is not None
-    assert found.torchs is not None
-    assert "torch-fsdp2, " in best_sentence(load_run(copy)).split(" or ")[0]
-    assert "They reach" in best_sentence(load_run(copy))
-    assert "not run on GPUs" in doubt(found.ours.row)
-    assert "not run on GPUs" not in doubt(found.torchs.row)
+    assert NOT_YET in doubt(found.ours.row)
+    assert NOT_YET not in doubt(best.row)
 
 
 def test_retries_of_the_best_are_a_risk(copy: Path) -> None:
-    best = rank(load_run(copy))[0].row
-    change(copy, best.folder.name, alloc_retries_per_step=2.0)
-    assert "risky: the allocator retries" in best_sentence(load_run(copy))
+    for path in copy.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"alloc_retries_per_step": 2.0}))
+    assert "risky: the allocator retries" in best_lines(load_run(copy))[0]
+
+
+def row(name: str, tokens: float, waiting: float = 0.0, width: float = 0.07, **more: Any) -> Configuration:
+    """Return a simulated row whose step waits for that share of the time that it computes."""
+    parts = StepParts(1.0, 0.0, waiting, 0.0)
+    interval = Interval(0.9, (1 - width, 1 + width), apart=0.05, runs=9, **more)
+    result = Result(
+        status=Ended.OK, device="sim", tokens_per_s_per_gpu=tokens, time_s=parts, interval=interval
+    )
+    config = ConfigFile(settings={}, name=name)
+    return Configuration(Path(name), config, result, Status.OK, settings={"system": "torch-fsdp2"})
+
+
+def test_what_two_configurations_share_does_not_blur_their_difference() -> None:
+    rows = [
+        row("best", 100.0),
+        row("waits", 98.0, waiting=0.0204),
+        row("wide", 97.0, width=0.2),
+        row("unlike", 96.0, because=["no published run of this system"]),
+    ]
+    found = {entry.row.name: entry for entry in rank(RunView(Path("run"), "run", tuple(rows)))}
+    assert [entry.rank for entry in found.values()] == [1, 2, 2, 1]
+    behind = paired(found["waits"], found["best"])
+    assert -0.035 < behind.low < -0.02 < behind.high < -0.005, "half of the longer wait may be wrong"
+
+
+def test_the_lines_are_short(copy: Path) -> None:
+    lines = best_lines(load_run(copy))
+    assert len(lines) == 3
+    assert all(len(line.split()) <= 25 for line in lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from fsdpbench.reports.pages.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
+from fsdpbench.reports.pages.comparisons import MOST_LINES, predicted_and_measured, scaling
 from fsdpbench.reports.pages.ranking import TOKENS, Ranked, rank, varying_settings
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart
@@ -41,25 +41,6 @@ def assert_valid(chart: Chart | None) -> Chart:
     figure = json.loads(re.sub(r"var\(--[a-z-]+\)", "#123456", json.dumps(chart.figure(), allow_nan=False)))
     go.Figure(data=figure["data"], layout=figure["layout"])
     return chart
-
-
-def test_each_system_is_shown_by_its_best() -> None:
-    rows = [
-        row(100, "one", wrap="block"),
-        row(90, "one", wrap="root"),
-        row(95, "two", wrap="root"),
-        row(None, "three"),
-    ]
-    entries, varying = ranked(*rows)
-    chart = assert_valid(peers(entries, varying, TOKENS))
-    assert chart.data[0]["x"] == [100, 95]
-    assert [line[0] for line in chart.table.rows] == ["one", "two"]
-    assert chart.table.rows[0][-1] == "wrap=block"
-
-
-def test_one_system_has_no_peers() -> None:
-    entries, varying = ranked(row(100, wrap="block"), row(90, wrap="root"))
-    assert peers(entries, varying, TOKENS) is None
 
 
 def test_scaling_joins_equal_settings_over_gpus_only() -> None:

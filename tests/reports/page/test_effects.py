@@ -130,8 +130,8 @@ def test_pairs_with_allocator_retries_are_told_apart() -> None:
     assert (x.pairs, x.with_retries, x.other_pairs) == (2, True, 0)
     assert x.ratio == pytest.approx(math.sqrt(0.5 * 0.25))
     sentence = best_sentence(RunView(Path("run"), "run", tuple(rows)))
-    assert "x (b instead of a: −65 %, 2 pairs with allocator retries)" in sentence
-    assert "y (" not in sentence
+    assert "x b instead of a: −65 % (allocator retries)." in sentence
+    assert "y " not in sentence.split("most: ")[1]
 
 
 def test_a_figure_that_no_run_has_leaves_no_bound_rather_than_an_error() -> None:
@@ -139,3 +139,22 @@ def test_a_figure_that_no_run_has_leaves_no_bound_rather_than_an_error() -> None
     rows += [row(throughput, x="b", batch=batch) for batch, throughput in enumerate((1e308, 90.0, 90.0))]
     (effect,) = [found for found in effects_of(*rows) if found.name == "x"]
     assert effect.high is None
+
+
+def test_a_batch_that_goes_with_checkpointing_does_not_part_the_pairs() -> None:
+    """Each checkpointing has the batch that fits; batches of their own do part them."""
+    modes = (("none", 8), ("op", 8), ("full", 32))
+    rows = [
+        row(speed * share, activation_checkpointing=mode, batch=batch, compile=compiled)
+        for (mode, batch), speed in zip(modes, (100, 98, 80), strict=True)
+        for compiled, share in ((True, 1.0), (False, 0.9))
+    ]
+    found = {
+        effect.value: effect for effect in effects_of(*rows) if effect.name == "activation_checkpointing"
+    }
+    assert {value: (effect.pairs, effect.ratio) for value, effect in found.items()} == {
+        "op": (2, pytest.approx(0.98)),
+        "full": (2, pytest.approx(0.8)),
+    }
+    apart = [*rows, row(99, activation_checkpointing="none", batch=16, compile=True)]
+    assert "full" not in {each.value for each in effects_of(*apart)}

