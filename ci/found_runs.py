@@ -33,7 +33,7 @@ _OTHER_KINDS = re.compile(
 _REDUCES_BF16 = re.compile(r"\breduce( and buffer)?( dtype)? bf16\b")
 _FSDP = re.compile(r"\bfsdp([12])\b")
 _MONTH = re.compile(r"\b20[0-9]{2}-[01][0-9]\b")
-_NEWER_KERNELS, _OLDER_SOFTWARE = "2026-02", "torch-2.8"  # torch 2.11, and the last software before it
+_NEWER_KERNELS, _OLDER_SOFTWARE = "2026-02", "torch-2.10"  # torch 2.11, and the last software before it
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def test_words_become_settings(
 @pytest.mark.parametrize(
     ("source", "software"),
     [
-        ("org/study:docs/a.md (2024-09; also README)", "torch-2.8"),
+        ("org/study:docs/a.md (2024-09; also README)", "torch-2.10"),
         ("org/study:PR 1 (2025-10..2026-04)", None),
         ("org/study:docs/a.md", None),
     ],
