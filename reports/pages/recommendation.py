@@ -69,7 +69,9 @@ def _do(best: Ranked, found: Chosen, ranked: Sequence[Ranked], view: RunView) ->
     ]
     if len(settings) > _MOST_SETTINGS:
         settings = [*settings[:_MOST_SETTINGS], f"{len(settings) - _MOST_SETTINGS} more"]
-    line = f"Run {row.settings.get('system') or row.name}{' with ' * bool(settings)}{', '.join(settings)}"
+    system = row.settings.get("system")
+    name = row.name if system in (None, "script") else system
+    line = f"Run {name}{' with ' * bool(settings)}{', '.join(settings)}"
     line += f"{', compiled' * bool(row.compiled or row.settings.get('compile'))}{doubt(row)}"
     ours = found.ours
     if found.gain is None or ours is None or found.gain.low <= 0:

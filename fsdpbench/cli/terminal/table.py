@@ -17,8 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fsdpbench.reports.pages.words import header, in_table, phrase, varying
-
 GAP = 2
 ESSENTIAL = 7  # figures of this weight and more stay until all settings are in one column
 
@@ -49,6 +47,8 @@ class Column:
 
 def setting_columns(rows: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Return a column for each setting that differs among `rows`, with the cells of those `shown`."""
+    from fsdpbench.reports.pages.words import header, in_table, phrase, varying  # it loads numpy
+
     return [
         Column(
             header(name),

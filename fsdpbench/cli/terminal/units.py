@@ -7,7 +7,6 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.reports.pages.words import phrase
 from fsdpbench.reports.result import Result, Status
 
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
@@ -69,6 +68,8 @@ def settings_of(config: Config) -> dict[str, object]:
 
 def words_of(config: Config) -> str:
     """Return a configuration in words: its system, its batch, and the settings that are not the defaults."""
+    from fsdpbench.reports.pages.words import phrase  # it loads numpy
+
     settings = config.settings.to_dict()
     said = [config.system] + ([f"batch {settings['batch']}"] if settings.get("batch") else [])
     for name, each in SETTINGS.items():

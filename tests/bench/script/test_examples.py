@@ -128,6 +128,6 @@ def test_the_command_line_runs_it_and_the_report_shows_it(fsdpbench: Any, tmp_pa
     assert command.endswith(" ".join(SMALL))
     table = fsdpbench("report", folder, "--format", "md")
     assert table.returncode == 0, table.stderr
-    assert "run train-fsdp2-16x-a100-80gb-jitter-3, eager. It reaches " in table.stdout
+    assert "Run train-fsdp2-16x-a100-80gb-jitter-3. Simulated on a100-80gb, it gives " in table.stdout
     assert "None of the" not in table.stdout
     assert fsdpbench("report", folder).returncode == 0

@@ -12,7 +12,7 @@ from fsdpbench.cli.terminal.by_count import Budget, parse_tokens, rows_by_count,
 
 
 def test_the_best_of_each_count_is_told_with_its_arithmetic() -> None:
-    found = [(8, "slow", 900.0), (8, "fast", 1000.0), (64, "many", 800.0)]
+    found = [(8, "slow", "", 900.0), (8, "fast", "", 1000.0), (64, "many", "", 800.0)]
     few, many = rows_by_count(found, "tokens", Budget(tokens=1e12, price=2.0))
     assert (few.name, few.rate, few.efficiency) == ("fast", 8000.0, 1.0)
     assert few.a_day == 8000 * 24 * 3600
@@ -24,7 +24,7 @@ def test_the_best_of_each_count_is_told_with_its_arithmetic() -> None:
 
 
 def test_without_tokens_the_cost_is_that_of_a_day() -> None:
-    (row,) = rows_by_count([(8, "x", 10.0)], "samples", Budget(price=3.0))
+    (row,) = rows_by_count([(8, "x", "", 10.0)], "samples", Budget(price=3.0))
     assert (row.days, row.gpu_hours, row.cost) == (None, None, 3.0 * 24 * 8)
 
 

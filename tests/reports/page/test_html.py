@@ -83,7 +83,7 @@ def test_nothing_is_fetched_and_only_the_pages_own_scripts_may_run(path: Path, p
 
 def test_every_island_is_json(page: Page) -> None:
     islands = [text for attributes, text in page.scripts if attributes.get("type") == "application/json"]
-    assert len(islands) == 35  # Five charts of the run and thirty configurations.
+    assert len(islands) == 34  # Four charts of the run and thirty configurations.
     for text in islands:
         json.loads(text)
 
