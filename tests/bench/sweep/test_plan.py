@@ -58,8 +58,8 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     assert lines[1].count(" ±") == 1
     assert any("no published run of this system" in line for line in lines)
     assert lines[1].split()[1] == "4"
-    (told,) = [line for line in lines if "out of memory" in line]
-    assert told.startswith("cannot fit: impl-fsdp2, batch 400 and 1 more: ")
+    (printed,) = [line for line in lines if "out of memory" in line]
+    assert printed.startswith("cannot fit: impl-fsdp2, batch 400 and 1 more: ")
     assert "  the nearest that fits: impl-fsdp2, batch 4" in lines
 
 

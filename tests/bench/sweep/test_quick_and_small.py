@@ -39,9 +39,9 @@ def test_two_named_axes_of_three_values_are_nine_points() -> None:
 
 
 def test_a_preset_says_first_what_it_adds() -> None:
-    told = request({}, batch=[4]).added_by_preset() or ""
-    assert ", wrap (block, every-4), " in told
-    assert "batch" not in told.split(";")[0]
+    printed = request({}, batch=[4]).added_by_preset() or ""
+    assert ", wrap (block, every-4), " in printed
+    assert "batch" not in printed.split(";")[0]
     assert "strategy" in (request({"preset": "memory"}, batch=[4, 8]).added_by_preset() or "")
 
 
@@ -87,10 +87,10 @@ def test_points_are_simulated_once_and_not_in_vain(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(prediction, "_cost_of_a_trace", lambda *ignored: (0.0, 0))
     small = [configuration("gpt-tiny", "impl-fsdp2", 8, batch=batch) for batch in (2, 4, 2)]
     hopeless = configuration("gpt-175b", "impl-fsdp2", 8)
-    told: list[int] = []
-    found = prediction.best_first(prediction.forecast([hopeless, *small], 1, told.append))
+    printed: list[int] = []
+    found = prediction.best_first(prediction.forecast([hopeless, *small], 1, printed.append))
     assert [config.settings.batch for config in ran] == [2, 4]
-    assert told == [2]
+    assert printed == [2]
     assert [each.config.settings.batch for each in found.predictions] == [4, 2, 2, hopeless.settings.batch]
     assert "by arithmetic" in (found.predictions[-1].reason or "")
 

@@ -52,8 +52,8 @@ def swept(site: Path, fsdpbench: Any, forgotten: None, monkeypatch: pytest.Monke
     def sweep(folder: Path, *words: str) -> str:
         done = fsdpbench("sweep", *MODEL, *words, "-o", str(folder))
         assert done.returncode == 0, done.stderr
-        told: str = done.stdout
-        return told
+        printed: str = done.stdout
+        return printed
 
     return sweep
 
@@ -64,16 +64,16 @@ def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(
 ) -> None:
     folder = tmp_path / "run"
     systems = ("--system", "torch-ddp,ddp-big-buckets,unreduced", "--repeat", "2")
-    told = swept(folder, *systems, "--device", "cpu")
-    assert "Throughput against torch-ddp, each system's best on the same work, over 2 rounds:" in told
-    lines = {line.split()[0]: line for line in told.splitlines() if re.search(r"\d\.\d\dx", line)}
+    printed = swept(folder, *systems, "--device", "cpu")
+    assert "Throughput against torch-ddp, each system's best on the same work, over 2 rounds:" in printed
+    lines = {line.split()[0]: line for line in printed.splitlines() if re.search(r"\d\.\d\dx", line)}
     assert set(lines) == {"torch-ddp", "ddp-big-buckets", "unreduced"}
     assert "1.00x" in lines["torch-ddp"]
     assert re.search(r"\(\d+\.\d\d to \d+\.\d\d\)", lines["ddp-big-buckets"])
     assert "losses equal" in lines["ddp-big-buckets"]
     assert "losses differ" in lines["unreduced"]
-    assert "unreduced computes something else than torch-ddp: its loss in step " in told
-    assert "ddp-big-buckets computes something else" not in told
+    assert "unreduced computes something else than torch-ddp: its loss in step " in printed
+    assert "ddp-big-buckets computes something else" not in printed
     assert "unreduced computes something else" in (folder / "report.html").read_text()
     results = [json.loads(path.read_text()) for path in folder.glob("*-????????/result.json")]
     losses = {result["config"]["system"]: result["loss"] for result in results}
@@ -83,9 +83,9 @@ def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(
 
 
 def test_the_same_plugin_runs_on_simulated_gpus(swept: Callable[..., str], tmp_path: Path) -> None:
-    told = swept(
+    printed = swept(
         tmp_path / "run", "--system", "torch-ddp,ddp-big-buckets", "--device", "sim", "--compile", "false"
     )
-    assert "Throughput against torch-ddp, each system's best on the same work:" in told
-    assert re.search(r"^ddp-big-buckets +\d\.\d\dx", told, re.MULTILINE)
-    assert "losses" not in told, "simulated tensors have no values"
+    assert "Throughput against torch-ddp, each system's best on the same work:" in printed
+    assert re.search(r"^ddp-big-buckets +\d\.\d\dx", printed, re.MULTILINE)
+    assert "losses" not in printed, "simulated tensors have no values"
