@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-import msgspec
-
+from fsdpbench.base.files.documents import converted
 from fsdpbench.reports.result import JsonObject, Status
 
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
@@ -92,7 +91,7 @@ class RankRecord:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
         """Return the record in a file's content. Raises `msgspec.ValidationError`, which names the field."""
-        return msgspec.convert(content, cls)
+        return converted(content, cls)
 
     def to_dict(self) -> JsonObject:
         """Return what the file holds."""

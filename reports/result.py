@@ -8,7 +8,6 @@ no field names stays in `content`, which is what is written again.  Fields are i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from fsdpbench.base.files.documents import converted, to_json
 from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
 
 JsonObject = dict[str, Any]
@@ -322,7 +322,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: a field is missing or of a wrong type; the message names it.
         """
-        return msgspec.convert({**content, "content": content}, cls)
+        return converted({**content, "content": content}, cls)
 
     def to_dict(self) -> JsonObject:
         """Return what is written to `result.json`, keys that no field names among it."""
@@ -344,7 +344,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return the text of `result.json`."""
-        return json.dumps(self.content, indent=1, allow_nan=False)
+        return to_json(self.content, 1, allow_nan=False)
 
     def replaced(self, **changes: object) -> Self:
         """Return the result with other values of some fields; new ones come last in the file."""
@@ -435,7 +435,7 @@ def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, JsonObject]:
         decoded = all_on_one_line(msgspec.json.decode(content))
         if kind is Result:
             return Result.of(decoded), decoded  # type: ignore[return-value]
-        return msgspec.convert(decoded, kind), decoded
+        return converted(decoded, kind), decoded
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
     except RecursionError:

@@ -9,12 +9,12 @@ make_console    rich's tables (`make_table`)           stdout, or stderr
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.reading import one_line, printable_lines
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def show(text: object) -> None:
 
 def show_json(content: object, indent: int | None = None) -> None:
     """Print the answer for programs; JSON escapes control characters itself."""
-    print(json.dumps(content, indent=indent))
+    print(to_json(content, indent))
 
 
 def terminal_width() -> int | None:

@@ -12,7 +12,6 @@ All of them share the configuration's timeout. A rank that runs past it writes d
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.files.documents import read_json_object, to_json
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.reading import UnreadableError
@@ -217,4 +216,4 @@ def _leave(folder: Path, record: dict[str, Any]) -> None:
         content = read_json_object(path)
     except UnreadableError:
         return  # rank 0 died without one
-    write_whole(path, json.dumps({**content, "rank_check": record}, indent=1))
+    write_whole(path, to_json({**content, "rank_check": record}, 1))

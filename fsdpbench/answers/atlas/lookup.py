@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.errors import UsageError, unknown
-from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.files.documents import converted, read_json_object
 
 FILE = "atlas.json"
 
@@ -83,7 +83,7 @@ def read_atlas(folder: Path) -> Atlas:
     if not path.is_file():
         raise UsageError(f"{path}: no atlas there; `fsdpbench atlas build` makes one, --atlas names another")
     try:
-        return msgspec.convert(read_json_object(path), Atlas)
+        return converted(read_json_object(path), Atlas)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{path}: is not an atlas ({error}); build it again with `fsdpbench atlas build`"

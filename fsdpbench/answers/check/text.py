@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -12,6 +11,7 @@ from fsdpbench.answers.check.compare import Change, Comparison, Verdict
 from fsdpbench.answers.check.diagnosis import Finding, diagnose
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.entries import Entry
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.reading import one_line
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
@@ -100,7 +100,7 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
         ],
         "changes": [_record(change) for change in comparison.changes],
     }
-    return json.dumps(content, allow_nan=False)
+    return to_json(content, allow_nan=False)
 
 
 def finding_words(finding: Finding) -> str:
@@ -207,7 +207,7 @@ def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
             values = entry.values(metric.name)
             if values and metric.worse is Worse.HIGHER:
                 rows.append(_row(name, metric.name, metric.unit, values))
-    return json.dumps(rows, indent=1)
+    return to_json(rows, 1)
 
 
 def _row(configuration: str, metric: str, unit: str, values: list[float]) -> dict[str, object]:

@@ -9,7 +9,6 @@ Of both: tune.json, best.toml, snippets.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from fsdpbench.answers.tune.point_space import PointSpace, objectives
 from fsdpbench.answers.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.documents import to_json, to_toml
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import show_value
 from fsdpbench.engine.results.provenance import content_key, nodes_of
@@ -224,7 +223,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
             for each, place in zip(answer.front, ranks(answer.front), strict=True)
         ],
     }
-    write_whole(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    write_whole(folder / RECORD_FILE, to_json(record, 1) + "\n")
 
 
 def one_point_space(config: Config) -> dict[str, Any]:

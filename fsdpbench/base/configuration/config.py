@@ -20,6 +20,7 @@ import msgspec
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.configuration.soak import SoakSettings
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import converted
 from fsdpbench.base.numbers import MOST_GPUS, finite_number, whole_number
 from fsdpbench.base.settings import SETTINGS, Settings, show_value
 
@@ -202,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 def _part(record: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(record, kind)
+        return converted(record, kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 

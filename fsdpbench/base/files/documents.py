@@ -1,4 +1,4 @@
-"""Reads JSON objects and the package's tables, writes flat TOML; `fsdpbench.base.reading` has the rest."""
+"""Reads JSON objects and the package's tables, writes JSON and flat TOML; `base.reading` has the rest."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from fsdpbench.base.reading import read_text as read_text
 
 T = TypeVar("T")
 _WORDS = re.compile(r"(?:tuple|frozenset)\[")
+_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(u[dD][89a-fA-F]..)|\\.")
+"""Escapes of a JSON text one after the other; the group is half a surrogate pair without its other half."""
 
 
 def is_there(path: Path) -> bool:
@@ -34,6 +36,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UnreadableError(path, "holds no JSON object")
     return content
+
+
+def to_json(content: object, indent: int | None = None, **options: bool) -> str:
+    """Return `content` as JSON that every reader takes, with `options` of `json.dumps`: half a surrogate
+    pair, which stands for a byte of a path that is not UTF-8, is written as the text of its escape."""
+    text = json.dumps(content, indent=indent, **options)  # type: ignore[arg-type]
+    return _ESCAPES.sub(_readable, text) if "\\ud" in text else text
+
+
+def _readable(escape: re.Match[str]) -> str:
+    return f"\\\\{escape[1]}" if escape[1] else escape[0]
+
+
+def converted(content: object, kind: type[T]) -> T:
+    """Return parsed `content` as a `kind`. Raises `msgspec.ValidationError`, which names the field, also for
+    half a surrogate pair where a number belongs: `msgspec.convert` ends with another error there."""
+    try:
+        return msgspec.convert(content, kind)
+    except UnicodeEncodeError as error:
+        raise msgspec.ValidationError(f"{error.object!a} is no text of UTF-8") from None
 
 
 def table_beside(module: str, name: str) -> dict[str, Any]:
@@ -85,7 +107,8 @@ def _value(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = value.encode("utf-8", "backslashreplace").decode()
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_name(name)} = {_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, Sequence):

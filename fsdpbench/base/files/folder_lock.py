@@ -30,6 +30,7 @@ import msgspec
 
 from fsdpbench.base import interruption
 from fsdpbench.base.errors import BenchError, UsageError
+from fsdpbench.base.files.documents import converted
 from fsdpbench.base.files.whole_files import move_new, write_new
 from fsdpbench.base.reading import UnreadableError, parse_json
 
@@ -293,7 +294,7 @@ def this_process(token: str, beat_s: float) -> Owner:
 def read_owner(content: bytes) -> Owner | None:
     """Return the holder that a lock names; None where it names none."""
     try:
-        owner = msgspec.convert(parse_json(content, "lock"), Owner)
+        owner = converted(parse_json(content, "lock"), Owner)
     except (UnreadableError, msgspec.ValidationError):
         return None
     return owner if owner.pid > 0 and owner.host else None

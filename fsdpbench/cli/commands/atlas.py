@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.numbers import MOST_GPUS, whole_number
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
@@ -72,7 +72,7 @@ def build_command(
     atlas = answered(found, build(found, output / _RUNS, make_progress, jobs))
     content = msgspec.to_builtins(atlas)
     with disk_errors(output):
-        write_whole(output / FILE, json.dumps(content, indent=1, allow_nan=False))
+        write_whole(output / FILE, to_json(content, 1, allow_nan=False))
         page = write_pages(output, atlas)
     fit = sum(cell.status == "fits" for cell in atlas.cells)
     simulated = sum(cell.simulated for cell in atlas.cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError, unknown
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION
@@ -63,7 +63,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     traced = [traced_runs(figure, runs) for figure in chosen]
     document = as_dict(publication, outcomes, traced)
     with disk_errors(output):
-        write_whole(output / _JSON, json.dumps(document, indent=1, allow_nan=False))
+        write_whole(output / _JSON, to_json(document, 1, allow_nan=False))
         write_page(output / _PAGE, publication, outcomes, traced, time.monotonic() - began)
     if as_json:
         show_json(document)

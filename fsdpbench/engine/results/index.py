@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.errors import BenchError
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import one_line
 from fsdpbench.base.settings import SETTINGS
@@ -57,7 +58,7 @@ def _row(point: StoredPoint) -> list[Any]:
     row += [result.status.value, result.message]
     row += [_object(config, "settings").get(name) for name in SETTINGS]
     row += [result.stored(figure.path) for figure in flat()]
-    return [*row, json.dumps(result.to_dict())]
+    return [*row, to_json(result.to_dict())]
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -7,12 +7,11 @@ exception inside a backward hook ends the process.
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import msgspec
 
-from fsdpbench.base.files.documents import read_json_object
+from fsdpbench.base.files.documents import read_json_object, to_json
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import UnreadableError
 from fsdpbench.reports.rank_record import RankRecord as RankRecord
@@ -27,7 +26,7 @@ def write_record(record: RankRecord, folder: Path) -> Path:
     """Write `record` into `folder`/trace, over an earlier one of its rank."""
     path = record_path(folder, record.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(record.to_dict(), indent=1))
+    write_whole(path, to_json(record.to_dict(), 1))
     return path
 
 

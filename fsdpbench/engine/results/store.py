@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -21,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
-from fsdpbench.base.files.documents import read_json_object, to_toml
+from fsdpbench.base.files.documents import converted, read_json_object, to_json, to_toml
 from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.base.plugins import foreign_identity, foreign_model
@@ -127,7 +124,7 @@ class Store:
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         remove(folder)
         folder.mkdir()
-        write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
+        write_whole(folder / "config.json", to_json(config_record(config), 1))
         return folder
 
     def commit(self, config: Config, work: Path, run: int = 1) -> Path:
@@ -204,7 +201,7 @@ class Store:
         try:
             config = read_json_object(folder / "config.json")
             result = Result.of(read_json_object(folder / RESULT_FILE))
-            named = msgspec.convert(config, ConfigFile)
+            named = converted(config, ConfigFile)
         except ValueError:
             return None
         if not (named.name and named.key) or flaw_of(folder, config, result.to_dict()):

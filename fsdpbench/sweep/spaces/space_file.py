@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.files.documents import converted
 from fsdpbench.base.numbers import LARGEST_INTEGER, MOST_GPUS
 from fsdpbench.base.settings import SETTINGS, Value, read_list, setting_named
 
@@ -66,7 +67,7 @@ def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any],
             )
         settings[name] = content[name]
     try:
-        space = msgspec.convert({name: content[name] for name in known if name in content}, SpaceFile)
+        space = converted({name: content[name] for name in known if name in content}, SpaceFile)
     except msgspec.ValidationError as error:
         raise UsageError(f"{origin}: {_in_our_words(str(error))}") from None
     try:

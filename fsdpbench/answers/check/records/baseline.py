@@ -8,7 +8,6 @@ carries its provenance: versions, revision, date, command, and what its figures 
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.answers.check.records.surroundings import Surroundings
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
+from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import read_json
 from fsdpbench.engine.results.provenance import git_revision, versions
@@ -91,7 +91,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def write(self, path: Path) -> None:
         """Whole or not at all. Raises `BenchError`."""
         content = msgspec.to_builtins(self)
-        replace_file(path, json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        replace_file(path, to_json(content, 1, sort_keys=True, allow_nan=False) + "\n")
 
     def of_this_torch(self, path: Path) -> FigureSet:
         """Return the set for the torch at hand. Raises `CannotJudgeError` if there is none."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import converted
 from fsdpbench.base.reading import one_line
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def strictly(content: object, kind: type[T], origin: str) -> T:
     # Ahead of the conversion, which stops at an unknown key and offers no name.
     _refuse_unknown(("", content, kind), origin)
     try:
-        return msgspec.convert(content, kind, strict=True)
+        return converted(content, kind)
     except msgspec.ValidationError:
         where, value, wanted = _culprit(("", content, kind))
         shown = one_line(repr(value), _LONGEST_SHOWN)
@@ -57,7 +58,7 @@ def _culprit(part: Part) -> Part:
     """Return the innermost part that has not its type; a missing key is its object's fault."""
     for inner in _parts(part):
         try:
-            msgspec.convert(inner[1], inner[2], strict=True)
+            converted(inner[1], inner[2])
         except msgspec.ValidationError:
             return _culprit(inner)
     return part
