@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -98,7 +99,9 @@ class _Run:
         self.files = ScriptFiles(folder, self.simulation.accelerator, keeps_all=keeps_all)
         self.files.install()
         self.host = HostPeak(self.steps)
-        self.files.checkpoints.on_save = lambda: self.host.look("in saving")
+        self.saves = Saves(self.steps)
+        self.files.checkpoints.on_save = self._saving
+        self.files.checkpoints.on_storage = self.saves.add
         run_workers_here()
         leave_cache_alone(self.files.overlay.exempt)
         if self.recorder is not None:
@@ -117,6 +120,10 @@ class _Run:
         pace = f", {(self._ends[-1] - self._ends[0]) / (done - 1):.1f} s each" if done > 1 else ""
         write_whole(self.folder / STEPS_FILE, f"{done} of {self.steps.wanted} steps{pace}")
         self.steps.ended()
+
+    def _saving(self, is_sharded: bool) -> None:
+        self.host.look("in saving")
+        self.saves.begin(is_sharded)
 
     def _out_of_memory(self, message: str) -> None:
         record = self.record
@@ -166,6 +173,7 @@ class _Run:
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
             record.script["peaks"] = self.peaks.of_phases(steps.count)
             record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
+            record.script["saved"] = self.saves.largest()
             _export(self.requests, steps, record)
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
@@ -338,6 +346,36 @@ class HostPeak:
         memory = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}
         if sum(memory.values()) > self.bytes:
             self.bytes, self.when = sum(memory.values()), when
+
+
+class Saves:
+    """Tensors that this rank writes in checkpoints, by the number of steps before."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._bytes, self._tensors = Counter[int](), Counter[int]()
+        self._sharded: set[int] = set()
+
+    def begin(self, is_sharded: bool) -> None:
+        """Note a call of `torch.save`; `is_sharded`: by torch's distributed checkpoints."""
+        if is_sharded:
+            self._sharded.add(self._steps.count)
+
+    def add(self, nbytes: int) -> None:
+        """Count a storage that is written."""
+        self._bytes[self._steps.count] += nbytes
+        self._tensors[self._steps.count] += 1
+
+    def largest(self) -> dict[str, int | bool] | None:
+        """Return the bytes and tensors written after the step that wrote most; None without checkpoints."""
+        if not self._bytes:
+            return None
+        step = max(self._bytes, key=self._bytes.__getitem__)
+        return {
+            "bytes": self._bytes[step],
+            "tensors": self._tensors[step],
+            "is_sharded": step in self._sharded,
+        }
 
 
 class Peaks:

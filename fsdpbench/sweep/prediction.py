@@ -269,6 +269,7 @@ def _disk_bytes(prediction: Prediction, trace_bytes: int) -> int:
 # above the truth: where something unknown might hold less, there is none.
 
 _STATE_BYTES = 16
+_GRADIENT_BYTES = 4
 _SGD_BYTES = 8
 _MUON_BYTES = 12  # at least: one moment for the matrices
 _TWO_BYTE_STATES = 12
@@ -317,11 +318,26 @@ def state_bytes(config: Config) -> int | None:
     workload = workload_named(config)
     if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
         return None  # tables of their own dtype, sharded in their own way
-    each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(settings.optimizer, _STATE_BYTES)
-    if settings.optimizer_dtype is not None:
-        each = min(each, _TWO_BYTE_STATES)
+    each = _bytes_a_parameter(config)
     if config.system in _REPLICATED:
         return each * workload.parameters
     if config.system not in _SHARDED:
         return None
     return each * workload.parameters // (shard_size_of(config) * settings.tp)
+
+
+def saved_bytes(config: Config) -> int | None:
+    """Return the bytes of parameters and optimizer states that a checkpoint holds, each once; None for a
+    script and for models whose states have dtypes of their own."""
+    if config.script is not None or config.what_if is not None:
+        return None
+    workload = workload_named(config)
+    if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
+        return None
+    return (_bytes_a_parameter(config) - _GRADIENT_BYTES) * workload.parameters
+
+
+def _bytes_a_parameter(config: Config) -> int:
+    """Return the bytes of a parameter, its gradient and the optimizer's states."""
+    each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(config.settings.optimizer, _STATE_BYTES)
+    return each if config.settings.optimizer_dtype is None else min(each, _TWO_BYTE_STATES)

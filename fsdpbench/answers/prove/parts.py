@@ -124,8 +124,18 @@ class _Running:
             request.config, folder, ranks, request.limit_s, request.resume_with
         )
         said = f"saved on {ranks[0]} CPU ranks, loaded on {' and '.join(map(str, ranks))}"
+        time_s = self._saving_words()
         if findings:
             return judged(Part.RESUME, findings, said)
         if missing:
-            return unknown(Part.RESUME, f"{said}: equal, but not {missing}")
-        return judged(Part.RESUME, [], f"{said}: weights, optimizer and data position equal")
+            return unknown(Part.RESUME, f"{said}: equal, but not {missing}{time_s}")
+        return judged(Part.RESUME, [], f"{said}: weights, optimizer and data position equal{time_s}")
+
+    def _saving_words(self) -> str:
+        """Return the time of a checkpoint at full size, if that is simulated for another part."""
+        if not self._request.only - {Part.GRADIENTS, Part.RESUME}:
+            return ""
+        with contextlib.suppress(BenchError):  # the other parts say why there is no simulated run
+            words = simulated.saving_words(self._simulated, self._request.config)
+            return f"; {words}" if words else ""
+        return ""

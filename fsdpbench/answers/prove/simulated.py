@@ -16,6 +16,7 @@ from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import baseline_side, stored_side
 from fsdpbench.answers.check.text import shown_percent
 from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.answers.goodput import full_checkpoint, sharded_checkpoint
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import spread_ranks
@@ -88,6 +89,22 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
         said += f"; {own:.1f} GiB of host tensors on rank 0 {host['when']}, at most {node:.1f} a node"
     risk = ["the peak fits only within the error of the simulation"] * result.is_risky
     return judged(Part.MEMORY, risk, said, "risky" * result.is_risky)
+
+
+def saving_words(result: Result, config: Config) -> str:
+    """Return how long the script's largest checkpoint takes at full size; empty without one."""
+    saved = result.stored("script.saved")
+    if not saved:
+        return ""
+    nbytes, hardware = saved["bytes"], config.hardware
+    if saved["is_sharded"]:
+        total, tensors = nbytes * config.gpus, saved["tensors"]
+        found = sharded_checkpoint(total, nbytes, tensors, hardware, config.gpus)
+    else:
+        found = full_checkpoint(nbytes, hardware)
+    planning = f"{found.plan_s:.1f} s to plan, " if found.plan_s else ""
+    size = f"{found.nbytes / 1e9:,.1f} GB"
+    return f"{size} a checkpoint: {planning}{found.copy_s:.1f} s to copy, {found.write_s:.1f} s to write"
 
 
 def _settings(result: Result, config: Config) -> PartVerdict | None:

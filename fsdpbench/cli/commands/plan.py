@@ -18,6 +18,7 @@ from fsdpbench.cli.terminal.by_count import (
     Row,
     amount,
     budget_options,
+    print_endured,
     print_rows,
     row_of,
     rows_by_count,
@@ -87,16 +88,14 @@ def command(
     _print(plan.points, plan.notes, foreseen, budget)
     if len(by_count) > 1:
         print_rows(by_count, budget)
+    print_endured(by_count)
 
 
 def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
     """Return the best configuration of each number of GPUs, among those that fit."""
     predictions = () if foreseen is None else foreseen.predictions
     running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
-    if not running:
-        return []
-    found = ((config.gpus, config.name, words_of(config), rate) for config, rate in running)
-    return rows_by_count(found, _unit(running[0][0]), budget)
+    return rows_by_count(running, _unit(running[0][0]), budget) if running else []
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
@@ -188,7 +187,7 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
 
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:
     """Return columns of throughput, days and cost where asked, step, peak, and retries if there are any."""
-    rows = [row_of(each.config.gpus, each.throughput, budget) if each.throughput else None for each in found]
+    rows = [row_of(each.config, each.throughput, budget) if each.throughput else None for each in found]
     unit = f"{_unit(found[0].config)} /s/{each_of(found[0].config.device)}" if found else ""
     peaks = [
         "-"

@@ -25,8 +25,16 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import compiled_words, words_of
+from fsdpbench.cli.terminal.by_count import (
+    Budget,
+    Row,
+    budget_options,
+    is_wanted,
+    print_endured,
+    print_rows,
+    rows_by_count,
+)
+from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.values import (
     MOST_JOBS,
     MOST_RUNS,
@@ -305,6 +313,7 @@ def _tell_end(
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):
             print_rows(by_count, budget)
+        print_endured(by_count)
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 
@@ -317,8 +326,7 @@ def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     unit = "tokens" if all(each.result.tokens_per_s_per_gpu for each in running) else "samples"
     figure = f"{unit}_per_s_per_gpu"
     configs = ((Config.from_dict(each.config), each.result.at(figure) or 0.0) for each in running)
-    rates = ((config.gpus, config.name, words_of(config), rate) for config, rate in configs)
-    return rows_by_count(rates, unit, budget) if running else []
+    return rows_by_count(configs, unit, budget) if running else []
 
 
 def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import with_unit
+from fsdpbench.cli.terminal.units import words_of
 from fsdpbench.cli.values import Positive, grouped
 
 if TYPE_CHECKING:
+    from fsdpbench.answers.goodput import Endured
+    from fsdpbench.base.configuration.config import Config
     from fsdpbench.workloads import Workload
 _DAY_S = 86_400
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MOST_TOKENS = 1e18
 _MOST_PRICE = 1_000_000
+_MOST_HOURS = 1e12
 
 
 budget_options = grouped(
@@ -27,21 +32,33 @@ budget_options = grouped(
     click.option(
         "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
     ),
+    click.option(
+        "--gpu-mtbf",
+        type=Positive(_MOST_HOURS),
+        help="Mean GPU-hours between failures, for the days of --tokens with checkpoints and failures "
+        "(default 50000, as in the training of Llama 3).",
+    ),
 )
-"""`--tokens` and `--price`."""
+"""`--tokens`, `--price` and `--gpu-mtbf`."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a training. tokens: number to train on. price: of a GPU-hour, in any currency."""
+    """The budget of a training. tokens: number to train on. price: of a GPU-hour, in any currency.
+    gpu_mtbf_h: mean GPU-hours between failures; None: the published ones."""
 
     tokens: float | None = None
     price: float | None = None
+    gpu_mtbf_h: float | None = None
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Budget:
-        """Take `tokens` and `price` out of `options`. Raises `UsageError`."""
-        return cls(parse_tokens(options.pop("tokens", None)), options.pop("price", None))
+        """Take `tokens`, `price` and `gpu_mtbf` out of `options`. Raises `UsageError`."""
+        tokens = parse_tokens(options.pop("tokens", None))
+        budget = cls(tokens, options.pop("price", None), options.pop("gpu_mtbf", None))
+        if budget.gpu_mtbf_h is not None and tokens is None:
+            raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")
+        return budget
 
     def check(self, workload: Workload) -> None:
         """Raise `UsageError` if tokens are asked of a model that has none."""
@@ -56,36 +73,45 @@ class Budget:
 
 @dataclass(frozen=True)
 class Row:
-    """The best configuration on `gpus` GPUs. rate: tokens (or samples) a second, all GPUs together.
-    efficiency: rate a GPU against that of the fewest GPUs. days, gpu_hours, cost: for the budget's tokens;
-    cost without tokens is that of a day."""
+    """The best configuration on a number of GPUs. rate: tokens (or samples) a second, all GPUs together.
+    efficiency: rate a GPU against that of the fewest GPUs. days, gpu_hours, cost: of computing the budget's
+    tokens; cost without tokens is that of a day. endured: with checkpoints and failures, where days are known
+    and the model's states are."""
 
-    gpus: int
-    name: str
-    words: str
+    config: Config
     unit: str
     rate: float
     efficiency: float
     days: float | None
     gpu_hours: float | None
     cost: float | None
+    endured: Endured | None
 
     @property
     def a_day(self) -> float:
         """Return the tokens (or samples) of 24 hours."""
         return self.rate * _DAY_S
 
+    @property
+    def days_in_all(self) -> float | None:
+        """Return the days with checkpoints and failures; infinite where none of them trains."""
+        if self.days is None or self.endured is None:
+            return None
+        share = self.endured.waiting.share
+        return self.days / share if share else math.inf
+
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON holds it."""
         return {
-            "gpus": self.gpus,
-            "best": self.name,
+            "gpus": self.config.gpus,
+            "best": self.config.name,
             f"{self.unit}_per_s": self.rate,
             f"{self.unit}_per_day": self.a_day,
             "scaling_efficiency": self.efficiency,
             "days": self.days,
             "gpu_hours": self.gpu_hours,
             "cost": self.cost,
+            "with_failures": None if self.endured is None else asdict(self.endured),
         }
 
 
@@ -102,37 +128,31 @@ def parse_tokens(text: str | None) -> float | None:
     return count
 
 
-def rows_by_count(found: Iterable[tuple[int, str, str, float]], unit: str, budget: Budget) -> list[Row]:
-    """Return the best row of each number of GPUs. `found`: GPUs, name, words, rate a GPU of each."""
-    best: dict[int, tuple[str, str, float]] = {}
-    for gpus, name, words, rate in found:
-        if gpus not in best or rate > best[gpus][2]:
-            best[gpus] = (name, words, rate)
-    fewest = best[min(best)][2] if best else 1.0
+def rows_by_count(found: Iterable[tuple[Config, float]], unit: str, budget: Budget) -> list[Row]:
+    """Return the best row of each number of GPUs. `found`: configurations, and the rate a GPU of each."""
+    best: dict[int, tuple[Config, float]] = {}
+    for config, rate in found:
+        if config.gpus not in best or rate > best[config.gpus][1]:
+            best[config.gpus] = (config, rate)
+    fewest = best[min(best)][1] if best else 1.0
     return [
-        row_of(gpus, rate, budget, name=name, words=words, fewest=fewest, unit=unit)
-        for gpus, (name, words, rate) in sorted(best.items())
+        row_of(config, rate, budget, fewest=fewest, unit=unit) for _, (config, rate) in sorted(best.items())
     ]
 
 
-def row_of(
-    gpus: int,
-    each: float,
-    budget: Budget,
-    *,
-    name: str = "",
-    words: str = "",
-    fewest: float = 1.0,
-    unit: str = "",
-) -> Row:
+def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, unit: str = "") -> Row:
     """Return what a rate of `each` tokens or samples a second and GPU means for a budget."""
-    rate = gpus * each
-    days = None if budget.tokens is None else budget.tokens / rate / _DAY_S
-    hours = None if days is None else days * 24 * gpus
-    cost = None
+    rate = config.gpus * each
+    days = hours = cost = endured = None
+    if budget.tokens is not None:
+        from fsdpbench.answers.goodput import endure
+
+        days = budget.tokens / rate / _DAY_S
+        hours = days * 24 * config.gpus
+        endured = endure(config, budget.gpu_mtbf_h)
     if budget.price is not None:
-        cost = budget.price * (24 * gpus if hours is None else hours)
-    return Row(gpus, name, words, unit, rate, each / fewest, days, hours, cost)
+        cost = budget.price * (24 * config.gpus if hours is None else hours)
+    return Row(config, unit, rate, each / fewest, days, hours, cost, endured)
 
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
@@ -149,12 +169,13 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     console = make_console()
     unit = rows[0].unit
     head = ["GPUs", f"{unit}/s", f"{unit} a day", "efficiency"]
-    head += ["days", "GPU-hours"] if budget.tokens is not None else []
+    head += ["days", "with failures", "GPU-hours"] if budget.tokens is not None else []
     head += ["cost" if budget.tokens is not None else "cost a day"] if budget.price is not None else []
     lines = []
     for row in rows:
-        cells = [f"{row.gpus:,}", f"{row.rate:,.0f}", short(row.a_day), f"{row.efficiency:.0%}"]
-        cells += [amount(value) for value in (row.days, row.gpu_hours) if value]
+        cells = [f"{row.config.gpus:,}", f"{row.rate:,.0f}", short(row.a_day), f"{row.efficiency:.0%}"]
+        if budget.tokens is not None:
+            cells += [amount(value) for value in (row.days, row.days_in_all, row.gpu_hours)]
         cells += [f"{row.cost:,.0f}"] if row.cost is not None else []
         lines.append(cells)
     console.print()
@@ -162,7 +183,54 @@ def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     console.print(Text(f"By number of GPUs, the fastest of each{purpose}:", style="bold"))
     console.print(make_table(dict.fromkeys(head, True), lines))
     for row in rows:
-        console.print(Text(f"  {row.gpus:>6}  {row.words}"))
+        console.print(Text(f"  {row.config.gpus:>6}  {words_of(row.config)}"))
+
+
+def print_endured(rows: Sequence[Row]) -> None:
+    """Print what checkpoints and failures make of the days of the fastest; nothing without days."""
+    fastest = max(rows, key=lambda row: row.rate, default=None)
+    if fastest is None or fastest.days is None:
+        return
+    from rich.text import Text
+
+    from fsdpbench.cli.output import make_console
+
+    console = make_console()
+    for line in _endured_lines(fastest):
+        console.print(Text(line))
+
+
+def _endured_lines(row: Row) -> Iterator[str]:
+    """Yield sentences about a row whose days are known."""
+    assert row.days is not None
+    if row.endured is None:
+        yield "Checkpoints and failures are not counted: the states of this model have dtypes of their own."
+        return
+    saving, waiting = row.endured.checkpoint, row.endured.waiting
+    every = f"a failure every {span(waiting.failure_s)} (--gpu-mtbf {row.endured.gpu_mtbf_h:,g})"
+    if not waiting.share or not row.days_in_all:
+        yield f"The fastest never ends: {every}, and {span(waiting.blocked_s)} to save a checkpoint."
+        return
+    in_background = row.days / row.endured.in_background.share
+    yield (
+        f"The fastest takes {amount(row.days)} days of computing, {amount(row.days_in_all)} with checkpoints "
+        f"and failures ({amount(in_background)} if checkpoints are written in the background)."
+    )
+    size = f"{saving.nbytes / 1e9:,.0f} GB" if saving.nbytes >= 1e9 else f"{saving.nbytes / 1e6:,.0f} MB"
+    yield (
+        f"Assumed: {every}. A checkpoint of {size} takes {span(waiting.blocked_s)}; "
+        f"the best time between two is {span(waiting.interval_s)}."
+    )
+
+
+def span(seconds: float) -> str:
+    """Return a time as `38 min`, from seconds to days."""
+    for unit, size in (("days", _DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return (
+                f"{seconds / size:,.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+            )
+    return f"{seconds:.2g} s"
 
 
 def amount(value: float | None) -> str:

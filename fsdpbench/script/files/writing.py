@@ -169,7 +169,9 @@ class Checkpoints:
         self._replace = replace
         self._saw_storage = False
         self._file: Any = None
-        self.on_save: Callable[[], object] = lambda: None
+        self._counted: set[int] = set()
+        self.on_save: Callable[[bool], object] = lambda is_sharded: None
+        self.on_storage: Callable[[int], object] = lambda nbytes: None
 
     @property
     def _copied_to_host(self) -> bool:
@@ -189,7 +191,9 @@ class Checkpoints:
 
     def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-            self.on_save()
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            self.on_save(caller.startswith(_SHARDED))
+            self._counted.clear()
             obj = _with_plain_numbers(obj)
             before = self._saw_storage, self._file
             self._saw_storage, self._file = False, f
@@ -201,7 +205,7 @@ class Checkpoints:
                     original(obj, f, *args, **options)
                     if self._saw_storage:
                         self._writing.written(f)
-                        if str(sys._getframe(1).f_globals.get("__name__")).startswith(_SHARDED):
+                        if caller.startswith(_SHARDED):
                             self._writing.escaped.note()  # the file that describes it belongs to it
             finally:
                 self._saw_storage, self._file = before[0] or self._saw_storage, before[1]
@@ -232,6 +236,9 @@ class Checkpoints:
         """Wrap a function called for each storage that is saved, before its data are."""
 
         def location_tag(storage: Any) -> Any:
+            if storage._cdata not in self._counted:
+                self._counted.add(storage._cdata)
+                self.on_storage(storage.nbytes())
             if storage.device.type != "cpu" or self._copied_to_host:
                 if not self._saw_storage:
                     self._writing.refuse_extending(self._file)

@@ -33,6 +33,7 @@ from fsdpbench.sim.model.sections import (
     NicProfile,
     NvlinkProfile,
     OlderKernels,
+    StorageProfile,
 )
 
 
@@ -57,6 +58,7 @@ class HardwareProfile:
     nic: NicProfile
     contention: ContentionProfile
     host_link: HostLinkProfile
+    storage: StorageProfile = dataclasses.field(default_factory=StorageProfile)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     estimated: tuple[str, ...] = ()
     libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)

@@ -261,6 +261,16 @@ class HostLinkProfile:
     memory_gb_s: float = 38.0
 
 
+@dataclass(frozen=True)
+class StorageProfile:
+    """The file system that checkpoints are written to, which reads as fast. `gb_s`: all nodes together; 0:
+    20 GB/s for every 32 nodes. Both defaults are published: the "better" class of storage, in writing, of
+    NVIDIA's DGX SuperPOD reference architecture (DGX H100)."""
+
+    gb_s_per_node: float = 4.0
+    gb_s: float = 0.0
+
+
 # `[libraries.NAME]` tables are fitted to measured operators by `ci/fit_profiles.py`. The libraries in
 # `runs_use` price training runs; without it `[gemm]`, `[attention]` and `[nvlink]` do, and the tables price
 # only what those lack (fp8, nvfp4). Models: `library_costs` and `network` of `fsdpbench.sim.model`.

@@ -7,25 +7,57 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
-from fsdpbench.cli.terminal.by_count import Budget, parse_tokens, rows_by_count, short
+from fsdpbench.base.settings import Settings
+from fsdpbench.cli.terminal.by_count import Budget, parse_tokens, print_endured, rows_by_count, short, span
+from fsdpbench.sweep.prediction import PROBE
 
 
-def test_the_best_of_each_count_is_told_with_its_arithmetic() -> None:
-    found = [(8, "slow", "", 900.0), (8, "fast", "", 1000.0), (64, "many", "", 800.0)]
+def config(gpus: int, batch: int = 1) -> Config:
+    settings = Settings.of(batch=batch)
+    return Config("gpt-tiny", {}, "torch-fsdp2", "sim", "h100-80gb", gpus, 8, settings, PROBE)
+
+
+def test_the_best_of_each_count_has_days_hours_and_cost() -> None:
+    found = [(config(8), 900.0), (config(8, 2), 1000.0), (config(64), 800.0)]
     few, many = rows_by_count(found, "tokens", Budget(tokens=1e12, price=2.0))
-    assert (few.name, few.rate, few.efficiency) == ("fast", 8000.0, 1.0)
+    assert (few.config.settings.batch, few.rate, few.efficiency) == (2, 8000.0, 1.0)
     assert few.a_day == 8000 * 24 * 3600
     assert few.days == pytest.approx(1e12 / 8000 / 86400)
     assert few.gpu_hours == pytest.approx(1e12 / 1000 / 3600), "the rate a GPU decides"
     assert few.cost == pytest.approx(2 * 1e12 / 1000 / 3600)
     assert (many.rate, many.efficiency) == (51_200.0, 0.8)
     assert many.gpu_hours == pytest.approx(few.gpu_hours / 0.8)
+    assert few.days_in_all is not None
+    assert few.days_in_all > few.days
 
 
 def test_without_tokens_the_cost_is_that_of_a_day() -> None:
-    (row,) = rows_by_count([(8, "x", "", 10.0)], "samples", Budget(price=3.0))
+    (row,) = rows_by_count([(config(8), 10.0)], "samples", Budget(price=3.0))
     assert (row.days, row.gpu_hours, row.cost) == (None, None, 3.0 * 24 * 8)
+
+
+@pytest.mark.parametrize(
+    ("mtbf_h", "words"),
+    [(None, "days of computing"), (1e-3, "never ends: a failure every 0.45 s")],
+    ids=["published", "absurd"],
+)
+def test_the_fastest_is_said_with_failures(mtbf_h: float | None, words: str, capsys: Any) -> None:
+    print_endured(rows_by_count([(config(8), 1000.0)], "tokens", Budget(1e9, gpu_mtbf_h=mtbf_h)))
+    assert words in capsys.readouterr().out
+
+
+def test_a_rate_of_failures_without_days_is_refused() -> None:
+    with pytest.raises(UsageError, match="name its --tokens"):
+        Budget.of({"gpu_mtbf": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.5, "0.5 s"), (140, "2.33 min"), (7200, "2 h"), (9e6, "104 days")]
+)
+def test_times_have_a_unit_of_their_size(seconds: float, words: str) -> None:
+    assert span(seconds) == words
 
 
 @pytest.mark.parametrize(("text", "count"), [("1T", 1e12), ("300b", 3e11), ("2e12", 2e12), ("1.5 t", 1.5e12)])
