@@ -1,4 +1,4 @@
-"""The Flight Recorder's dumps of a job together, and the rank that caused the hang.
+"""The Flight Recorder's dumps of a job, or its watchdog's time-outs, and the rank that caused the hang.
 
 Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
 others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump
+from fsdpbench.reports.readers.watchdog import read_logs
 
 _Calls = tuple[Entry, ...]
 
@@ -72,7 +73,10 @@ def groups_of(dumps: Sequence[Dump]) -> list[Group]:
     for dump in dumps:
         for name in dict.fromkeys(entry.group for entry in dump.entries):
             ranks.setdefault((name, dump.members.get(name.name, ())), set()).add(dump.rank)
-    everyone = {dump.rank for dump in dumps}
+    for dump in dumps:
+        for (name, members), callers in ranks.items():
+            callers |= {dump.rank} if name.name in dump.status and not members else set()
+    everyone = {dump.rank for dump in dumps} | set(_gaps(dumps))
     return [
         Group(name, tuple(sorted(members or (everyone if name.is_default else callers))), bool(members))
         for (name, members), callers in ranks.items()
@@ -241,13 +245,14 @@ _MOST_SHOWN = 16
 @dataclass(frozen=True)
 class Verdict:
     """The verdict on a job's dumps. `missing_dumps`: ranks of the job that left none. `problems`: at most one
-    a group, the earliest first; `culprit`: the one to look at, in a sentence."""
+    a group, the earliest first; `culprit`: the one to look at, in a sentence. `source`: what was read."""
 
     dumps: tuple[Dump, ...]
     missing_dumps: tuple[int, ...]
     groups: tuple[Group, ...]
     problems: tuple[Problem, ...]
     culprit: str
+    source: str = "Flight Recorder dumps"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as `fsdpbench analyze --json` prints it."""
@@ -259,13 +264,22 @@ class Verdict:
                 "groups": [_of_group(group) for group in self.groups],
                 "problems": [_of_problem(problem) for problem in self.problems],
                 "culprit": self.culprit,
+                "source": self.source,
             },
         }
 
 
 def judge(paths: Mapping[int, Path]) -> Verdict:
     """Read the dumps, by rank, and find what their ranks do not agree on. Raises `TraceError`."""
-    dumps = tuple(read_dump(path, rank) for rank, path in paths.items())
+    return _judged(tuple(read_dump(path, rank) for rank, path in paths.items()))
+
+
+def judge_logs(paths: Sequence[Path]) -> Verdict:
+    """Read the time-outs in a job's logs likewise. Raises `TraceError`."""
+    return replace(_judged(read_logs(paths)), source="time-outs of NCCL's watchdog")
+
+
+def _judged(dumps: tuple[Dump, ...]) -> Verdict:
     groups = tuple(groups_of(dumps))
     problems = tuple(problems_of(dumps))
     missing = _missing_dumps(dumps, groups)
@@ -277,9 +291,14 @@ def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int,
     there = {dump.rank for dump in dumps}
     named = {rank for group in groups if group.said for rank in group.members}
     named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}
-    if not named and len(there) <= max(there, default=0) < _MOST_SHOWN * len(there):
-        named = set(range(max(there)))
-    return tuple(sorted(named - there))
+    return tuple(sorted(named - there)) if named else _gaps(dumps)
+
+
+def _gaps(dumps: Sequence[Dump]) -> tuple[int, ...]:
+    """Return the ranks below the last one that left nothing; none where most of them did not."""
+    there = {dump.rank for dump in dumps}
+    last = max(there, default=0)
+    return tuple(sorted(set(range(last)) - there)) if last < _MOST_SHOWN * len(there) else ()
 
 
 def _culprit(problems: Sequence[Problem], missing_dumps: Sequence[int]) -> str:
@@ -353,7 +372,7 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
         waiting = tuple(sorted({*ranks, *problem.others}))
         return (
             f"{usual}, {what}, is not done on {ranks_text(waiting)}; "
-            f"whether {ranks_text(problem.absent)} joined it is not known: no dump"
+            f"whether {ranks_text(problem.absent)} joined it is not known: no dump or time-out"
         )
     if problem.others and problem.calls[ranks[0]][0].state == "scheduled":
         have = "has" if len(ranks) == 1 else "have"
@@ -363,7 +382,8 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
         )
     if problem.others:
         return f"{usual}, {what}, is not done on {ranks_text(ranks)} alone: look at the GPU and its links"
-    return f"all ranks joined {usual}, {what}, and it is not done: look at the network and the GPUs"
+    all_ranks = "all ranks" if problem.group.said else f"{ranks_text(tuple(problem.calls))}, all known ones,"
+    return f"{all_ranks} joined {usual}, {what}, and it is not done: look at the network and the GPUs"
 
 
 def calls_text(entries: Sequence[Entry]) -> str:
@@ -465,11 +485,11 @@ def describe(verdict: Verdict) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    versions = ", ".join(dict.fromkeys(dump.version for dump in verdict.dumps))
+    versions = ", ".join(dict.fromkeys(dump.version for dump in verdict.dumps if dump.version))
     there = ranks_text([dump.rank for dump in verdict.dumps])
-    yield f"Flight Recorder dumps of {there} (version {versions})"
+    yield f"{verdict.source} of {there}" + f" (version {versions})" * bool(versions)
     if verdict.missing_dumps:
-        yield f"no dump of {ranks_text(verdict.missing_dumps)}"
+        yield f"{ranks_text(verdict.missing_dumps)} left none"
     yield f"culprit: {verdict.culprit}"
     for problem in verdict.problems:
         yield ""

@@ -58,8 +58,8 @@ def command(
     \b
     fsdpbench analyze trace.json.gz
 
-    PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*) it shows which rank did not join
-    which collective.
+    PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*), or of logs with time-outs of
+    NCCL's watchdog, it shows which rank did not join which collective.
     """
     from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.analysis.text import describe
@@ -67,7 +67,7 @@ def command(
     verdict = _dumps(paths)
     if verdict is not None:
         if against is not None or hta or output is not None:
-            raise UsageError("--against, --hta and -o are for traces, and these are Flight Recorder dumps")
+            raise UsageError(f"--against, --hta and -o are for traces, and these are {verdict.source}")
         if as_json:
             show_json(verdict.to_dict())
         else:
@@ -106,12 +106,16 @@ def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> No
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
-    """Return the verdict on Flight Recorder dumps, where these are some."""
-    from fsdpbench.reports.analysis.flight_recorder import judge
+    """Return the verdict on Flight Recorder dumps, or on logs with time-outs, where these are some."""
+    from fsdpbench.reports.analysis.flight_recorder import judge, judge_logs
     from fsdpbench.reports.readers.flight_recorder import find_dumps
+    from fsdpbench.reports.readers.watchdog import find_logs
 
     dumps = find_dumps(paths)
-    return judge(dumps) if dumps else None
+    if dumps:
+        return judge(dumps)
+    logs = find_logs(paths)
+    return judge_logs(logs) if logs else None
 
 
 def _limits(texts: tuple[str, ...]) -> TraceLimits:

@@ -70,7 +70,7 @@ def test_uneven_shards_are_no_difference(write_dumps: WriteDumps) -> None:
 def test_ranks_without_a_dump_are_told(write_dumps: WriteDumps) -> None:
     verdict = judge(write_dumps({rank: dump([entry(1, **PENDING)], world=4) for rank in (0, 2)}))
     assert verdict.missing_dumps == (1, 3)
-    assert "no dump of ranks 1, 3" in describe(verdict)
+    assert "ranks 1, 3 left none" in describe(verdict)
     assert "whether ranks 1, 3 joined it is not known" in culprit(verdict)
 
 
