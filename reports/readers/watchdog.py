@@ -29,7 +29,7 @@ from fsdpbench.reports.readers.flight_recorder import (
 
 _MOST_BYTES = 64 << 20
 _LONGEST_LINE = 4096
-_HEAD = 1 << 20
+_HEAD = 1 << 16
 _SIGN = "Watchdog caught collective operation timeout"
 _GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 _OF_FILE = re.compile(r"(?:^|/)(?:rank_?)?(\d{1,7})(?:/std(?:err|out))?(?:\.(?:log|txt|err|out))?$")
@@ -62,7 +62,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         TraceError: logs beside other files.
     """
-    logs = [path for path in paths if path.is_file() and _SIGN in read_tail(path, _MOST_BYTES)]
+    logs = [path for path in paths if _is_text(path) and _SIGN in read_tail(path, _MOST_BYTES)]
     others = [path for path in paths if path not in logs and not (logs and _is_text(path))]
     if logs and others:
         raise TraceError(others[0], "is no log like the others: analyze it separately")
@@ -168,10 +168,12 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether a file is a log of a rank without a time-out, not a trace or another dump."""
+    """Return whether a file may be a log, and is no trace and no other dump."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             head = file.read(_HEAD)
-    except OSError:
+    except (OSError, ValueError):
         return False
-    return b"\0" not in head and head[:1] not in (b"{", b"[", b"\x80", b"\x1f")
+    return b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")
