@@ -61,7 +61,7 @@ def advise(
 ) -> Advice:
     """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. `ran_out`: on real GPUs it
     did, whatever its simulation does. Raises `BenchError`."""
-    tell(f"simulating {config.name}, as it is and with more room")
+    tell(f"simulating {config.model} on {config.gpus} GPUs, as it is and with more room")
     roomy_config = with_room(config)
     if config.script is not None:  # what grows is seen where memory suffices for some steps
         roomy_config = with_account(roomy_config)

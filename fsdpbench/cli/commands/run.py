@@ -218,7 +218,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> Result:
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    tell(f"{config.name}: on {config.device} ({choice.reason}){assumed}")
+    tell(f"{config.model}, {config.system}: on {config.device} ({choice.reason}){assumed}")
     return _run(config, options.get("output"))
 
 
