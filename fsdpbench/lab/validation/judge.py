@@ -44,6 +44,12 @@ def judge(predictions: Sequence[Prediction]) -> list[Bar]:
     return bars + _worst("Fig 7c, T5-11B", T5, [p for p in predictions if p.case.group == _T5_GROUP])
 
 
+def bar_lines(bars: Sequence[Bar]) -> list[str]:
+    """Return the bars as a table in Markdown, nothing without bars."""
+    rows = [f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars]
+    return ["| bar | wanted | reached | |", "|---|---|---|---|", *rows] if rows else []
+
+
 def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
     """Step-time errors of the cases that count, by group; a case that did not finish is an error of 1."""
     groups: dict[str, list[float]] = {}
