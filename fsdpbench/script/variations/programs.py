@@ -51,12 +51,9 @@ class NoneGrads:
         for kind in (torch.optim.Optimizer, nn.Module):
             around(kind, "zero_grad", self._dropping)
 
-    def _dropping(self, original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(owner: Any, set_to_none: bool = True) -> None:
-            self.count += not set_to_none
-            original(owner, set_to_none=True)
-
-        return zero_grad
+    def _dropping(self, original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> None:
+        self.count += not set_to_none
+        original(owner, set_to_none=True)
 
 
 class _OfUnits:
@@ -114,10 +111,10 @@ class NoForwardPrefetch:
     def __init__(self) -> None:
         self.count = 0
 
-        def ignored(module: Any, modules: Any) -> None:
+        def ignored(original: Any, module: Any, modules: Any) -> None:
             self.count += 1
 
-        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", lambda original: ignored)
+        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", ignored)
 
 
 _checkpoint = torch_checkpoint.checkpoint
@@ -195,14 +192,11 @@ class NoWaits:
         waits.skipped = True
         around(Event, "elapsed_time", self._elapsed)
 
-    def _elapsed(self, original: Callable[..., float]) -> Callable[..., float]:
-        def elapsed_time(event: Any, end: Any) -> float:
-            try:
-                return float(original(event, end))
-            except RuntimeError:  # it was not waited for
-                return 0.0
-
-        return elapsed_time
+    def _elapsed(self, original: Callable[..., Any], event: Any, end: Any) -> float:
+        try:
+            return float(original(event, end))
+        except RuntimeError:  # it was not waited for
+            return 0.0
 
     @property
     def count(self) -> int:
@@ -223,15 +217,12 @@ class LoaderTime:
         self._simulation = simulation
         around(BaseDataLoaderIter, "__next__", self._taking)
 
-    def _taking(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def following(iterator: Any) -> Any:
-            began = self._simulation.cpu_ns()
-            batch = original(iterator)
-            self._simulation.accelerator.timeline.cpu = self._ready(iterator, began)
-            self.count += 1
-            return batch
-
-        return following
+    def _taking(self, original: Callable[..., Any], iterator: Any) -> Any:
+        began = self._simulation.cpu_ns()
+        batch = original(iterator)
+        self._simulation.accelerator.timeline.cpu = self._ready(iterator, began)
+        self.count += 1
+        return batch
 
     def _ready(self, iterator: Any, now: int) -> int:
         """Return when the CPU has the batch that it asks for at `now`, in nanoseconds of the timeline."""

@@ -26,6 +26,7 @@ from fsdpbench.base.torch_internals import (
     run_with_rng_state,
 )
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _FEW_THREADS = ((8, 6), (8, 9), (12, 0))
@@ -192,24 +193,18 @@ def install_random_numbers() -> None:
     saves the generator's state, the other restores it. Operators of the device draw nothing.
     """
     select: Any = DispatchKey.BackendSelect
-    for wrapper, make in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
+    for wrapper, call in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
         # `py_impl` clears the cached dispatch of earlier calls on the CPU.
-        wrapper.py_impl(select)(make(wrapper.py_kernels.pop(select)))
+        wrapper.py_impl(select)(passing_to(call)(wrapper.py_kernels.pop(select)))
 
 
-def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(map(is_on_device, tensors_in(args, kwargs))):
-            return original(operator, *args, **kwargs)
-        return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
-
-    return run
+def _saving(original: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(map(is_on_device, tensors_in(args, kwargs))):
+        return original(operator, *args, **kwargs)
+    return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
 
 
-def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(map(is_on_device, tensors_in(args, kwargs))):
-            return original(state, operator, *args, **kwargs)
-        return operator(*args, **kwargs)
-
-    return run
+def _restoring(original: Callable[..., Any], state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(map(is_on_device, tensors_in(args, kwargs))):
+        return original(state, operator, *args, **kwargs)
+    return operator(*args, **kwargs)
