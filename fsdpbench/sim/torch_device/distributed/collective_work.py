@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import Work
@@ -12,23 +12,11 @@ from torch.futures import Future
 from fsdpbench.base.torch_internals import current_graph_task_id, queue_callback
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.distributed.membership import Membership
 from fsdpbench.sim.torch_device.strict.words import scalar_type
 
 if TYPE_CHECKING:
     from fsdpbench.sim.model.trace_recorder import TraceRecorder
-
-
-class Communicator(Protocol):
-    """A process group's fields in the trace."""
-
-    @property
-    def group_name(self) -> str: ...
-
-    @property
-    def group_desc(self) -> str: ...
-
-    @property
-    def ranks(self) -> Sequence[int]: ...
 
 
 class CollectiveWork(Work):
@@ -172,7 +160,7 @@ class CollectiveRecord:
 
     def __init__(
         self,
-        group: Communicator,
+        group: Membership,
         kind: str,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],

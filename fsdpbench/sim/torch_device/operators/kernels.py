@@ -9,6 +9,7 @@ Their effect is unknown: they may write all their tensors.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -58,12 +59,10 @@ def register_kernels() -> list[torch.library.Library]:
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is None:
             continue
-        special = SPECIAL_OPERATORS.get(packet)
-        aten.impl(
-            name,
-            special(operator, make_kernel(operator)) if special else make_kernel(operator),
-            "PrivateUse1",
-        )
+        kernel = make_kernel(operator)
+        if packet in SPECIAL_OPERATORS:
+            kernel = functools.partial(SPECIAL_OPERATORS[packet], operator, kernel)
+        aten.impl(name, kernel, "PrivateUse1")
     others = torch.library.Library("_", "IMPL")
     others.fallback(_run_foreign_operator, "PrivateUse1")
     others.fallback(_refuse_sparse, "SparsePrivateUse1")

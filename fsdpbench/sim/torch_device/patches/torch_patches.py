@@ -46,7 +46,6 @@ import torch.distributed as dist
 
 from fsdpbench.base.torch_internals import expect, patch, replace
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
@@ -278,7 +277,7 @@ def _patch_distributed(accelerator: Accelerator) -> None:
 
 def _with_ranks_that_are_there(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
     """Call DDP's comparison of shapes among ranks."""
-    return None if isinstance(group, CollectiveCalls) else original(group, *args, **kwargs)
+    return None if isinstance(group, SimProcessGroup) else original(group, *args, **kwargs)
 
 
 def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
