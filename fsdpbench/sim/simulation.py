@@ -159,7 +159,7 @@ class Simulation:
         accelerator, profile = self.accelerator, self.profile
         accelerator.device_count = self.gpus_per_node
         accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), self.world_size))
-        accelerator.cpu_costs = CpuCosts(profile)
+        accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s

@@ -268,16 +268,9 @@ class LibraryCosts:
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
+        b, h, shared, n, size = map(_array, (batch, heads, kv_heads, length, head_dim))
         seconds = attention_seconds(
-            table,
-            profile.sm_count,
-            profile.memory_bandwidth,
-            _array(batch),
-            _array(heads),
-            _array(kv_heads),
-            _array(length),
-            _array(head_dim),
-            slowed,
+            table, profile.sm_count, profile.memory_bandwidth, b, h, shared, n, size, slowed
         )
         return float(seconds[0])
 
@@ -286,6 +279,7 @@ def _array(value: int) -> Array:
     return np.array([float(value)])
 
 
+@dataclasses.dataclass(slots=True)
 class CpuCosts:
     """CPU times in integer ns, read once from a profile, as attributes for hot paths.
 
@@ -295,16 +289,6 @@ class CpuCosts:
     collective with its launch; `event_ns`: record, wait or query of an event; `stream_ns`: switching the
     current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded.
     """
-
-    __slots__ = (
-        "autograd_node_ns", "collective_ns", "event_ns", "hook_ns", "launch_ns", "module_call_ns",
-        "operator_ns", "stream_ns", "synchronize_ns", "view_ns",
-    )  # fmt: skip
-
-    def __init__(self, profile: HardwareProfile) -> None:
-        for slot in self.__slots__:
-            microseconds = getattr(profile.cpu, slot.removesuffix("_ns") + "_us")
-            setattr(self, slot, round(microseconds * 1000))
 
     autograd_node_ns: int
     collective_ns: int
@@ -316,6 +300,12 @@ class CpuCosts:
     stream_ns: int
     synchronize_ns: int
     view_ns: int
+
+    @classmethod
+    def of(cls, profile: HardwareProfile) -> CpuCosts:
+        """Return the times of a profile."""
+        names = [spec.name for spec in dataclasses.fields(cls)]
+        return cls(**{name: round(getattr(profile.cpu, f"{name[:-3]}_us") * 1000) for name in names})
 
 
 _QUERY_BLOCK = 128

@@ -115,7 +115,7 @@ class TraceRecorder:
         """
         name = kernel_name(kind, dtype, reduce_op)
         args = {
-            "Collective name": metadata_name(kind),
+            "Collective name": _KINDS[kind][1],
             "In msg nelems": in_elems,
             "Out msg nelems": out_elems,
             "Group size": group_size,
@@ -241,11 +241,6 @@ def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:
         return "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
     reduction = f"_{reduce_op}_{_DTYPES.get(dtype, 'f32')}" if kind in _REDUCING else ""
     return f"ncclDevKernel_{algorithm}{reduction}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def metadata_name(kind: str) -> str:
-    """Return the collective's name in a kernel's arguments."""
-    return _KINDS[kind][1]
 
 
 @dataclass(slots=True)
