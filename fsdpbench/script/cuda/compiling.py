@@ -192,7 +192,7 @@ def _stand_ins(functions: list[Any]) -> list[Any]:
 
 
 def _calling_torchs_own(
-    original: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: dict[str, Any]
+    original: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
 ) -> Any:
     """Call `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices it calls torch's
     function, with the resolved device."""

@@ -6,7 +6,7 @@ import argparse
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ class Calls:
         finally:
             self._inside = before
 
-    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> Wrapped:
+    def _note_sharding(self, api: str, module: Any, kwargs: Mapping[str, Any]) -> Wrapped:
         place = self.place()
         wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
@@ -100,7 +100,7 @@ class Calls:
         )
         return wrapped
 
-    def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
+    def _loader(self, dataset: Any, kwargs: Mapping[str, Any]) -> None:
         size = kwargs.get("batch_size")
         self.loaders.append(
             self.place().to_dict()
@@ -111,7 +111,7 @@ class Calls:
             }
         )
 
-    def _optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         defaults = kwargs.get("defaults") or {}
         fused = {"has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
         self.optimizers.append(self.place().to_dict() | fused)
@@ -138,7 +138,7 @@ class Calls:
         original(module, modules)
 
 
-def _plain_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that variations change, as plain values."""
     found: dict[str, Any] = {}
     for name in _SHARDING:
@@ -216,7 +216,7 @@ class Wrappers:
                 around(kind, name, self._registering)
         around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
 
-    def note(self, api: str, module: Any, arguments: dict[str, Any], place: Place) -> Wrapped:
+    def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> Wrapped:
         """Record that `module` (or several) is about to be wrapped; return the record of the last one."""
         mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
         if mesh is None and isinstance(group, tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,9 @@ class Fused:
             if "fused" in inspect.signature(kind.__init__).parameters:
                 around_init(kind, self._before)
 
-    def _before(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _before(self, parameters: Any, kwargs: MutableMapping[str, Any]) -> None:
         if not kwargs.get("fused"):
-            kwargs |= {"fused": True, "foreach": None}
+            kwargs.update(fused=True, foreach=None)
             self.count += 1
 
 
@@ -64,11 +64,11 @@ class _OfUnits:
         around_fully_shard(self._before)
         around_fsdp1(self._before_fsdp1)
 
-    def _before_fsdp1(self, module: Any, kwargs: dict[str, Any]) -> None:
+    def _before_fsdp1(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("auto_wrap_policy") is None:
             self._before(module, kwargs)
 
-    def _before(self, module: Any, kwargs: dict[str, Any]) -> None:
+    def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         modules: Sequence[nn.Module] = module if isinstance(module, list | tuple) else [module]
         for each in modules:
             if not has_units(each):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -241,7 +241,7 @@ class Root:
 
     def __init__(self) -> None:
         self.count = 0
-        self._kwargs: dict[str, Any] = {}
+        self._kwargs: Mapping[str, Any] = {}
         replace_fully_shard(self._made)
         around_init(torch.optim.Optimizer, self._before_optimizer)
 
@@ -254,7 +254,7 @@ class Root:
 
         return fully_shard
 
-    def _before_optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _before_optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         root = unwrapped_root()
         if self.count or root is None:
             return

@@ -5,7 +5,7 @@ Each kernel is called as those of `special_operators.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
     return result
 
 
-def _dim(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
+def _dim(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return the dimension that a call ranks along; None for all elements."""
     names = [argument.name for argument in operator._schema.arguments]
     if "dim" not in names:

@@ -10,7 +10,7 @@ Their effect is unknown: they may write all their tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 
 
 def _plan_of(
-    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> Plan:
     """Return another process's plan of this call, or a new one."""
     shared = ACCELERATOR.shared_plans
@@ -136,7 +136,7 @@ def _plan_of(
 
 
 def _inputs_of(
-    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> str:
     """Return the call's inputs for the trace."""
     numbers = numbers_in((*args, *kwargs.values())) if by_type else ()

@@ -93,7 +93,7 @@ _OF_USERS: dict[str, Price] = {}
 
 
 def price(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, costs: KernelCosts
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, costs: KernelCosts
 ) -> OperatorCost:
     """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raises."""
     outs = [i for i in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(i, torch.Tensor)]

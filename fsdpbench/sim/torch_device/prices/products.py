@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -189,7 +189,7 @@ class Call(NamedTuple):
 
     func: Any
     args: Sequence[Any]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     outs: Sequence[torch.Tensor]
 
 
