@@ -97,9 +97,7 @@ class KernelCosts:
                     batch, heads, kv_heads or heads, q_len, head_dim, self.profile.attention.under_load
                 )
             if seconds is None:
-                seconds = self._attention.seconds(
-                    direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads
-                )
+                seconds = self._attention.seconds(*key)
             found = self._cache[key] = round(seconds * 1e9)
         return found
 
@@ -258,8 +256,8 @@ class LibraryCosts:
             return None
         if comes_quantised:
             table = dataclasses.replace(table, quantise=0.0)
-        a, b, c = map(_array, (m, n, k))
-        return float(product_seconds(table, profile.sm_count, profile.memory_bandwidth, a, b, c, slowed)[0])
+        machine = profile.sm_count, profile.memory_bandwidth
+        return float(product_seconds(table, *machine, *map(_array, (m, n, k)), slowed=slowed)[0])
 
     def attention_forward(
         self, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, slowed: float = 1.0
@@ -268,11 +266,11 @@ class LibraryCosts:
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
-        b, h, shared, n, size = map(_array, (batch, heads, kv_heads, length, head_dim))
-        seconds = attention_seconds(
-            table, profile.sm_count, profile.memory_bandwidth, b, h, shared, n, size, slowed
+        machine, shape = (
+            (profile.sm_count, profile.memory_bandwidth),
+            (batch, heads, kv_heads, length, head_dim),
         )
-        return float(seconds[0])
+        return float(attention_seconds(table, *machine, *map(_array, shape), slowed=slowed)[0])
 
 
 def _array(value: int) -> Array:

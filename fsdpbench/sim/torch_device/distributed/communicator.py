@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import Work
@@ -42,10 +42,21 @@ _MAIN_THREAD = threading.main_thread().ident
 _has_passed = Timeline.has_passed
 
 
+class Collective(NamedTuple):
+    """One collective, or `members` of them as one group; `nbytes` as `Network.collective_ns` counts them."""
+
+    kind: str
+    nbytes: int
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    opts: Any = None
+    members: int = 1
+
+
 class Communicator(Membership):
     """One communicator of the simulated device: runs each collective, or collects it among coalesced ones."""
 
-    _coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
+    _coalesced: list[Collective] | None = None
     asked_backend = ""
     """The backend that a script takes it for, if not NCCL."""
     takes_host = True
@@ -85,36 +96,22 @@ class Communicator(Membership):
         calls, self._coalesced = self._coalesced or [], None
         if not calls:
             return None
-        ins = [tensor for call in calls for tensor in call[2]]
-        outs = [tensor for call in calls for tensor in call[3]]
-        return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None, len(calls))
+        inputs = [tensor for call in calls for tensor in call.inputs]
+        outputs = [tensor for call in calls for tensor in call.outputs]
+        nbytes = sum(call.nbytes for call in calls)
+        return self.call(Collective(calls[0].kind, nbytes, inputs, outputs, members=len(calls)))
 
-    def call(
-        self,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        opts: Any,
-        members: int = 1,
-    ) -> Work:
-        """Run one collective of `nbytes`, or collect it while some are coalesced (`members` of a group)."""
-        self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
+    def call(self, what: Collective) -> Work:
+        """Run one collective, or collect it while some are coalesced."""
+        self.refuse(what.inputs if what.inputs is what.outputs else (*what.inputs, *what.outputs))
         if self._coalesced is not None:
-            self._coalesced.append((kind, nbytes, inputs, outputs))
+            self._coalesced.append(what)
             return _Queued()
-        return self.run(kind, nbytes, inputs, outputs, opts, members)
+        return self.run(what)
 
-    def run(
-        self,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        opts: Any,
-        members: int = 1,
-    ) -> CollectiveWork:
-        """Queue one collective of `nbytes` (a barrier blocks the CPU too), or `members` as one group."""
+    def run(self, what: Collective) -> CollectiveWork:
+        """Queue one collective on a stream; a barrier blocks the CPU too."""
+        kind, _, inputs, outputs, opts, members = what
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if accelerator.backward.is_active:
@@ -135,7 +132,7 @@ class Communicator(Membership):
         if accelerator.account is not None:
             accelerator.account.collective(kind, inputs, outputs)
         text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
-        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * MEMBER_NS, start, text)
+        self._queue(stream, what, start, text)
         if accelerator.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
@@ -170,23 +167,15 @@ class Communicator(Membership):
         timeline.make_wait(self._own_stream, timeline.record(accelerator.stream))
         return self._own_stream
 
-    def _queue(
-        self,
-        stream: int,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        extra_ns: int,
-        start: int,
-        text: str,
-    ) -> None:
+    def _queue(self, stream: int, what: Collective, start: int, text: str) -> None:
+        kind, nbytes, inputs, outputs, _, members = what
         accelerator = self._accelerator
         timeline = accelerator.timeline
         if self._last is not None:
             timeline.take_turns(stream, self._last)
         uneven = _is_uneven(inputs, outputs)
-        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven) + extra_ns
+        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
+        duration += (members - 1) * MEMBER_NS
         if accelerator.jitter is not None:
             duration += accelerator.jitter.lateness_ns(self._group_size)
         if accelerator.network.nodes_of(self._ranks) > 1:
@@ -216,12 +205,12 @@ class Communicator(Membership):
         """Run a list form: equal sizes of `listed` through a flat buffer with a copy, others rank by rank."""
         nbytes = total_bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
-            return self.call(kind, nbytes, inputs, outputs, opts)
+            return self.call(Collective(kind, nbytes, inputs, outputs, opts))
         accelerator = self._accelerator
         flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
         if kind == "reduce_scatter":
             _launch_copy(accelerator, accelerator.stream, nbytes)
-        work = self.call(kind, nbytes, inputs, outputs, opts)
+        work = self.call(Collective(kind, nbytes, inputs, outputs, opts))
         if not isinstance(work, CollectiveWork):
             return work
         if kind == "all_gather":

@@ -15,7 +15,7 @@ from torch.distributed import Work
 
 from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
-from fsdpbench.sim.torch_device.distributed.communicator import Communicator
+from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator
 from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.torch_device.distributed.refusals import (
     refuse_count,
@@ -38,12 +38,12 @@ class SimProcessGroup(Communicator):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gather equal shards into one tensor."""
         refuse_gather(output, input, self._group_size)
-        return self.call("all_gather", total_bytes(output), [input], [output], opts)
+        return self.call(Collective("all_gather", total_bytes(output), [input], [output], opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduce a tensor and keep one shard."""
         refuse_reduce_scatter(output, input, self._group_size)
-        return self.call("reduce_scatter", total_bytes(input), [input], [output], opts)
+        return self.call(Collective("reduce_scatter", total_bytes(input), [input], [output], opts))
 
     # Names before torch 2.13.
     _allgather_base = all_gather_single
@@ -51,17 +51,17 @@ class SimProcessGroup(Communicator):
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce tensors in place."""
-        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts)
+        return self.call(Collective("all_reduce", total_bytes(*tensors), tensors, tensors, opts))
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Copy tensors from one rank to all."""
         refuse_root(opts, self._group_size, "broadcast")
-        return self.call("broadcast", total_bytes(*tensors), tensors, tensors, opts)
+        return self.call(Collective("broadcast", total_bytes(*tensors), tensors, tensors, opts))
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce to one rank: half of an all-reduce."""
         refuse_root(opts, self._group_size, "reduce")
-        return self.call("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts)
+        return self.call(Collective("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts))
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -93,7 +93,7 @@ class SimProcessGroup(Communicator):
         refuse_splits(input_split_sizes, input, self._group_size)
         refuse_splits(output_split_sizes, output, self._group_size)
         most = max(total_bytes(input), total_bytes(output))
-        return self.call("all_to_all", most, [input], [output], opts)
+        return self.call(Collective("all_to_all", most, [input], [output], opts))
 
     all_to_all_single = alltoall_base
 
@@ -102,7 +102,7 @@ class SimProcessGroup(Communicator):
         refuse_list(inputs, self._group_size)
         refuse_list(outputs, self._group_size)
         most = max(total_bytes(*inputs), total_bytes(*outputs))
-        return self.call("all_to_all", most, inputs, outputs, opts)
+        return self.call(Collective("all_to_all", most, inputs, outputs, opts))
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Gather to one rank: it receives as much as in an all-gather."""
@@ -110,7 +110,9 @@ class SimProcessGroup(Communicator):
         for tensors in outputs:
             refuse_count(tensors, self._group_size, "gather", "output")
             refuse_sizes(tensors, inputs[0], "gather")
-        return self.call("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
+        return self.call(
+            Collective("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
+        )
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
@@ -120,15 +122,19 @@ class SimProcessGroup(Communicator):
         for tensors in inputs:
             refuse_count(tensors, self._group_size, "scatter", "input")
             refuse_sizes(tensors, outputs[0], "scatter")
-        return self.call("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
+        return self.call(
+            Collective("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
+        )
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait for all ranks; the CPU waits too."""
-        return self.call("barrier", 0, [], [], opts)
+        return self.call(Collective("barrier", 0, [], [], opts))
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce tensors in place, in one group of kernels."""
-        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts, len(tensors))
+        return self.call(
+            Collective("all_reduce", total_bytes(*tensors), tensors, tensors, opts, len(tensors))
+        )
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -136,7 +142,7 @@ class SimProcessGroup(Communicator):
         """Run several all-gathers in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             refuse_gather(output, input, self._group_size)
-        return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs))
+        return self.call(Collective("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs)))
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -144,7 +150,9 @@ class SimProcessGroup(Communicator):
         """Run several reduce-scatters in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             refuse_reduce_scatter(output, input, self._group_size)
-        return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
+        return self.call(
+            Collective("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
