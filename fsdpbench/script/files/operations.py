@@ -173,24 +173,28 @@ class ScriptFiles:
     ) -> Callable[[Any], Any]:
         """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
         be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
+        return passing_to(functools.partial(self._acting, act, names, follow))
 
-        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **options: Any) -> Any:
-                named = [options[name] for name in names[len(args) :] if name in options]
-                given = [*args[: len(names)], *named]
-                if not all(concerns(self._overlay, each, options) for each in given):
-                    return original(*args, **options)
-                paths = [self._overlay.resolve(each, follow=follow) for each in given]
-                others = {
-                    name: value
-                    for name, value in options.items()
-                    if name not in names and not name.endswith("dir_fd")
-                }
-                return act(original, *paths, *args[len(names) :], **others)
-
-            return call
-
-        return wrapper
+    def _acting(
+        self,
+        act: Callable[..., Any],
+        names: tuple[str, ...],
+        follow: bool,
+        original: Callable[..., Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        named = [options[name] for name in names[len(args) :] if name in options]
+        given = [*args[: len(names)], *named]
+        if not all(concerns(self._overlay, each, options) for each in given):
+            return original(*args, **options)
+        paths = [self._overlay.resolve(each, follow=follow) for each in given]
+        others = {
+            name: value
+            for name, value in options.items()
+            if name not in names and not name.endswith("dir_fd")
+        }
+        return act(original, *paths, *args[len(names) :], **others)
 
     def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
         overlay = self._overlay
