@@ -27,14 +27,15 @@ from torch.distributed import Work
 from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
-from fsdpbench.sim.model.trace_recorder import KernelRecord
+from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
 from fsdpbench.sim.torch_device.distributed.membership import Membership, total_bytes
 from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided
 from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.torch_device.operators.known_values import follow_collective
 from fsdpbench.sim.torch_device.operators.plans import inputs_text
+from fsdpbench.sim.torch_device.strict.words import scalar_type
 from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
 
 _MAIN_THREAD = threading.main_thread().ident
@@ -184,9 +185,11 @@ class Communicator(Membership):
         payload = None
         if accelerator.trace is not None:
             launched = timeline.cpu
-            payload = CollectiveRecord(
-                self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
-            )
+            dtype = scalar_type(outputs[0]) if outputs else "Float"
+            taken, made = (sum(tensor.numel() for tensor in tensors) for tensors in (inputs, outputs))
+            group = self._name, self._description, self._ranks
+            launching = launched - accelerator.cpu_costs.launch_ns
+            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched)
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
         traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
         by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
