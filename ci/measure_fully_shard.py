@@ -4,7 +4,7 @@
 
 The configurations of the default sweep that both have, small and large worlds, and GPT-175B on 128 and 512.
 Time of impl-fsdp2 also with twice the share that a further member of a group of collectives takes
-(`sim/torch_device/distributed/process_group.py`; estimated). "retries": of the allocator, in timed steps.
+(`sim/torch_device/distributed/communicator.py`; estimated). "retries": of the allocator, in timed steps.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def measure(system: str, words: dict[str, Any], doubled: bool) -> Found:
     from fsdpbench.engine.results.records import record_path
     from fsdpbench.engine.worker import run_rank
     from fsdpbench.sim import simulation
-    from fsdpbench.sim.torch_device.distributed import process_group
+    from fsdpbench.sim.torch_device.distributed import communicator
     from fsdpbench.workloads import get_workload
 
     simulation.preload()
     if doubled:
-        process_group.MEMBER_NS *= 2
-        process_group.MEMBER_CPU_NS *= 2
+        communicator.MEMBER_NS *= 2
+        communicator.MEMBER_CPU_NS *= 2
     settings = COMMON | words
     model, gpus, hardware = (settings.pop(name) for name in ("model", "gpus", "hardware"))
     workload = get_workload(model)

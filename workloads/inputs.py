@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,9 +77,11 @@ class Feed:
             raise WorkloadError(f"rank is {self.rank}: it must be less than world_size, {self.world_size}")
         return self.world_size
 
-    def generator(self) -> torch.Generator:
-        """Return a random stream on the CPU that no other seed and rank shares."""
-        return torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.rank)
+    def host_options(self) -> Mapping[str, Any]:
+        """Return the options of torch's random functions that draw on the CPU, from a stream that no other
+        seed and rank shares."""
+        stream = torch.Generator().manual_seed(self.seed * _SEED_STRIDE + self.rank)
+        return {"generator": stream, "device": "cpu"}
 
     def draw(self, values: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return `values()`, a tensor of `shape` and `dtype` on the host, to be copied to the device.
@@ -126,13 +128,9 @@ def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator
 
 def _synthetic_rows(feed: Feed, vocab: int, length: int) -> Iterator[Tensor]:
     """Yield uniformly drawn tokens: nothing to learn in them, and nothing that a kernel could exploit."""
-    generator, shape = feed.generator(), (feed.batch, length)
-
-    def values() -> Tensor:
-        return torch.randint(vocab, shape, generator=generator, device="cpu")
-
+    shape, options = (feed.batch, length), feed.host_options()
     while True:
-        yield feed.draw(values, shape, torch.int64)
+        yield feed.draw(lambda: torch.randint(vocab, shape, **options), shape, torch.int64)
 
 
 class ByteWindows(Dataset[tuple[Tensor]]):
@@ -191,16 +189,11 @@ def image_batches(feed: Feed, *, image: int, classes: int) -> Iterator[Batch]:
 
 
 def _synthetic_images(feed: Feed, image: int, classes: int) -> Iterator[Batch]:
-    generator = feed.generator()
-    shape = (feed.batch, CHANNELS, image, image)
-
-    def pixels() -> Tensor:
-        return torch.rand(shape, generator=generator, device="cpu").mul_(2).sub_(1)
-
+    shape, options = (feed.batch, CHANNELS, image, image), feed.host_options()
     while True:
         yield (
-            feed.draw(pixels, shape, torch.float32),
-            torch.randint(classes, (feed.batch,), generator=generator, device="cpu"),
+            feed.draw(lambda: torch.rand(shape, **options).mul_(2).sub_(1), shape, torch.float32),
+            torch.randint(classes, (feed.batch,), **options),
         )
 
 
@@ -295,22 +288,13 @@ def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iter
 
 
 def _synthetic_clicks(feed: Feed, numbers: int, features: int, rows: int) -> Iterator[Batch]:
-    generator, batch = feed.generator(), feed.batch
-
-    def drawn_numbers() -> Tensor:
-        return torch.rand((batch, numbers), generator=generator, device="cpu")
-
-    def drawn_ids() -> Tensor:
-        return torch.randint(rows, (batch, features), generator=generator, device="cpu")
-
-    def drawn_labels() -> Tensor:
-        return torch.randint(2, (batch,), generator=generator, device="cpu").float()
-
+    batch, options = feed.batch, feed.host_options()
+    of_numbers, of_ids = (batch, numbers), (batch, features)
     while True:
         yield (
-            feed.draw(drawn_numbers, (batch, numbers), torch.float32),
-            feed.draw(drawn_ids, (batch, features), torch.int64),
-            feed.draw(drawn_labels, (batch,), torch.float32),
+            feed.draw(lambda: torch.rand(of_numbers, **options), of_numbers, torch.float32),
+            feed.draw(lambda: torch.randint(rows, of_ids, **options), of_ids, torch.int64),
+            feed.draw(lambda: torch.randint(2, (batch,), **options).float(), (batch,), torch.float32),
         )
 
 

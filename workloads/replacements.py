@@ -15,8 +15,8 @@ Simulated tensors hold no numbers: a fused kernel is replaced by reads and write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,26 +24,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from fsdpbench.base.torch_internals import replaced
+from fsdpbench.workloads import checkpointing, layers, rotations
+from fsdpbench.workloads.families import gpt
 
-
-def fused_loss() -> AbstractContextManager[None]:
-    """Give GPTs the fused loss."""
-    from fsdpbench.workloads.families import gpt
-
-    return _replaced(gpt, "token_loss", fused_cross_entropy)
-
-
-def unpadded_attention() -> AbstractContextManager[None]:
-    """Let GPTs pack the inputs of attention, and unpack its output."""
-    from fsdpbench.workloads.families import gpt
-
-    original = gpt.GPTAttention.attend
-
-    def attend(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return unpadded(partial(original, self), query, key, value)
-
-    return _replaced(gpt.GPTAttention, "attend", attend)
+_ATTEND = gpt.GPTAttention.attend
 
 
 def fused_cross_entropy(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
@@ -67,8 +52,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return result
 
 
-def unpadded(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Call `attend` over packed [batch, heads, length, size], with the copies and waits of packing."""
+def unpadded(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute a GPT's attention over packed [batch, heads, length, size], with the copies and waits of
+    packing the inputs and of unpacking the output."""
     batch, heads, length, size = query.shape
     mask = torch.ones(batch * length, dtype=torch.bool, device=query.device)
     packed = []
@@ -78,7 +64,7 @@ def unpadded(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tenso
             mask.any().item()
         rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)
         packed.append(rows.index_select(0, places).view(batch, length, heads, size).transpose(1, 2))
-    mixed = attend(*packed).transpose(1, 2).reshape(batch * length, heads * size)
+    mixed = _ATTEND(attention, *packed).transpose(1, 2).reshape(batch * length, heads * size)
     padded: Tensor = _Pad.apply(mixed, places)
     return padded.view(batch, length, heads, size).transpose(1, 2)
 
@@ -97,14 +83,6 @@ class _Pad(torch.autograd.Function):
         return gradient.index_select(0, places), None
 
 
-def fused_rotary() -> AbstractContextManager[None]:
-    """Let Llamas turn queries and keys by one kernel each."""
-    from fsdpbench.workloads import rotations
-
-    one_pass = rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)
-    return _replaced(rotations, "ROTATIONS", {**rotations.ROTATIONS, "halves": one_pass})
-
-
 def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return `x` as the kernel leaves it: read once, written once."""
     result: Tensor = _OnePass.apply(x)
@@ -121,13 +99,6 @@ class _OnePass(torch.autograd.Function):
         return -gradient
 
 
-def reentrant_checkpoints() -> AbstractContextManager[None]:
-    """Checkpoint blocks in the reentrant form."""
-    from fsdpbench.workloads import checkpointing
-
-    return _replaced(checkpointing, "checkpoint", reentrant)
-
-
 def reentrant(function: Any, *args: Any, **options: Any) -> Any:
     """Call torch's `checkpoint` in the form that was its default."""
     return checkpoint(
@@ -135,28 +106,12 @@ def reentrant(function: Any, *args: Any, **options: Any) -> Any:
     )
 
 
-def composed_rms_norm() -> AbstractContextManager[None]:
-    """Let `F.rms_norm`, and with it `nn.RMSNorm`, run operators."""
-    from fsdpbench.workloads import layers
-
-    return _replaced(torch.nn.functional, "rms_norm", layers.composed_rms_norm)
-
-
-MECHANISMS = {
-    "checkpointing.reentrant": reentrant_checkpoints,
-    "operators.composed_rms_norm": composed_rms_norm,
-    "operators.fused_rotary": fused_rotary,
-    "attention.unpads": unpadded_attention,
-    "trainer.fused_loss": fused_loss,
+_ONE_PASS = {"halves": rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)}
+MECHANISMS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "checkpointing.reentrant": partial(replaced, checkpointing, checkpoint=reentrant),
+    "operators.composed_rms_norm": partial(replaced, torch.nn.functional, rms_norm=layers.composed_rms_norm),
+    "operators.fused_rotary": partial(replaced, rotations, ROTATIONS={**rotations.ROTATIONS, **_ONE_PASS}),
+    "attention.unpads": partial(replaced, gpt.GPTAttention, attend=unpadded),
+    "trainer.fused_loss": partial(replaced, gpt, token_loss=fused_cross_entropy),
 }
-"""By key of a software profile."""
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+"""Key of a software profile -> what puts the mechanism in place of the models' own, while it is entered."""

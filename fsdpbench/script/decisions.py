@@ -161,138 +161,107 @@ class _Tensors:
             around(kind, name, self._as_array)
         around(kind, "copy_", self._written)
         around(kind, "__setitem__", self._assigned)
-        for owner in (torch, kind):
-            around(owner, "isclose", self._close)
-        for name in ("tensor", "as_tensor"):
-            around(torch, name, self._made)
+        for owner, name, call in (
+            (torch, "isclose", self._close),
+            (kind, "isclose", self._close),
+            (torch, "tensor", self._made),
+            (torch, "as_tensor", self._made),
+        ):
+            original = getattr(owner, name)
+            around(owner, name, call)
+            stand_in_for_builtin(original, getattr(owner, name))
 
-    def _deciding(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _deciding(self, operation: str, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
         decisions = self._decisions
+        answer, guessed = decisions.ask(tensor, original)
+        if guessed:
+            decisions.record(operation, answer)
+        return answer
 
-        def call(tensor: torch.Tensor) -> Any:
-            answer, guessed = decisions.ask(tensor, original)
-            if guessed:
-                decisions.record(operation, answer)
-            return answer
-
-        return call
-
-    def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `item`: floats are followed; a bool or an integer, which may become a length, is recorded
+    def _numbered(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        """Call `item`: floats are followed; a bool or an integer, which may become a length, is recorded
         immediately."""
         decisions = self._decisions
+        answer, guessed = decisions.ask(tensor, original)
+        if not guessed:
+            return answer
+        decisions.note_read("item")
+        is_compiled = sys._getframe(2).f_code in find("dynamo_output_codes")
+        if is_compiled or not isinstance(answer, float):
+            decisions.record("item", answer)
+        # Dynamo would trace into a number that is followed, and break the graph there.
+        return answer if is_compiled else _followed(answer)
 
-        def item(tensor: torch.Tensor) -> Any:
-            answer, guessed = decisions.ask(tensor, original)
-            if not guessed:
-                return answer
-            decisions.note_read("item")
-            is_compiled = sys._getframe(1).f_code in find("dynamo_output_codes")
-            if is_compiled or not isinstance(answer, float):
-                decisions.record("item", answer)
-            # Dynamo would trace into a number that is followed, and break the graph there.
-            return answer if is_compiled else _followed(answer)
-
-        return item
-
-    def _listed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _listed(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
         decisions = self._decisions
+        host = tensor.cpu() if is_on_device(tensor) else tensor
+        answer, guessed = decisions.ask(host, original)
+        if guessed:
+            decisions.note_read("tolist")
+        if guessed and not tensor.dtype.is_floating_point:
+            decisions.record("tolist", _first(answer))
+        return _followed(answer) if guessed else answer
 
-        def tolist(tensor: torch.Tensor) -> Any:
-            host = tensor.cpu() if is_on_device(tensor) else tensor
-            answer, guessed = decisions.ask(host, original)
-            if guessed:
-                decisions.note_read("tolist")
-            if guessed and not tensor.dtype.is_floating_point:
-                decisions.record("tolist", _first(answer))
-            return _followed(answer) if guessed else answer
-
-        return tolist
-
-    def _copied(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `cpu` and `to`: tensors that the script itself takes to the host are followed there."""
+    def _copied(
+        self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Call `cpu` and `to`: tensors that the script itself takes to the host are followed there."""
         decisions = self._decisions
-
-        def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            found: torch.Tensor = original(tensor, *args, **kwargs)
-            if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
-                return found
-            if found.numel() <= _MOST_FOLLOWED and holds_placeholders(found) and decisions.reading():
-                decisions.note_read(original.__name__)
-                return found.as_subclass(HostPlaceholder)
+        found: torch.Tensor = original(tensor, *args, **kwargs)
+        if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
             return found
+        if found.numel() <= _MOST_FOLLOWED and holds_placeholders(found) and decisions.reading():
+            decisions.note_read(original.__name__)
+            return found.as_subclass(HostPlaceholder)
+        return found
 
-        return copy
-
-    def _written(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `copy_`: a host tensor into which the script itself copies placeholders is followed."""
+    def _written(
+        self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Call `copy_`: a host tensor into which the script itself copies placeholders is followed."""
         decisions = self._decisions
-
-        def copy_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            original(tensor, *args, **kwargs)
-            if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
-                small = tensor.numel() <= _MOST_FOLLOWED
-                if small and holds_placeholders(tensor) and decisions.reading():
-                    decisions.note_read("copy_")
-                    tensor.__class__ = HostPlaceholder
-            return tensor
-
-        return copy_
-
-    def _assigned(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `losses[i] = loss.item()`: a host tensor that was given a placeholder is followed."""
-        decisions = self._decisions
-
-        def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
-            original(tensor, index, plain(value))
-            if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
-                came = isinstance(value, Followed | HostPlaceholder) or holds_placeholders(tensor)
-                if came and tensor.numel() <= _MOST_FOLLOWED and decisions.reading():
-                    mark_as_placeholders(tensor).__class__ = HostPlaceholder
-
-        return setitem
-
-    def _close(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `isclose` (and `torch.testing.assert_close`), which answers as `allclose` does."""
-
-        def isclose(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            found: torch.Tensor = original(first, *args, **kwargs)
-            if is_on_device(found) and known_of(found) is None:
-                learn(found, True, assumed=True)
-            return found
-
-        stand_in_for_builtin(original, isclose)
-        return isclose
-
-    def _as_array(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `numpy`: arrays are not followed."""
-        decisions = self._decisions
-
-        def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if (isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)) and decisions.reading():
-                decisions.record("numpy", 0)
-            with DisableTorchFunctionSubclass():  # else it is asked twice
-                return original(tensor, *args, **kwargs)
-
-        return numpy
-
-    def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `torch.tensor`: a tensor made of placeholders holds placeholders."""
-
-        def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            made: torch.Tensor = original(data, *args, **kwargs)
-            if isinstance(data, Followed) or (
-                isinstance(data, (list, tuple)) and any(map(_is_followed, data))
-            ):
-                if not is_on_device(made):
-                    return mark_as_placeholders(made).as_subclass(HostPlaceholder)
-                forget(record_of(made.untyped_storage()))
-                if isinstance(data, Followed):
-                    learn(made, plain(data), assumed=True)
-            return made
-
-        stand_in_for_builtin(original, tensor)
+        original(tensor, *args, **kwargs)
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+            small = tensor.numel() <= _MOST_FOLLOWED
+            if small and holds_placeholders(tensor) and decisions.reading():
+                decisions.note_read("copy_")
+                tensor.__class__ = HostPlaceholder
         return tensor
+
+    def _assigned(self, original: Callable[..., Any], tensor: torch.Tensor, index: Any, value: Any) -> None:
+        """Call `losses[i] = loss.item()`: a host tensor that was given a placeholder is followed."""
+        decisions = self._decisions
+        original(tensor, index, plain(value))
+        if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+            came = isinstance(value, Followed | HostPlaceholder) or holds_placeholders(tensor)
+            if came and tensor.numel() <= _MOST_FOLLOWED and decisions.reading():
+                mark_as_placeholders(tensor).__class__ = HostPlaceholder
+
+    def _close(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Call `isclose` (also of `torch.testing.assert_close`), which answers as `allclose` does."""
+        found: torch.Tensor = original(*args, **kwargs)
+        if is_on_device(found) and known_of(found) is None:
+            learn(found, True, assumed=True)
+        return found
+
+    def _as_array(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call `numpy`: arrays are not followed."""
+        decisions = self._decisions
+        if (isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)) and decisions.reading():
+            decisions.record("numpy", 0)
+        with DisableTorchFunctionSubclass():  # else it is asked twice
+            return original(tensor, *args, **kwargs)
+
+    def _made(self, original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Call `torch.tensor`: a tensor made of placeholders holds placeholders."""
+        made: torch.Tensor = original(data, *args, **kwargs)
+        if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
+            if not is_on_device(made):
+                return mark_as_placeholders(made).as_subclass(HostPlaceholder)
+            forget(record_of(made.untyped_storage()))
+            if isinstance(data, Followed):
+                learn(made, plain(data), assumed=True)
+        return made
 
 
 class HostPlaceholder(torch.Tensor):

@@ -15,6 +15,7 @@ import torch
 from torch.nn import init
 
 from fsdpbench.base.torch_internals import parse_to
+from fsdpbench.script.interposing import around
 
 _LARGE = 1 << 20
 """Elements from which a tensor stays untouched."""
@@ -31,38 +32,32 @@ def skip_large_fills() -> None:
     """Skip the fills from now on; for a process that belongs to a simulated script."""
     kind: Any = torch.Tensor
     for name in _FILLS:
-        setattr(kind, name, _not_filling(getattr(kind, name)))
+        around(kind, name, _not_filling)
     for name in ("trunc_normal_", "_no_grad_trunc_normal_"):
         if hasattr(init, name):
-            setattr(init, name, _not_filling(getattr(init, name)))
+            around(init, name, _not_filling)
     for name, dtype in _CONVERSIONS.items():
-        setattr(kind, name, _not_converting(getattr(kind, name), lambda args, kwargs, dtype=dtype: dtype))
-    kind.to = _not_converting(kind.to, _dtype_of)
+        around(kind, name, functools.partial(_not_converting, lambda *_, dtype=dtype: dtype))
+    around(kind, "to", functools.partial(_not_converting, _dtype_of))
 
 
-def _not_filling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_large(tensor) or kwargs.get("generator") is not None:
-            return original(tensor, *args, **kwargs)
-        _mark(tensor)
-        return tensor
-
-    return fill
-
-
-def _not_converting(original: Callable[..., Any], dtype_of: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def convert(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_untouched(tensor) and not (torch.is_grad_enabled() and tensor.requires_grad):
-            dtype = dtype_of(args, kwargs)
-            if dtype is not None and dtype != tensor.dtype:
-                made = torch.empty_like(tensor, dtype=dtype)
-                _mark(made)
-                return made
+def _not_filling(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _is_large(tensor) or kwargs.get("generator") is not None:
         return original(tensor, *args, **kwargs)
+    _mark(tensor)
+    return tensor
 
-    return convert
+
+def _not_converting(
+    dtype_of: Callable[..., Any], original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if _is_untouched(tensor) and not (torch.is_grad_enabled() and tensor.requires_grad):
+        dtype = dtype_of(args, kwargs)
+        if dtype is not None and dtype != tensor.dtype:
+            made = torch.empty_like(tensor, dtype=dtype)
+            _mark(made)
+            return made
+    return original(tensor, *args, **kwargs)
 
 
 def _dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:

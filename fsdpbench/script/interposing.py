@@ -15,43 +15,31 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.utils.data import DataLoader
 
 from fsdpbench.base.torch_internals import FULLY_SHARD_PLACES, patch
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 Arguments = dict[str, Any]
 Before = Callable[[Any, Arguments], None]
 """Called with the module (dataset, parameters, ...) and the keyword arguments, which it may change."""
 
 
-def around(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put `make(original)` in the place of the function `name` of a module or class.
-
-    The replacement takes the original's name, docstring and `__wrapped__`, by which torch and Dynamo find it.
-    """
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(make(original)))
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Have `call(original, *arguments)` answer calls of the function `name` of a module or class."""
+    setattr(owner, name, passing_to(call)(getattr(owner, name)))
 
 
 def around_init(kind: Any, before: Before) -> None:
     """Call `before(first, arguments)`, then the constructor; arguments by position are there by name."""
+    first_name, *names = list(inspect.signature(kind.__init__).parameters)[1:]
 
-    def make(original: Any) -> Callable[..., Any]:
-        names = list(inspect.signature(original).parameters)[2:]
+    def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        if not args:
+            args = (kwargs.pop(first_name),)
+        first, *more = args
+        kwargs |= dict(zip(names, more, strict=False))
+        before(first, kwargs)
+        original(made, first, **kwargs)
 
-        def init(made: Any, *args: Any, **kwargs: Any) -> None:
-            if not args:
-                args = (kwargs.pop(_first(original)),)
-            first, *more = args
-            kwargs |= dict(zip(names, more, strict=False))
-            before(first, kwargs)
-            original(made, first, **kwargs)
-
-        return init
-
-    around(kind, "__init__", make)
-
-
-@functools.cache
-def _first(function: Any) -> str:
-    return list(inspect.signature(function).parameters)[1]
+    around(kind, "__init__", init)
 
 
 def around_fsdp1(before: Before) -> None:
@@ -77,17 +65,14 @@ def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]
 def around_fully_shard(before: Before, after: Callable[[Any], None] | None = None) -> None:
     """Call `before(module, arguments)`, then torch's `fully_shard`, then `after(module)`."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def fully_shard(module: Any, **kwargs: Any) -> Any:
-            before(module, kwargs)
-            made = original(module, **kwargs)
-            if after is not None:
-                after(module)
-            return made
+    def fully_shard(original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
+        before(module, kwargs)
+        made = original(module, **kwargs)
+        if after is not None:
+            after(module)
+        return made
 
-        return fully_shard
-
-    replace_fully_shard(make)
+    replace_fully_shard(passing_to(fully_shard))
 
 
 _original = torch_checkpoint.checkpoint
@@ -122,17 +107,14 @@ def after_parsing(
     """Call `note(parser, arguments, name)` when a script's parser has read arguments of which `name` is the
     batch's size."""
 
-    def make(original: Any) -> Callable[..., Any]:
-        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            found, rest = original(parser, *args, **kwargs)
-            name = _batch_argument(found)
-            if name is not None:
-                note(parser, found, name)
-            return found, rest
+    def parse_known_args(original: Any, parser: Any, *args: Any, **kwargs: Any) -> Any:
+        found, rest = original(parser, *args, **kwargs)
+        name = _batch_argument(found)
+        if name is not None:
+            note(parser, found, name)
+        return found, rest
 
-        return parse_known_args
-
-    around(argparse.ArgumentParser, "parse_known_args", make)
+    around(argparse.ArgumentParser, "parse_known_args", parse_known_args)
 
 
 def _batch_argument(found: argparse.Namespace) -> str | None:

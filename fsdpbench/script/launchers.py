@@ -55,19 +55,15 @@ def run_workers_here() -> None:
     around(subprocess.Popen, "__init__", _starting)
 
 
-def _launching(original: Any) -> Callable[..., Any]:
-    """Wrap what torchrun, accelerate and Lightning's command line call."""
-
-    def launch(launcher: Any, *arguments: Any) -> dict[int, Any]:
-        config, entry = launcher._config, launcher._entrypoint
-        _check(config.max_nodes, config.nproc_per_node)
-        if callable(entry):
-            return {int(os.environ["RANK"]): entry(*arguments)}
-        rank = os.environ["LOCAL_RANK"]
-        run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)])
-        return {}
-
-    return launch
+def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
+    """Launch as torchrun, accelerate and Lightning's command line do: here, this rank alone."""
+    config, entry = launcher._config, launcher._entrypoint
+    _check(config.max_nodes, config.nproc_per_node)
+    if callable(entry):
+        return {int(os.environ["RANK"]): entry(*arguments)}
+    rank = os.environ["LOCAL_RANK"]
+    run_program([str(word).replace("${local_rank}", rank) for word in (entry, *arguments)])
+    return {}
 
 
 def _check(nodes: int, processes: int) -> None:
@@ -81,32 +77,28 @@ def _check(nodes: int, processes: int) -> None:
         raise OtherWorldError(nodes, processes)
 
 
-def _starting(original: Any) -> Callable[..., Any]:
-    """Wrap `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
-
-    def init(process: Any, words: Any, *others: Any, **options: Any) -> None:
-        if not _is_worker(words):
-            return original(process, words, *others, **options)
-        environment: Mapping[str, str] = options.get("env") or os.environ
-        process.args, process.pid, process.returncode = words, os.getpid(), 0
-        process.stdin = process.stdout = process.stderr = None
-        process._communication_started = False
-        world = environment.get("WORLD_SIZE", os.environ["WORLD_SIZE"])
-        if world != os.environ["WORLD_SIZE"]:
-            raise OtherWorldError(1, int(world))
-        if environment.get("RANK", os.environ["RANK"]) == os.environ["RANK"]:
-            os.environ.update(environment)
-            run_program([os.fsdecode(word) for word in words])
-        return None
-
-    return init
+def _starting(original: Callable[..., Any], process: Any, words: Any, *others: Any, **options: Any) -> None:
+    """Call `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
+    if not _is_worker(words):
+        return original(process, words, *others, **options)
+    environment: Mapping[str, str] = options.get("env") or os.environ
+    process.args, process.pid, process.returncode = words, os.getpid(), 0
+    process.stdin = process.stdout = process.stderr = None
+    process._communication_started = False
+    world = environment.get("WORLD_SIZE", os.environ["WORLD_SIZE"])
+    if world != os.environ["WORLD_SIZE"]:
+        raise OtherWorldError(1, int(world))
+    if environment.get("RANK", os.environ["RANK"]) == os.environ["RANK"]:
+        os.environ.update(environment)
+        run_program([os.fsdecode(word) for word in words])
+    return None
 
 
 def _is_worker(words: Any) -> bool:
     """Return whether a launcher starts a Python program, or another launcher, with these words."""
     if isinstance(words, (str, bytes)) or not words:
         return False
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     while frame is not None and frame.f_code.co_filename == subprocess.__file__:
         frame = frame.f_back
     caller = {} if frame is None else frame.f_globals

@@ -251,15 +251,12 @@ class Optimizers:
         register_optimizer_step_post_hook(self._stepped)
         around(torch.optim.Optimizer, "__init__", self._making)
 
-    def _making(self, original: Any) -> Callable[..., Any]:
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            made = MadeOptimizer(type(optimizer).__name__, self._own_files.place(self._own_files.innermost()))
-            self._made.append(made)
-            setattr(optimizer, MADE, made)
-            self.on_made()
-
-        return init
+    def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        made = MadeOptimizer(type(optimizer).__name__, self._own_files.place(self._own_files.innermost()))
+        self._made.append(made)
+        setattr(optimizer, MADE, made)
+        self.on_made()
 
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         made = getattr(optimizer, MADE, None)

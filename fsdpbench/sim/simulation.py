@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,6 @@ from fsdpbench.sim.torch_device.patches.dynamo import import_config
 from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import Mechanism, install
 from fsdpbench.sim.torch_device.tensors import use_on_stream
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _ALLOC_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Kept for the life of the process: libraries unregister their kernels when they end.
@@ -159,7 +156,7 @@ class Simulation:
         accelerator, profile = self.accelerator, self.profile
         accelerator.device_count = self.gpus_per_node
         accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), self.world_size))
-        accelerator.cpu_costs = CpuCosts(profile)
+        accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
@@ -264,12 +261,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         self._index += 1
         self._step_start = now
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, *exc_info: object) -> None:
         recorder = self._accelerator.trace
         if exc_type is None:
             self._accelerator.timeline.drain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -38,16 +38,16 @@ class _FullyShardSystem(System):
     parallel = frozenset(PARALLEL)
 
     @abstractmethod
-    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        """Return the mixed-precision policy; `None` keeps a dtype."""
+    def _module(self) -> Any:
+        """Return the namespace of `fully_shard` and its policies, by torch's names."""
 
     @abstractmethod
-    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
-        """Return the classes that give a parameter a mesh of its own, the mesh of `meshes.expert_data`."""
+    def _placements(self) -> Any:
+        """Return the namespace of the classes that give a parameter a mesh of its own, by torch's names."""
 
     @abstractmethod
-    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        """Apply `fully_shard` with `arguments` and those that only this system has."""
+    def _extras(self, context: BuildContext) -> Mapping[str, Any]:
+        """Return the arguments of `fully_shard` beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings = context.config, context.config.settings
@@ -57,21 +57,26 @@ class _FullyShardSystem(System):
         parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
         offload_if_asked(units, config)
+        fsdp = self._module()
         arguments = {
             "mesh": meshes.data,
-            "mp_policy": self._policy(*_mixed_precision(config)),
+            "mp_policy": fsdp.MixedPrecisionPolicy(*_mixed_precision(config)),
+            **self._extras(context),
         }
+        if settings.cpu_offload:
+            # Where there is no accelerator torch has nothing to pin memory for, and raises.
+            arguments["offload_policy"] = fsdp.CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
         if context.workload.family == LIBRARY:
             arguments["shard_placement_fn"] = _placement_of_stacks(context.shard_size)
         if meshes.experts is not None:
-            arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._own_mesh(meshes))
+            arguments["shard_placement_fn"] = placement_of_experts(model, meshes, self._placements())
         reshard = _reshard_after_forward(config)
         for index, unit in enumerate(units):
             is_last = index == 0  # inner first, from the model's end
             kept = {"reshard_after_forward": False} if is_last and settings.keep_last_unsharded else reshard
-            self._fully_shard(unit, context, **arguments, **kept)
+            fsdp.fully_shard(unit, **arguments, **kept)
         # The root keeps its parameters after forward by default: backward needs them first.
-        self._fully_shard(model, context, **arguments)
+        fsdp.fully_shard(model, **arguments)
         use_symmetric_memory([*units, model], config)
         if meshes.experts is not None:
             _average_over_all([*units, model], Degrees.of(config), meshes, context.device)
@@ -132,28 +137,24 @@ class ImplFsdp2(_FullyShardSystem):
             )
         return absent
 
-    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        from fsdpbench.impl import MixedPrecisionPolicy
+    def _module(self) -> Any:
+        from fsdpbench import impl
 
-        return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+        return impl
 
-    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
-        from fsdpbench.impl.shared.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    def _placements(self) -> Any:
+        from fsdpbench.impl.shared import placement
 
-        return ShardPlacementResult, HSDPMeshInfo if _has_replicas(meshes) else FSDPMeshInfo
+        return placement
 
-    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        from fsdpbench.impl import CPUOffloadPolicy, fully_shard
-
+    def _extras(self, context: BuildContext) -> Mapping[str, Any]:
         settings = context.config.settings
         prefetch = settings.backward_prefetch
-        arguments |= {
+        arguments = {
             "backward_prefetch": None if prefetch == "none" else prefetch,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
             "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
         }
-        if settings.cpu_offload:
-            arguments["offload_policy"] = CPUOffloadPolicy()
         if settings.memory_handover is not None:
             arguments["memory_handover"] = settings.memory_handover
         if settings.layout is not None:
@@ -161,7 +162,7 @@ class ImplFsdp2(_FullyShardSystem):
         if settings.limit_all_gathers is not None:
             limit = settings.limit_all_gathers
             arguments["limit_all_gathers"] = False if limit == "off" else limit
-        fully_shard(module, **arguments)
+        return arguments
 
     def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         from fsdpbench.impl import Muon
@@ -199,24 +200,18 @@ class TorchFsdp2(_FullyShardSystem):
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
         return refused
 
-    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
+    def _module(self) -> Any:
+        from torch.distributed import fsdp
 
-        return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+        return fsdp
 
-    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
-        from fsdpbench.base.torch_internals import fsdp_common as torchs
+    def _placements(self) -> Any:
+        from fsdpbench.base.torch_internals import fsdp_common
 
-        info = torchs.HSDPMeshInfo if _has_replicas(meshes) else torchs.FSDPMeshInfo
-        return torchs.ShardPlacementResult, info
+        return fsdp_common
 
-    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-
-        if context.config.settings.cpu_offload:
-            # Where there is no accelerator torch has nothing to pin memory for, and raises.
-            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
-        fully_shard(module, **arguments)
+    def _extras(self, context: BuildContext) -> Mapping[str, Any]:
+        return {}
 
 
 def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, device: torch.device) -> None:
@@ -256,11 +251,7 @@ def _divides_twice(config: Config) -> bool:
     return degrees.ep == shard * degrees.tp > 1 and summed
 
 
-def _has_replicas(meshes: Meshes) -> bool:
-    return meshes.expert_data is not None and meshes.expert_data.ndim == 2
-
-
-def _reshard_after_forward(config: Config) -> dict[str, Any]:
+def _reshard_after_forward(config: Config) -> Mapping[str, bool | int]:
     chosen = config.settings.reshard_after_forward
     if chosen is None:
         chosen = config.settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")

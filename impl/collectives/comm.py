@@ -102,9 +102,8 @@ class Comm(ABC):
 
 
 class AllGather(Comm):
-    """Gathers equal 1-D shards."""
+    """Gathers equal 1-D shards; as all-gathers usually do, where a subclass only brings memory of its own."""
 
-    @abstractmethod
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -113,12 +112,13 @@ class AllGather(Comm):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Fill ``output_tensor``, of which ``input_tensor`` is this rank's part, on the current stream."""
+        self.register(output_tensor)  # the input is a part of it
+        return all_gather(output_tensor, input_tensor, group, async_op)
 
 
 class ReduceScatter(Comm):
-    """Reduces a 1-D tensor and leaves each rank its part."""
+    """Reduces a 1-D tensor and leaves each rank its part; as usual, where a subclass only brings memory."""
 
-    @abstractmethod
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -128,6 +128,8 @@ class ReduceScatter(Comm):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce ``input_tensor`` by ``op`` into ``output_tensor``, on the current stream."""
+        self.register(input_tensor, output_tensor)
+        return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
 
 
 # -- which call, and how averages are made -------------------------------------------------------------------
@@ -309,11 +311,6 @@ def _finished(work: dist.Work | None, async_op: bool) -> dist.Work | None:
     return None
 
 
-def all_reduce(tensor: torch.Tensor, group: ProcessGroup, operation: Any, async_op: bool) -> dist.Work | None:
-    """Sum or average ``tensor`` in place."""
-    return dist.all_reduce(tensor, op=operation, group=group, async_op=async_op)
-
-
 def exchange_shards(received: torch.Tensor, sent: torch.Tensor, group: ProcessGroup) -> dist.Work | None:
     """Send every other rank its part of ``sent``, in order of ranks, and receive as much from each."""
     sizes = [sent.numel() // (group.size() - 1)] * group.size()
@@ -324,35 +321,6 @@ def exchange_shards(received: torch.Tensor, sent: torch.Tensor, group: ProcessGr
 # The collectives with memory of their own that are built in, both for NCCL.
 #
 # Memory of the process group makes transfers without copies; symmetric memory lets NCCL use copy engines.
-
-
-class _Gather(AllGather):
-    """The ordinary all-gather."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self.register(output_tensor)  # the input is a part of it
-        return all_gather(output_tensor, input_tensor, group, async_op)
-
-
-class _Reduce(ReduceScatter):
-    """The ordinary reduce-scatter."""
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self.register(input_tensor, output_tensor)
-        return reduce_scatter(output_tensor, input_tensor, group, op, async_op)
 
 
 class _FromGroup:
@@ -389,19 +357,19 @@ class _Symmetric:
             self._symmetric.rendezvous(tensor, group=self._group.group_name)
 
 
-class GroupAllGather(_FromGroup, _Gather):
+class GroupAllGather(_FromGroup, AllGather):
     """The ordinary all-gather, in memory of the process group."""
 
 
-class GroupReduceScatter(_FromGroup, _Reduce):
+class GroupReduceScatter(_FromGroup, ReduceScatter):
     """The ordinary reduce-scatter, in memory of the process group."""
 
 
-class SymmetricAllGather(_Symmetric, _Gather):
+class SymmetricAllGather(_Symmetric, AllGather):
     """The ordinary all-gather, in symmetric memory, by which NCCL chooses its faster ways."""
 
 
-class SymmetricReduceScatter(_Symmetric, _Reduce):
+class SymmetricReduceScatter(_Symmetric, ReduceScatter):
     """The ordinary reduce-scatter, in symmetric memory. NCCL has it for sums alone."""
 
 

@@ -106,7 +106,7 @@ class Operation:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     reads: frozenset[int]
     writes: frozenset[int]
     makes: Mapping[int, int]
@@ -379,13 +379,13 @@ class _Recorder(TorchDispatchMode):
         return window_of(value, entry).on(entry.tape.replay([entry.storage])[entry.storage])
 
     @staticmethod
-    def _needs_values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _needs_values(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether an operation answers with a number, or writes into a real tensor."""
         if not any("Tensor" in str(value.type) for value in function._schema.returns):
             return bool(function._schema.returns)
         return any(deferred_of(tensor) is None for tensor in _written(function, args, kwargs))
 
-    def _at_home(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _at_home(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return keyword arguments for a real call: ``device`` may have been read off a deferred tensor."""
         device = kwargs.get("device")
         if device is not None and torch.device(device) == _META:
@@ -394,7 +394,7 @@ class _Recorder(TorchDispatchMode):
 
     # -- recording -------------------------------------------------------------------------------------------
 
-    def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         kwargs = self._at_home(kwargs)
         device = self._device_of_result(function, args, kwargs)
         random = None
@@ -420,7 +420,7 @@ class _Recorder(TorchDispatchMode):
         self,
         function: Any,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         written: frozenset[int],
         makes: dict[int, int],
         random: RandomState | None,
@@ -447,7 +447,9 @@ class _Recorder(TorchDispatchMode):
             Operation(function, *noted, frozenset(reads) - written, written, makes, overwrites, random)
         )
 
-    def _device_of_result(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    def _device_of_result(
+        self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> torch.device:
         if kwargs.get("device") is not None:
             return torch.device(kwargs["device"])
         for value in tree_leaves((args, kwargs)):
@@ -456,7 +458,7 @@ class _Recorder(TorchDispatchMode):
                 return entry.device if entry is not None else value.device
         return self._home
 
-    def _shapes(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _shapes(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the outputs without data."""
 
         def empty(value: Any) -> Any:
@@ -474,7 +476,7 @@ class _Recorder(TorchDispatchMode):
             return tree_map(empty, function(*tree_map(self.real, args), **tree_map(self.real, kwargs)))
 
     def _draw(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+        self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
     ) -> None:
         """Run a random operation for its effect on the generator alone."""
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
@@ -487,7 +489,7 @@ class _Recorder(TorchDispatchMode):
             function(*tree_map(self.real, args), **tree_map(self.real, kwargs))
 
 
-def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def _written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operation writes, by its schema."""
     found: list[torch.Tensor] = []
     for index, argument in enumerate(function._schema.arguments):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..collectives import comm
 from ..runtime.unit import Unit, gather_flat, split_full
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
@@ -56,7 +55,7 @@ class ShownUnit:
         unit = self._unit
         given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
         if unit.groups.shard is not None:
-            comm.all_reduce(given, unit.groups.shard, dist.ReduceOp.MAX, async_op=False)
+            dist.all_reduce(given, dist.ReduceOp.MAX, unit.groups.shard)
         which = [bool(each) for each in given.tolist()]
         if not any(which):
             return [None] * len(which)

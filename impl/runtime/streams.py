@@ -11,7 +11,6 @@ Streams are made by ``torch.get_device_module(device)``, so any device with the 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -33,9 +32,7 @@ class Stream:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         return None
 
     def record(self) -> Event | None:
@@ -70,11 +67,9 @@ class _DeviceStream(Stream):
             context.__enter__()
             self._entered.append(context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: Any) -> None:
         if self._stream is not None:
-            self._entered.pop().__exit__(kind, error, trace)
+            self._entered.pop().__exit__(*exc_info)
 
     def record(self) -> Event | None:
         return (self._stream or self._module.current_stream()).record_event()

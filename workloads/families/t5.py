@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -192,51 +193,47 @@ class T5FeedForward(nn.Module):
         return F.dropout(projected, self.dropout, self.training)
 
 
-class T5EncoderBlock(CheckpointedBlock):
-    """Self-attention and feed-forward: an FSDP unit."""
+class _Block(CheckpointedBlock):
+    """Self-attention, in a decoder attention to the encoder's output, and feed-forward: an FSDP unit."""
+
+    decodes: ClassVar[bool]
 
     def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
         self.random = shape.dropout > 0
         self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.attention = T5Attention(shape)
+        if self.decodes:
+            self.cross_attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+            self.cross_attention = T5Attention(shape)
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.feed_forward = T5FeedForward(shape)
-        self.position_bias = PositionBias(shape, causal=False) if shape.bias_each_layer else None
+        self.position_bias = PositionBias(shape, self.decodes) if shape.bias_each_layer else None
 
-    def transform(self, x: Tensor, length: int, bias: Tensor | None) -> Tensor:
-        """Compute [batch, source, d_model] to the same.
+    def transform(self, x: Tensor, length: int, bias: Tensor | None, encoded: Tensor | None = None) -> Tensor:
+        """Compute [batch, seq, d_model] to the same.
 
-        `length`: tokens of the whole source. `bias`: that of the stack, None where the block has one.
+        `length`: tokens of the whole source or target. `bias`: that of the stack, None where the block has
+        one. `encoded`: in a decoder the encoder's output, [batch, source, d_model].
         """
         if self.position_bias is not None:
             bias = self.position_bias(length, x.device)
         x = x + self.attention(self.attention_norm(x), bias)
+        if encoded is not None:
+            x = x + self.cross_attention(self.cross_attention_norm(x), memory=encoded)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class T5DecoderBlock(CheckpointedBlock):
-    """Self-attention, attention to the encoder's output, and feed-forward: an FSDP unit."""
+class T5EncoderBlock(_Block):
+    """A block of the encoder."""
 
-    def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
-        super().__init__(checkpointing, index)
-        self.random = shape.dropout > 0
-        self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
-        self.attention = T5Attention(shape)
-        self.cross_attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
-        self.cross_attention = T5Attention(shape)
-        self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
-        self.feed_forward = T5FeedForward(shape)
-        self.position_bias = PositionBias(shape, causal=True) if shape.bias_each_layer else None
+    decodes = False
 
-    def transform(self, x: Tensor, length: int, bias: Tensor | None, encoded: Tensor) -> Tensor:
-        """Compute [batch, target, d_model] to the same; `length`: tokens of the whole target; `encoded` is
-        [batch, source, d_model]."""
-        if self.position_bias is not None:
-            bias = self.position_bias(length, x.device)
-        x = x + self.attention(self.attention_norm(x), bias)
-        x = x + self.cross_attention(self.cross_attention_norm(x), memory=encoded)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+
+class T5DecoderBlock(_Block):
+    """A block of the decoder."""
+
+    decodes = True
 
 
 class T5Stack(nn.Module):
@@ -245,13 +242,12 @@ class T5Stack(nn.Module):
     def __init__(
         self,
         shape: T5Shape,
-        block: type[T5EncoderBlock] | type[T5DecoderBlock],
+        block: type[_Block],
         checkpointing: ActivationCheckpointing,
     ) -> None:
         super().__init__()
         self.dropout = shape.dropout
-        causal = block is T5DecoderBlock
-        self.position_bias = None if shape.bias_each_layer else PositionBias(shape, causal)
+        self.position_bias = None if shape.bias_each_layer else PositionBias(shape, block.decodes)
         self.blocks = nn.ModuleList(block(shape, checkpointing, index) for index in range(shape.layers))
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
@@ -334,9 +330,9 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
             gathered=("encoder",),
         )
 
-    def _block_plan(self, block: type[nn.Module]) -> BlockPlan:
+    def _block_plan(self, block: type[_Block]) -> BlockPlan:
         s = self.spec
-        attentions = ("attention", "cross_attention") if block is T5DecoderBlock else ("attention",)
+        attentions = ("attention", "cross_attention") if block.decodes else ("attention",)
         inner = {f"{name}.{part}": (s.inner,) for name in attentions for part in ("query", "key", "value")}
         hidden = {f"feed_forward.{part}": (s.d_ff,) for part in (("gate", "up") if s.gated else ("up",))}
         bias = {"position_bias.by_bucket": (s.heads,)} if s.bias_each_layer else {}

@@ -193,23 +193,14 @@ _MT5: Values = {
 # fmt: on
 
 
-def t5(keys: Keys) -> Values:
-    """Read T5, T5 1.1 and Flan-T5."""
-    return _t5(keys, _T5)
-
-
-def mt5(keys: Keys) -> Values:
-    """Read mT5: T5 1.1 with the words of 101 languages."""
-    return _t5(keys, _MT5)
-
-
 def umt5(keys: Keys) -> Values:
     """Read UMT5: mT5 with a position bias in every layer."""
     keys.ignore("scalable_attention")  # the trainer wrote it, and no code reads it
-    return {**_t5(keys, _MT5 | {"tie_word_embeddings": True}), "bias_each_layer": True}
+    return {**t5(keys, _MT5 | {"tie_word_embeddings": True}), "bias_each_layer": True}
 
 
-def _t5(keys: Keys, defaults: Values) -> Values:
+def t5(keys: Keys, defaults: Values) -> Values:
+    """Read T5, T5 1.1, Flan-T5, or mT5 (T5 1.1 with the words of 101 languages), each with its defaults."""
     layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
@@ -238,7 +229,9 @@ def _t5(keys: Keys, defaults: Values) -> Values:
 Reader = Callable[[Keys], Values]
 MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
     **{name: (DECODER, partial(decoder, of=of)) for name, of in DECODERS.items()},
-    **{read.__name__: (T5, read) for read in (t5, mt5, umt5)},
+    "t5": (T5, partial(t5, defaults=_T5)),
+    "mt5": (T5, partial(t5, defaults=_MT5)),
+    "umt5": (T5, umt5),
     "gpt2": (GPT, gpt2),
 }
 """Families of ours, and the readers of the keys, by model type."""

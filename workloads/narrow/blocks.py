@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
-from fsdpbench.workloads.narrow.eight_bits import gradients, rows_of
+from fsdpbench.workloads.narrow.eight_bits import rows_of
 
 _ops: Any = torch.ops.fsdpbench_workloads
 
@@ -88,17 +88,14 @@ class MxLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         rows = rows_of(gradient)
-        return gradients(ctx.needs_input_grad, x, weight, rows, gradient.dtype, _mx_of_x, _mx_of_weight)
-
-
-def _mx_of_x(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    w = Blocks(*_ops.mxfp8_columns(weight))
-    return product(Blocks(*_ops.mxfp8_rows(rows)), w, dtype)
-
-
-def _mx_of_weight(rows: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    read = Blocks(*_ops.mxfp8_columns(x))
-    return product(Blocks(*_ops.mxfp8_columns(rows)), read, dtype)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            w = Blocks(*_ops.mxfp8_columns(weight))
+            of_x = product(Blocks(*_ops.mxfp8_rows(rows)), w, gradient.dtype).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            read = Blocks(*_ops.mxfp8_columns(rows_of(x)))
+            of_weight = product(Blocks(*_ops.mxfp8_columns(rows)), read, gradient.dtype)
+        return of_x, of_weight
 
 
 class Nvfp4Linear(torch.autograd.Function):

@@ -13,7 +13,6 @@ the copies. `x` itself is kept for backward, which layers that read the same ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,17 +74,13 @@ class EightBitLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         g8 = quantise(rows_of(gradient), E5M2)
-        return gradients(
-            ctx.needs_input_grad, x, weight, g8, gradient.dtype, _gradient_of_x, _gradient_of_weight
-        )
-
-
-def _gradient_of_x(g8: EightBits, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return product(g8, _of_weight(weight), dtype)
-
-
-def _gradient_of_weight(g8: EightBits, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    return product(EightBits(g8.data.t(), g8.inverse), quantise(rows, E4M3), dtype)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = product(g8, _of_weight(weight), gradient.dtype).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            turned = EightBits(g8.data.t(), g8.inverse)
+            of_weight = product(turned, quantise(rows_of(x), E4M3), gradient.dtype)
+        return of_x, of_weight
 
 
 def _of_weight(weight: Tensor) -> EightBits:
@@ -93,28 +88,6 @@ def _of_weight(weight: Tensor) -> EightBits:
     return quantise(weight, E4M3) if data is None else EightBits(data, weight.inverse8)  # type: ignore[attr-defined]
 
 
-Product = Callable[[Any, Tensor, torch.dtype], Tensor]
-
-
 def rows_of(x: Tensor) -> Tensor:
     """Return x, [..., n], as [rows, n]."""
     return x.reshape(-1, x.shape[-1])
-
-
-def gradients(
-    wanted: Sequence[bool],
-    x: Tensor,
-    weight: Tensor,
-    gradient: Any,
-    dtype: torch.dtype,
-    of_x: Product,
-    of_weight: Product,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of x, [..., in], and of the weight, [out, in], where they are `wanted`.
-
-    `gradient`: the output's gradient, [rows, out], as the recipe casts it. `of_x` multiplies it with the
-    weight, `of_weight` with the rows of x.
-    """
-    first = of_x(gradient, weight, dtype).view(x.shape) if wanted[0] else None
-    second = of_weight(gradient, rows_of(x), dtype) if wanted[1] else None
-    return first, second

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import least_squares
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpbench.lab.calibrate.machine import Machine
@@ -69,13 +68,9 @@ def fit_backward(
     profile: HardwareProfile, section: AttentionProfile, seconds: dict[AttentionShape, float]
 ) -> float:
     """The backward's rate in TFLOPS under an otherwise known section."""
-
-    def errors(values: object) -> list[float]:
-        rate = float(values[0])  # type: ignore[index]
-        return _errors(profile, dataclasses.replace(section, backward_tflops=rate), "backward", seconds)
-
-    found = least_squares(errors, [section.backward_tflops], bounds=([5.0], [5000.0]), x_scale=[50.0])
-    return float(found.x[0])
+    fitted = {"backward_tflops": (5.0, 5000.0, 50.0)}
+    found = fit_section(section, lambda tried: _errors(profile, tried, "backward", seconds), fitted)
+    return found.section.backward_tflops
 
 
 def _errors(

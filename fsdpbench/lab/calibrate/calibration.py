@@ -26,7 +26,7 @@ from fsdpbench.lab.calibrate.attention_rates import measure_attention
 from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
 from fsdpbench.lab.calibrate.links import measure_contention, measure_nic, measure_nvlink
 from fsdpbench.lab.calibrate.machine import Machine
-from fsdpbench.lab.calibrate.matrix_products import measure_gemm
+from fsdpbench.lab.calibrate.matrix_products import Fit, measure_gemm
 from fsdpbench.lab.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.sim.model.profile import HardwareProfile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
@@ -48,7 +48,7 @@ class Calibration:
     assumed: tuple[str, ...]
     errors: dict[str, float]
 
-    def to_toml_tables(self) -> dict[str, Any]:
+    def to_toml_tables(self) -> dict[str, object]:
         """The file's content: the base, and above it all sections with a measured figure.
 
         All sections where the base is not a packaged profile, since a file builds on those alone.
@@ -85,6 +85,11 @@ class _Run:
         names = [field.name for field in dataclasses.fields(value) if field.name not in kept]
         self.measured += [f"{section}.{name}" for name in names]
 
+    def take_fit(self, section: str, found: Fit[Any], *kept: str) -> None:
+        """Put a fitted section in, with its error."""
+        self.errors[section] = found.mean_error
+        self.take(section, found.section, *kept)
+
 
 def calibrate(
     machine: Machine,
@@ -100,9 +105,8 @@ def calibrate(
     in a process group. ``report`` is called with each step as it begins.
     """
     run = _Run(machine, base)
-    for title, step in _steps(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
+    for title in _measure(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
         report(title)
-        step()
     node = machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node
     # A network that was not measured stays shared out to the GPUs as it was.
     nic = run.profile.nic if "nic.gb_s_per_node" in run.measured else base.with_nodes(node, None).nic
@@ -123,22 +127,27 @@ def calibrate(
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
 
 
-def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "memory and multiprocessors", lambda: _chip(run)
-    yield "matrix products", lambda: _gemm(run, load_seconds)
-    yield "attention", lambda: _attention(run)
-    yield (
-        "memory-bound operators",
-        lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile), "fused_gain"),
-    )
-    yield "kernels of two streams", lambda: _streams(run)
-    yield ("host", lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED))
-    yield (
-        "host link",
-        lambda: run.take("host_link", measure_host_link(run.machine, run.profile.host_link), "memory_gb_s"),
-    )
-    if run.machine.world_size > 1:
-        yield "collectives", lambda: _collectives(run)
+def _measure(run: _Run, load_seconds: float) -> Iterator[str]:
+    """Measure step by step; the title of each step is yielded before it begins."""
+    machine = run.machine
+    yield "memory and multiprocessors"
+    _chip(run)
+    yield "matrix products"
+    run.take_fit("gemm", measure_gemm(machine, run.profile, load_seconds), "tiles")
+    yield "attention"
+    run.take_fit("attention", measure_attention(machine, run.profile), "wave_quantisation", "flash_share")
+    yield "memory-bound operators"
+    run.take("bandwidth", measure_bandwidth(machine, run.profile), "fused_gain")
+    yield "kernels of two streams"
+    contention = measure_kernel_share(machine, run.profile.contention)
+    run.take("contention", contention, "compute_slowdown", "communication_slowdown")
+    yield "host"
+    run.take("cpu", measure_host(machine, run.profile), NOT_MEASURED)
+    yield "host link"
+    run.take("host_link", measure_host_link(machine, run.profile.host_link), "memory_gb_s")
+    if machine.world_size > 1:
+        yield "collectives"
+        _collectives(run)
 
 
 def _chip(run: _Run) -> None:
@@ -166,23 +175,6 @@ def _chip(run: _Run) -> None:
         peak_tflops=MappingProxyType(dict(profile.compute.peak_tflops) | known),
     )
     run.take("compute", compute, *(() if len(known) == len(DTYPES) else ("peak_tflops",)))
-
-
-def _gemm(run: _Run, load_seconds: float) -> None:
-    found = measure_gemm(run.machine, run.profile, load_seconds)
-    run.errors["gemm"] = found.mean_error
-    run.take("gemm", found.section, "tiles")
-
-
-def _attention(run: _Run) -> None:
-    found = measure_attention(run.machine, run.profile)
-    run.errors["attention"] = found.mean_error
-    run.take("attention", found.section, "wave_quantisation", "flash_share")
-
-
-def _streams(run: _Run) -> None:
-    contention = measure_kernel_share(run.machine, run.profile.contention)
-    run.take("contention", contention, "compute_slowdown", "communication_slowdown")
 
 
 def _collectives(run: _Run) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -60,50 +61,19 @@ def _share(machine: Machine, profile: HardwareProfile, work: Work, floor: float)
     return ideal / max(seconds - floor, 1e-9)
 
 
-def _tensor(
-    device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False
-) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device, requires_grad=grad)
+def _tensor(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _add(device: torch.device) -> Callable[[], object]:
-    a, b = _tensor(device, _ROWS, _WIDTH), _tensor(device, _ROWS, _WIDTH)
-    return lambda: a + b
+def _call(
+    operator: Callable[..., object], *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+) -> Work:
+    """Return the work of calling `operator` with zeros of these shapes."""
 
+    def prepare(device: torch.device) -> Callable[[], object]:
+        return partial(operator, *(_tensor(device, *shape, dtype=dtype) for shape in shapes))
 
-def _gelu(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, _ROWS, 4 * _WIDTH)
-    return lambda: F.gelu(x)
-
-
-def _gelu_backward(device: torch.device) -> Callable[[], object]:
-    x, gradient = _tensor(device, _ROWS, 4 * _WIDTH), _tensor(device, _ROWS, 4 * _WIDTH)
-    return lambda: torch.ops.aten.gelu_backward(gradient, x)
-
-
-def _multiply(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, _ROWS, _WIDTH, dtype=torch.float32)
-    return lambda: x.mul_(0.5)
-
-
-def _cast(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, _ROWS, _WIDTH, dtype=torch.float32)
-    return lambda: x.to(torch.bfloat16)
-
-
-def _clone(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, _ROWS, _WIDTH)
-    return x.clone
-
-
-def _transpose(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, 16, _ROWS // 16, 32, _WIDTH // 32)
-    return lambda: x.transpose(1, 2).contiguous()
-
-
-def _layer_norm(device: torch.device) -> Callable[[], object]:
-    x, weight = _tensor(device, _ROWS, _WIDTH), _tensor(device, _WIDTH)
-    return lambda: F.layer_norm(x, (_WIDTH,), weight)
+    return prepare
 
 
 def _layer_norm_backward(device: torch.device) -> Callable[[], object]:
@@ -113,11 +83,6 @@ def _layer_norm_backward(device: torch.device) -> Callable[[], object]:
     return lambda: torch.ops.aten.native_layer_norm_backward(
         gradient, x, (_WIDTH,), mean, rstd, weight, None, [True, True, False]
     )
-
-
-def _softmax(device: torch.device) -> Callable[[], object]:
-    x = _tensor(device, _ROWS // 8, _VOCABULARY)
-    return lambda: torch.log_softmax(x, -1)
 
 
 def _adamw(device: torch.device) -> Callable[[], object]:
@@ -136,11 +101,25 @@ def _embedding(device: torch.device) -> Callable[[], object]:
     return lambda: F.embedding(tokens, table)
 
 
+_ROW, _WIDE = (_ROWS, _WIDTH), (_ROWS, 4 * _WIDTH)
+_BY_HEAD = (16, _ROWS // 16, 32, _WIDTH // 32)
 _WORKS: dict[str, tuple[Work, ...]] = {
-    "pointwise": (_add, _gelu, _gelu_backward, _multiply),
-    "copy": (_cast, _transpose),
-    "memcpy": (_clone,),
-    "reduction": (_layer_norm, _layer_norm_backward, _softmax),
+    "pointwise": (
+        _call(torch.add, _ROW, _ROW),
+        _call(F.gelu, _WIDE),
+        _call(torch.ops.aten.gelu_backward, _WIDE, _WIDE),
+        _call(lambda x: x.mul_(0.5), _ROW, dtype=torch.float32),
+    ),
+    "copy": (
+        _call(lambda x: x.to(torch.bfloat16), _ROW, dtype=torch.float32),
+        _call(lambda x: x.transpose(1, 2).contiguous(), _BY_HEAD),
+    ),
+    "memcpy": (_call(torch.clone, _ROW),),
+    "reduction": (
+        _call(lambda x, weight: F.layer_norm(x, (_WIDTH,), weight), _ROW, (_WIDTH,)),
+        _layer_norm_backward,
+        _call(lambda x: torch.log_softmax(x, -1), (_ROWS // 8, _VOCABULARY)),
+    ),
     "optimizer": (_adamw,),
     "gather": (_embedding,),
 }

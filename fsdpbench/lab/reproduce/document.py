@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fsdpbench.engine.results.provenance import versions
 from fsdpbench.lab.reproduce.outcome import Outcome, Simulated, counted
@@ -15,7 +15,7 @@ SCHEMA = 2
 
 def as_dict(
     publication: str, outcomes: Sequence[Outcome], traced: Sequence[Sequence[Sequence[TracedRun]]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Every figure with its points, claims, variants and traces."""
     return {
         "schema": SCHEMA,
@@ -27,7 +27,7 @@ def as_dict(
     }
 
 
-def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, Any]:
+def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, object]:
     figure, words = outcome.figure, outcome.figure.words
     return {
         "name": figure.name,
@@ -72,13 +72,13 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
         ],
         "differs": words.differs or None,
         "contrasts": [
-            {"why": why, "runs": [{"words": run.words, **run.facts} for run in runs]}
+            {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}
             for why, runs in zip(words.why, traced, strict=True)
         ],
     }
 
 
-def _point(each: Simulated) -> dict[str, Any]:
+def _point(each: Simulated) -> dict[str, object]:
     return {
         "series": each.point.series,
         "x": each.point.x,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.lab.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.lab.reproduce.run import Runs
@@ -23,13 +22,39 @@ _MS = 1e6
 
 
 @dataclass(frozen=True)
+class Communicated:
+    """The collectives of one kind in a step: how many, their times, and what they moved, if known."""
+
+    count: int
+    time_ms: float
+    exposed_ms: float
+    gib: float | None
+    bus_gb_s: float | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The traced step: where its milliseconds go, and what was communicated."""
+
+    step_ms: float
+    compute_only_ms: float
+    overlapped_ms: float
+    exposed_communication_ms: float
+    idle_ms: float
+    overlap_fraction: float | None
+    retries: int
+    stood_still_ms: float
+    communication: Mapping[str, Communicated]
+
+
+@dataclass(frozen=True)
 class TracedRun:
-    """One run of a contrast. `facts`: milliseconds of the traced step by part, and what was communicated."""
+    """One run of a contrast, and the pictures of it: plain values, as the page's script draws them."""
 
     words: str
-    facts: dict[str, Any]
-    timeline: dict[str, Any] | None
-    memory: dict[str, Any] | None
+    facts: Facts
+    timeline: Mapping[str, object] | None
+    memory: Mapping[str, object] | None
 
 
 def traced_runs(figure: PaperFigure, runs: Runs) -> list[list[TracedRun]]:
@@ -61,37 +86,37 @@ def _traced(words: str, path: Path, contrast: Contrast, usable_bytes: int) -> Tr
     return TracedRun(words, _facts(analysis), timeline, memory)
 
 
-def _facts(analysis: RankAnalysis) -> dict[str, Any]:
+def _facts(analysis: RankAnalysis) -> Facts:
     """Figures of the last traced step."""
     step = analysis.steps[-1]
     retries = [each for each in analysis.memory.retries if each.step == step.index]
-    return {
-        "step_ms": step.duration / _MS,
-        "compute_only_ms": step.time.compute_only / _MS,
-        "overlapped_ms": step.time.overlapped / _MS,
-        "exposed_communication_ms": step.time.exposed_communication / _MS,
-        "idle_ms": step.time.idle / _MS,
-        "overlap_fraction": step.time.overlap_fraction,
-        "retries": len(retries),
-        "stood_still_ms": sum(each.cost or 0 for each in retries) / _MS,
-        "communication": {
-            name: {
-                "count": found.count,
-                "time_ms": found.time / _MS,
-                "exposed_ms": found.exposed / _MS,
-                "gib": None if found.bytes is None else found.bytes / 2**30,
-                "bus_gb_s": None if found.bus_bandwidth is None else found.bus_bandwidth / 1e9,
-            }
+    return Facts(
+        step_ms=step.duration / _MS,
+        compute_only_ms=step.time.compute_only / _MS,
+        overlapped_ms=step.time.overlapped / _MS,
+        exposed_communication_ms=step.time.exposed_communication / _MS,
+        idle_ms=step.time.idle / _MS,
+        overlap_fraction=step.time.overlap_fraction,
+        retries=len(retries),
+        stood_still_ms=sum(each.cost or 0 for each in retries) / _MS,
+        communication={
+            name: Communicated(
+                found.count,
+                found.time / _MS,
+                found.exposed / _MS,
+                None if found.bytes is None else found.bytes / 2**30,
+                None if found.bus_bandwidth is None else found.bus_bandwidth / 1e9,
+            )
             for name, found in step.communication.items()
         },
-    }
+    )
 
 
 def told(runs: Sequence[TracedRun]) -> str:
     """Return one sentence on the traces."""
-    if any(run.facts["retries"] for run in runs):
+    if any(run.facts.retries for run in runs):
         parts = [
-            f"{run.facts['retries']} retries a step, computation stood still for "
+            f"{run.facts.retries} retries a step, computation stood still for "
             f"{_ms(run, 'stood_still_ms')} ms of {_ms(run, 'step_ms')} ({run.words})"
             for run in runs
         ]
@@ -117,12 +142,12 @@ def facts_table(runs: Sequence[TracedRun]) -> Table:
     rows = [
         (words, *(_ms(run, key) for run in runs))
         for words, key in _PARTS.items()
-        if any(run.facts[key] for run in runs)
+        if any(getattr(run.facts, key) for run in runs)
     ]
-    if any(run.facts["retries"] for run in runs):
-        rows.append(("allocator retries", *(str(run.facts["retries"]) for run in runs)))
-    for kind in dict.fromkeys(kind for run in runs for kind in run.facts["communication"]):
-        found = [run.facts["communication"].get(kind) for run in runs]
+    if any(run.facts.retries for run in runs):
+        rows.append(("allocator retries", *(str(run.facts.retries) for run in runs)))
+    for kind in dict.fromkeys(kind for run in runs for kind in run.facts.communication):
+        found = [run.facts.communication.get(kind) for run in runs]
         name = kind.replace("_", "-")
         rows.append((f"{name}, ms (calls)", *(_calls(each) for each in found)))
         rows.append((f"{name}, bus GB/s", *(_bandwidth(each) for each in found)))
@@ -130,12 +155,12 @@ def facts_table(runs: Sequence[TracedRun]) -> Table:
 
 
 def _ms(run: TracedRun, key: str) -> str:
-    return f"{run.facts[key]:,.0f}"
+    return f"{getattr(run.facts, key):,.0f}"
 
 
-def _calls(found: dict[str, Any] | None) -> str:
-    return "–" if found is None else f"{found['time_ms']:,.0f} ({found['count']})"
+def _calls(found: Communicated | None) -> str:
+    return "–" if found is None else f"{found.time_ms:,.0f} ({found.count})"
 
 
-def _bandwidth(found: dict[str, Any] | None) -> str:
-    return "–" if found is None or found["bus_gb_s"] is None else f"{found['bus_gb_s']:,.0f}"
+def _bandwidth(found: Communicated | None) -> str:
+    return "–" if found is None or found.bus_gb_s is None else f"{found.bus_gb_s:,.0f}"

@@ -20,7 +20,7 @@ from fsdpbench.engine.results.residuals.widths import (
     Width,
     width_of,
 )
-from fsdpbench.lab.validation.judge import Bar
+from fsdpbench.lab.validation.judge import Bar, error_bars
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import get_workload
@@ -137,54 +137,25 @@ def interval_bars(judged: Sequence[Judged]) -> list[Bar]:
     """Return the bars for intervals: they cover, and they are narrow where software is known."""
     times = [each for each in judged if each.figure.is_time]
     memory = [each for each in judged if not each.figure.is_time]
-    bars = _held_out_bars([each for each in times if not each.prediction.case.fitted])
+    held_out_errors = [abs(each.error) for each in times if not each.prediction.case.fitted]
+    of = f" of {len(held_out_errors)} runs"
+    bars = error_bars("held-out sources", held_out_errors, (MEAN_HELD_OUT, WORST_HELD_OUT), of, "")
     parts = (("step times", "source", times), ("peaks of memory", "run", memory))
     for what, held_out, part in parts:
         if part:
             share = sum(each.inside for each in part) / len(part)
-            bars.append(
-                Bar(
-                    f"{what} inside their interval, {held_out} held out",
-                    f"at least {LEVEL:.0%}",
-                    f"{share:.0%} of {len(part)}",
-                    share >= LEVEL,
-                )
+            name, reached = (
+                f"{what} inside their interval, {held_out} held out",
+                f"{share:.0%} of {len(part)}",
             )
+            bars.append(Bar(name, f"at least {LEVEL:.0%}", reached, share >= LEVEL))
     known = [each.half_width for each in times if each.known]
     if known:
         median = statistics.median(known)
         reached = f"{median:.1%} ({len(known)} runs)"
-        bars.append(
-            Bar(
-                "median half width, known software",
-                f"at most {HALF_WIDTH:.0%}",
-                reached,
-                median <= HALF_WIDTH,
-            )
-        )
+        wanted, met = f"at most {HALF_WIDTH:.0%}", median <= HALF_WIDTH
+        bars.append(Bar("median half width, known software", wanted, reached, met))
     return bars
-
-
-def _held_out_bars(times: Sequence[Judged]) -> list[Bar]:
-    if not times:
-        return []
-    errors = [abs(each.error) for each in times]
-    mean, worst = statistics.fmean(errors), max(errors)
-    over = sum(error > WORST_HELD_OUT for error in errors)
-    return [
-        Bar(
-            "held-out sources, mean error",
-            f"at most {MEAN_HELD_OUT:.0%}",
-            f"{mean:.1%} of {len(times)} runs",
-            mean <= MEAN_HELD_OUT,
-        ),
-        Bar(
-            "held-out sources, worst error",
-            f"at most {WORST_HELD_OUT:.0%}",
-            f"{worst:.1%} ({over} of {len(times)} over {WORST_HELD_OUT:.0%})",
-            not over,
-        ),
-    ]
 
 
 def _width(prediction: Prediction, figure: Figure) -> Width:

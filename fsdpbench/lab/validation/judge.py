@@ -32,12 +32,22 @@ class Bar:
 
 def judge(predictions: Sequence[Prediction]) -> list[Bar]:
     """Every bar that these predictions can decide."""
-    bars = [*_step_times(predictions)]
+    groups = group_errors(predictions).values()
+    bars = error_bars(
+        "step time", [abs(error) for group in groups for error in group], (MEAN_STEP_TIME, WORST_STEP_TIME),
+        "", " cases",
+    )  # fmt: skip
     paper = [p for p in predictions if p.case.model == "gpt-175b" and not p.case.assumed]
-    if paper:
-        bars += [*_plateau(paper), *_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
-    bars += _t5([p for p in predictions if p.case.group == _T5_GROUP])
-    return bars
+    prefetching = [p for p in paper if p.case.settings.get("backward_prefetch") != "none"]
+    bars += _worst("Fig 7b, plateau", PLATEAU, [p for p in prefetching if not p.case.collapsed])
+    bars += [*_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
+    return bars + _worst("Fig 7c, T5-11B", T5, [p for p in predictions if p.case.group == _T5_GROUP])
+
+
+def bar_lines(bars: Sequence[Bar]) -> list[str]:
+    """Return the bars as a table in Markdown, nothing without bars."""
+    rows = [f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars]
+    return ["| bar | wanted | reached | |", "|---|---|---|---|", *rows] if rows else []
 
 
 def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
@@ -51,41 +61,30 @@ def group_errors(predictions: Iterable[Prediction]) -> dict[str, list[float]]:
     return groups
 
 
-def _step_times(predictions: Sequence[Prediction]) -> list[Bar]:
-    errors = [abs(error) for group in group_errors(predictions).values() for error in group]
+def error_bars(
+    what: str, errors: Sequence[float], bounds: tuple[float, float], of: str, cases: str
+) -> list[Bar]:
+    """Return the bars for the mean and the worst of `errors` (shares, without sign), none without errors.
+
+    `bounds`: the largest mean, the largest error. `of` and `cases`: words behind the two counts.
+    """
     if not errors:
         return []
     mean, worst = statistics.fmean(errors), max(errors)
-    over = sum(error > WORST_STEP_TIME for error in errors)
+    over = sum(error > bounds[1] for error in errors)
+    reached = f"{worst:.1%} ({over} of {len(errors)}{cases} over {bounds[1]:.0%})"
     return [
-        Bar("step time, mean error", f"at most {MEAN_STEP_TIME:.0%}", f"{mean:.1%}", mean <= MEAN_STEP_TIME),
-        Bar(
-            "step time, worst error",
-            f"at most {WORST_STEP_TIME:.0%}",
-            f"{worst:.1%} ({over} of {len(errors)} cases over {WORST_STEP_TIME:.0%})",
-            not over,
-        ),
+        Bar(f"{what}, mean error", f"at most {bounds[0]:.0%}", f"{mean:.1%}{of}", mean <= bounds[0]),
+        Bar(f"{what}, worst error", f"at most {bounds[1]:.0%}", reached, not over),
     ]
 
 
-def _plateau(paper: Sequence[Prediction]) -> list[Bar]:
-    errors = [
-        p.step_time_error
-        for p in paper
-        if not p.case.collapsed and p.case.settings.get("backward_prefetch") != "none"
-    ]
-    worst = max((1.0 if error is None else abs(error) for error in errors), default=None)
-    if worst is None:
+def _worst(name: str, within: float, predictions: Sequence[Prediction]) -> list[Bar]:
+    """Return the bar for the largest error of the step time; a run that did not finish has one of 1."""
+    errors = [1.0 if p.step_time_error is None else abs(p.step_time_error) for p in predictions]
+    if not errors:
         return []
-    return [Bar("Fig 7b, plateau", f"within {PLATEAU:.0%}", f"{worst:.1%} at worst", worst <= PLATEAU)]
-
-
-def _t5(paper: Sequence[Prediction]) -> list[Bar]:
-    if not paper:
-        return []
-    errors = [p.step_time_error for p in paper]
-    worst = max(1.0 if error is None else abs(error) for error in errors)
-    return [Bar("Fig 7c, T5-11B", f"within {T5:.0%}", f"{worst:.1%} at worst", worst <= T5)]
+    return [Bar(name, f"within {within:.0%}", f"{max(errors):.1%} at worst", max(errors) <= within)]
 
 
 def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
@@ -106,14 +105,9 @@ def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
     if not gaps:
         return []
     worst, predicted, published = max(gaps)
-    return [
-        Bar(
-            "Fig 6b, gain of backward prefetch",
-            f"within {PREFETCH_GAIN_POINTS:g} points",
-            f"{worst:.1f} points at worst ({predicted:.1f} % where {published:.1f} % was measured)",
-            worst <= PREFETCH_GAIN_POINTS,
-        )
-    ]
+    wanted = f"within {PREFETCH_GAIN_POINTS:g} points"
+    reached = f"{worst:.1f} points at worst ({predicted:.1f} % where {published:.1f} % was measured)"
+    return [Bar("Fig 6b, gain of backward prefetch", wanted, reached, worst <= PREFETCH_GAIN_POINTS)]
 
 
 def _collapse(paper: Sequence[Prediction]) -> list[Bar]:
@@ -131,14 +125,8 @@ def _collapse(paper: Sequence[Prediction]) -> list[Bar]:
     share = None if value is None else value / statistics.fmean(plateau)
     low, high = COLLAPSE_SHARE
     reached = "did not finish" if share is None else f"{share:.0%} with {retries:g} retries a step"
-    return [
-        Bar(
-            "Fig 7b, collapse at 128 GPUs and batch 2",
-            f"retries, {low:.0%} to {high:.0%} of the plateau",
-            reached,
-            share is not None and low <= share <= high and bool(retries),
-        )
-    ]
+    wanted, met = f"retries, {low:.0%} to {high:.0%} of the plateau", low <= (share or 0.0) <= high
+    return [Bar("Fig 7b, collapse at 128 GPUs and batch 2", wanted, reached, met and bool(retries))]
 
 
 def _memory(paper: Sequence[Prediction]) -> list[Bar]:
@@ -151,14 +139,8 @@ def _memory(paper: Sequence[Prediction]) -> list[Bar]:
         ]
         if gaps:
             worst, name = max(gaps)
-            bars.append(
-                Bar(
-                    f"Fig 8b, {figure.words}",
-                    f"within {allowed:g} GB",
-                    f"{worst:.1f} GB at worst ({name})",
-                    worst <= allowed,
-                )
-            )
+            reached = f"{worst:.1f} GB at worst ({name})"
+            bars.append(Bar(f"Fig 8b, {figure.words}", f"within {allowed:g} GB", reached, worst <= allowed))
     return bars
 
 

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
-from fsdpbench.lab.validation.judge import Bar
+from fsdpbench.lab.validation.judge import Bar, bar_lines
 from fsdpbench.sim.model.kernel_costs import IsolatedPrices, profile_of
 
 LARGE_BYTES = 1 << 20
@@ -90,7 +89,7 @@ def bars_of(comparison: Comparison) -> list[Bar]:
     return bars
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
+def as_dict(comparison: Comparison) -> dict[str, object]:
     """Return plain values: every row with its price, and errors by kind, chip, type and library."""
     groups = _grouped(comparison.priced, lambda p: (p.row.kind, p.row.gpu, p.row.dtype, p.row.measured_with))
     return {
@@ -118,12 +117,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 def as_markdown(comparison: Comparison) -> str:
     """For a terminal: bars, then errors by chip, operator, type, library and size, then what was skipped."""
     lines = [f"{len(comparison.priced)} measured operators, priced as if they ran alone.", ""]
-    bars = bars_of(comparison)
-    if bars:
-        lines += ["| bar | wanted | reached | |", "|---|---|---|---|"]
-        lines += [
-            f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars
-        ]
+    lines += bar_lines(bars_of(comparison))
     lines += ["", "| gpu | kind | dtype | measured with | size | rows | mean error | median | bias |"]
     lines.append("|---|---|---|---|---|--:|--:|--:|--:|")
     groups = _grouped(

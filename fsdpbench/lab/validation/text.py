@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from fsdpbench.lab.validation.coverage import Judged, groups_of
 from fsdpbench.lab.validation.held_out import HeldOut
-from fsdpbench.lab.validation.judge import Bar, group_errors
+from fsdpbench.lab.validation.judge import Bar, bar_lines, group_errors
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure
 
@@ -23,12 +23,7 @@ def as_markdown(
     """Bars first, then errors in sample and held out, by chip, every case, and what each assumes."""
     systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
     lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
-    if bars:
-        lines += ["| bar | wanted | reached | |", "|---|---|---|---|"]
-        lines += [
-            f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars
-        ]
-        lines.append("")
+    lines += [*bar_lines(bars), ""] if bars else []
     groups = group_errors(predictions)
     if groups:
         lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
@@ -137,12 +132,12 @@ def as_dict(
     bars: Sequence[Bar],
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return plain values: bars, errors by group, held-out profiles, and every case with its figures."""
     intervals = {(id(each.prediction), each.figure): each for each in judged}
     return {
         "schema": 1,
-        "bars": [{"name": b.name, "wanted": b.wanted, "reached": b.reached, "met": b.met} for b in bars],
+        "bars": [dataclasses.asdict(bar) for bar in bars],
         "groups": [
             {
                 "by": g.by,
@@ -172,7 +167,7 @@ def as_dict(
     }
 
 
-def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) -> dict[str, Any]:
+def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) -> dict[str, object]:
     return {
         "name": p.case.name,
         "system": systems_of([p])[0],
@@ -195,7 +190,7 @@ def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) ->
     }
 
 
-def _interval_dict(judged: Judged | None) -> dict[str, Any]:
+def _interval_dict(judged: Judged | None) -> dict[str, object]:
     if judged is None:
         return {"interval": None, "inside": None, "because": []}
     because = [reason.value for reason in judged.width.because]

@@ -26,6 +26,7 @@ from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.triton_kernels import without_stand_in
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
@@ -176,7 +177,7 @@ def show_to_dynamo() -> None:
         dynamo_torch_variables.constant_fold_functions_need_guards,
     ):
         folded.update(dict.fromkeys(_stand_ins(list(folded))))
-    replace(variable, call_function=_calling_torchs_own(variable.call_function))
+    replace(variable, call_function=passing_to(_calling_torchs_own)(variable.call_function))
 
 
 def _stand_ins(functions: list[Any]) -> list[Any]:
@@ -190,20 +191,17 @@ def _stand_ins(functions: list[Any]) -> list[Any]:
     return found
 
 
-def _calling_torchs_own(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices it calls torch's
+def _calling_torchs_own(
+    original: Callable[..., Any], self: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
+) -> Any:
+    """Call `TorchInGraphFunctionVariable.call_function`: for a wrapper that resolves devices it calls torch's
     function, with the resolved device."""
-
-    @functools.wraps(original)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not getattr(self.value, TAKES_DEVICE, False):
-            return original(self, tx, args, kwargs)
-        given = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-        if "device" in given:
-            device = given["device"].realize()
-            if device.is_python_constant() and device.as_python_constant() is not None:
-                meant = own_device(device.as_python_constant())
-                given["device"] = dynamo_torch_variables.VariableTracker.build(tx, meant)
-        return original(type(self)(inspect.unwrap(self.value)), tx, args, given)
-
-    return call_function
+    if not getattr(self.value, TAKES_DEVICE, False):
+        return original(self, tx, args, kwargs)
+    given = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    if "device" in given:
+        device = given["device"].realize()
+        if device.is_python_constant() and device.as_python_constant() is not None:
+            meant = own_device(device.as_python_constant())
+            given["device"] = dynamo_torch_variables.VariableTracker.build(tx, meant)
+    return original(type(self)(inspect.unwrap(self.value)), tx, args, given)

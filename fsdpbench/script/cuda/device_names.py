@@ -36,6 +36,7 @@ from fsdpbench.base.torch_internals import (
 )
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, is_simulated, pin, same_memory
 
 CUDA = "cuda"
@@ -67,8 +68,8 @@ def map_device_names(replacements: Replacements, local_rank: int, on_host: bool 
         replacements.wrap(torch, name, _taking_device)
     replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, _Generator)
-    replacements.wrap(torch, "from_dlpack", _through_dlpack)
-    replacements.wrap(torch, "to_dlpack", _to_dlpack)
+    replacements.wrap(torch, "from_dlpack", passing_to(_through_dlpack))
+    replacements.wrap(torch, "to_dlpack", passing_to(_to_dlpack))
     _change_tensor_methods()
 
 
@@ -206,26 +207,16 @@ def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Cal
     return call
 
 
-def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `from_dlpack`, which takes an address: the simulated device's memory has none."""
-
-    @functools.wraps(function)
-    def call(ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(ext_tensor, torch.Tensor) and is_on_device(ext_tensor):
-            return same_memory(ext_tensor)
-        return function(ext_tensor, *args, **kwargs)
-
-    return call
+def _through_dlpack(function: Callable[..., Any], ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `from_dlpack`, which takes an address: the simulated device's memory has none."""
+    if isinstance(ext_tensor, torch.Tensor) and is_on_device(ext_tensor):
+        return same_memory(ext_tensor)
+    return function(ext_tensor, *args, **kwargs)
 
 
-def _to_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `to_dlpack`: it returns a tensor of the memory instead of a capsule; `from_dlpack` takes it."""
-
-    @functools.wraps(function)
-    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return tensor.detach() if is_on_device(tensor) else function(tensor, *args, **kwargs)
-
-    return call
+def _to_dlpack(function: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `to_dlpack`: it returns a tensor of the memory instead of a capsule; `from_dlpack` takes it."""
+    return tensor.detach() if is_on_device(tensor) else function(tensor, *args, **kwargs)
 
 
 def _change_tensor_methods() -> None:
@@ -235,12 +226,12 @@ def _change_tensor_methods() -> None:
     replace(
         tensor_type,
         to=_taking_device_first(tensor_type.to, position=1),
-        cuda=_tensor_to_device(tensor_type.cuda),
+        cuda=passing_to(_tensor_to_device)(tensor_type.cuda),
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
-        get_device=_get_device(tensor_type.get_device),
-        numpy=_numpy(tensor_type.numpy),
-        __dlpack_device__=_dlpack_device(tensor_type.__dlpack_device__),
+        get_device=passing_to(_get_device)(tensor_type.get_device),
+        numpy=passing_to(_numpy)(tensor_type.numpy),
+        __dlpack_device__=passing_to(_dlpack_device)(tensor_type.__dlpack_device__),
     )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
         replace(
@@ -248,54 +239,38 @@ def _change_tensor_methods() -> None:
         )
 
 
-def _tensor_to_device(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap `Tensor.cuda`: it copies to the simulated device."""
-
-    @functools.wraps(original)
-    def cuda(
-        self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
-    ) -> torch.Tensor:
-        target = own_device(CUDA if device is None else device)
-        if memory_format is None:
-            return self.to(target, non_blocking=non_blocking)
-        return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
-
-    return cuda
-
-
-def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
-    """Wrap `Tensor.get_device`: it returns the script's index of the device."""
-
-    @functools.wraps(original)
-    def get_device(self: torch.Tensor) -> int:
-        return torch.cuda.current_device() if is_on_device(self) else original(self)
-
-    return get_device
+def _tensor_to_device(
+    original: Callable[..., Any],
+    self: torch.Tensor,
+    device: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> torch.Tensor:
+    """Call `Tensor.cuda`: it copies to the simulated device."""
+    target = own_device(CUDA if device is None else device)
+    if memory_format is None:
+        return self.to(target, non_blocking=non_blocking)
+    return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
 
 
-def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
-
-    @functools.wraps(original)
-    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_on_device(self):
-            raise TypeError(
-                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
-                "tensor to host memory first."
-            )
-        return original(self, *args, **kwargs)
-
-    return numpy
+def _get_device(original: Callable[..., Any], self: torch.Tensor) -> int:
+    """Call `Tensor.get_device`: it returns the script's index of the device."""
+    return torch.cuda.current_device() if is_on_device(self) else original(self)
 
 
-def _dlpack_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Tensor.__dlpack_device__`: it says CUDA, so that NumPy refuses the tensor."""
+def _numpy(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Call `Tensor.numpy`, which refuses the device's tensors and names their device in C."""
+    if is_on_device(self):
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
+    return original(self, *args, **kwargs)
 
-    @functools.wraps(original)
-    def device(self: torch.Tensor) -> Any:
-        return (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else original(self)
 
-    return device
+def _dlpack_device(original: Callable[..., Any], self: torch.Tensor) -> Any:
+    """Call `Tensor.__dlpack_device__`: it says CUDA, so that NumPy refuses the tensor."""
+    return (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else original(self)
 
 
 def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
@@ -345,7 +320,7 @@ def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
     `GradScaler` needs no more: it asks the device whether gradients were finite, gets the placeholder (zero:
     they were), and steps.
     """
-    naming = functools.partial(_naming_device, target)
+    naming = passing_to(functools.partial(_naming_device, target))
     for name in _TAKE_DEVICE_TYPE:
         replacements.wrap(torch, name, naming)
     replacements.add(is_autocast_available, naming(is_autocast_available))
@@ -363,13 +338,8 @@ def map_amp(replacements: Replacements, target: str = DEVICE_TYPE) -> None:
     replace(autocast, __init__=init)
 
 
-def _naming_device(target: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function whose first argument is a device's name. Without it torch means "cuda"."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not args or not isinstance(args[0], str):
-            return function(target, *args, **kwargs)
-        return function(target if args[0] == CUDA else args[0], *args[1:], **kwargs)
-
-    return call
+def _naming_device(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function whose first argument is a device's name. Without it torch means "cuda"."""
+    if not args or not isinstance(args[0], str):
+        return function(target, *args, **kwargs)
+    return function(target if args[0] == CUDA else args[0], *args[1:], **kwargs)

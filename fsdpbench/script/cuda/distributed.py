@@ -17,6 +17,7 @@ import torch.multiprocessing
 from fsdpbench.base.torch_internals import patch, replace
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.torch_device.distributed.process_group import BACKEND, SimProcessGroup
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
@@ -31,11 +32,11 @@ _NCCL_VERSION = (2, 27, 3)
 def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     """Map backends by name, and what starts processes."""
     replacements.add(dist.init_process_group, _init_process_group(dist.init_process_group, simulation))
-    replacements.wrap(dist, "new_group", _without_backend)
-    replacements.wrap(dist, "new_subgroups", _without_backend)
-    replacements.wrap(dist, "new_subgroups_by_enumeration", _without_backend)
-    replacements.wrap(dist, "get_backend", _called_as_asked)
-    replacements.wrap(dist, "get_backend_config", _configured_as_asked)
+    replacements.wrap(dist, "new_group", passing_to(_without_backend))
+    replacements.wrap(dist, "new_subgroups", passing_to(_without_backend))
+    replacements.wrap(dist, "new_subgroups_by_enumeration", passing_to(_without_backend))
+    replacements.wrap(dist, "get_backend", passing_to(_called_as_asked))
+    replacements.wrap(dist, "get_backend_config", passing_to(_configured_as_asked))
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replace(SimProcessGroup, monitored_barrier=_barrier)
     map_starters(replacements, simulation.rank)
@@ -79,48 +80,33 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
     return init_process_group
 
 
-def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a maker of groups: groups of any backend are simulated; those for host tensors take no device
+def _without_backend(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a maker of groups: groups of any backend are simulated; those for host tensors take no device
     time."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.get("backend")
-        for name in ("backend", "pg_options", "device_id"):
-            kwargs.pop(name, None)
-        made = function(*args, **kwargs)
-        if asked is not None and isinstance(made, SimProcessGroup):
-            made.asked_backend = str(asked).lower()
-            made.takes_host = _takes_host(asked)
-        elif isinstance(made, SimProcessGroup) and isinstance(dist.group.WORLD, SimProcessGroup):
-            made.asked_backend = dist.group.WORLD.asked_backend
-            made.takes_host = dist.group.WORLD.takes_host
-        return made
-
-    return call
+    asked = kwargs.get("backend")
+    for name in ("backend", "pg_options", "device_id"):
+        kwargs.pop(name, None)
+    made = function(*args, **kwargs)
+    if asked is not None and isinstance(made, SimProcessGroup):
+        made.asked_backend = str(asked).lower()
+        made.takes_host = _takes_host(asked)
+    elif isinstance(made, SimProcessGroup) and isinstance(dist.group.WORLD, SimProcessGroup):
+        made.asked_backend = dist.group.WORLD.asked_backend
+        made.takes_host = dist.group.WORLD.takes_host
+    return made
 
 
-def _called_as_asked(function: Callable[..., str]) -> Callable[..., str]:
-    """Wrap `get_backend`: it returns the backend that the script asked for, else nccl."""
-
-    @functools.wraps(function)
-    def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
-        name = function(group, *args, **kwargs)
-        return _asked_of(group) if name == BACKEND else name
-
-    return call
+def _called_as_asked(function: Callable[..., Any], group: Any = None, *args: Any, **kwargs: Any) -> str:
+    """Call `get_backend`: it returns the backend that the script asked for, else nccl."""
+    name = function(group, *args, **kwargs)
+    return _asked_of(group) if name == BACKEND else name
 
 
-def _configured_as_asked(function: Callable[..., str]) -> Callable[..., str]:
-    """Wrap `get_backend_config`: it returns a backend for each kind of device."""
-
-    @functools.wraps(function)
-    def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
-        config = function(group, *args, **kwargs)
-        asked = _asked_of(group)
-        return _CONFIGS.get(asked, asked) if BACKEND in config else config
-
-    return call
+def _configured_as_asked(function: Callable[..., Any], group: Any = None, *args: Any, **kwargs: Any) -> str:
+    """Call `get_backend_config`: it returns a backend for each kind of device."""
+    config = function(group, *args, **kwargs)
+    asked = _asked_of(group)
+    return _CONFIGS.get(asked, asked) if BACKEND in config else config
 
 
 def _takes_host(backend: str | None) -> bool:

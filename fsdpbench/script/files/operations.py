@@ -18,6 +18,7 @@ from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.overlay import REAL, Layer, Overlay, settle
 from fsdpbench.script.files.writing import Checkpoints, Writing
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")
@@ -39,26 +40,26 @@ class ScriptFiles:
         """Put the wrappers in place: the script looks through the layer from now on."""
         looking = Looking(self._overlay)
         for name in _LOOKING:
-            self._replace(os, name, functools.partial(looking.by_path, follow=True))
+            self._replace(os, name, passing_to(functools.partial(looking.by_path, follow=True)))
         for name in ("lstat", "readlink"):
-            self._replace(os, name, functools.partial(looking.by_path, follow=False))
+            self._replace(os, name, passing_to(functools.partial(looking.by_path, follow=False)))
         for name in _CHANGING:
             self._replace(os, name, self._through(self._change, follow=True))
         both = ("src", "dst")
         own = {
-            "open": self._os_open, "mkdir": self._through(self._make_folder, follow=True),
+            "open": passing_to(self._os_open), "mkdir": self._through(self._make_folder, follow=True),
             "rmdir": self._through(self._remove_folder), "remove": self._through(self._remove),
             "unlink": self._through(self._remove), "rename": self._through(self._rename, both),
-            "replace": self._through(self._rename, both), "listdir": looking.listing,
-            "scandir": looking.scanning, "symlink": self._linking,
-            "link": self._through(self._hard_link, both), "system": self._shell,
+            "replace": self._through(self._rename, both), "listdir": passing_to(looking.listing),
+            "scandir": passing_to(looking.scanning), "symlink": passing_to(self._linking),
+            "link": self._through(self._hard_link, both), "system": passing_to(self._shell),
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
         self._replace(shutil, "rmtree", self._through(self._remove_tree))
-        self._replace(subprocess.Popen, "__init__", self._starting)
-        self._replace(sqlite3, "connect", self._connecting)
-        self._replace(builtins, "open", self._opening)
+        self._replace(subprocess.Popen, "__init__", passing_to(self._starting))
+        self._replace(sqlite3, "connect", passing_to(self._connecting))
+        self._replace(builtins, "open", passing_to(self._opening))
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
         self.checkpoints.install()
 
@@ -104,62 +105,66 @@ class ScriptFiles:
 
     # ---------------------------------------------------------------------------------------------- opening
 
-    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _opening(
+        self,
+        original: Callable[..., Any],
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
         overlay = self._overlay
+        if isinstance(file, int) or options.get("opener") is not None or not overlay.concerns(file):
+            return original(file, mode, buffering, *args, **options)
+        if not _WRITING_MODES & set(mode):
+            found = overlay.visible(file)
+            if "b" in mode and (str(found).startswith(overlay.root) or found in overlay.holding):
+                self._writing.escaped.note()  # what it copies of this may hold tensors
+            return original(found, mode, buffering, *args, **options)
+        path = overlay.resolve(file)
+        if "x" in mode and self._exists(path):
+            raise _error(errno.EEXIST, file)
+        if "r" in mode and not self._exists(path):
+            raise _error(errno.ENOENT, file)
+        starts_empty = "w" in mode or "x" in mode
+        replaces = starts_empty and not overlay.keeps(path) and overlay.is_before(path)
+        if "b" in mode and replaces and not REAL.isdir(path):
+            return self._writing.open(path, mode, buffering)
+        place = overlay.plain_place(path, extends=not starts_empty)
+        return original(place if place != path else file, mode, buffering, *args, **options)
 
-        def open(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **options: Any) -> Any:
-            if isinstance(file, int) or options.get("opener") is not None or not overlay.concerns(file):
-                return original(file, mode, buffering, *args, **options)
-            if not _WRITING_MODES & set(mode):
-                found = overlay.visible(file)
-                if "b" in mode and (str(found).startswith(overlay.root) or found in overlay.holding):
-                    self._writing.escaped.note()  # what it copies of this may hold tensors
-                return original(found, mode, buffering, *args, **options)
-            path = overlay.resolve(file)
-            if "x" in mode and self._exists(path):
-                raise _error(errno.EEXIST, file)
-            if "r" in mode and not self._exists(path):
-                raise _error(errno.ENOENT, file)
-            starts_empty = "w" in mode or "x" in mode
-            replaces = starts_empty and not overlay.keeps(path) and overlay.is_before(path)
-            if "b" in mode and replaces and not REAL.isdir(path):
-                return self._writing.open(path, mode, buffering)
-            place = overlay.plain_place(path, extends=not starts_empty)
-            return original(place if place != path else file, mode, buffering, *args, **options)
-
-        return open
-
-    def _os_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _os_open(
+        self,
+        original: Callable[..., Any],
+        path: Any,
+        flags: int,
+        mode: int = 0o777,
+        *,
+        dir_fd: int | None = None,
+    ) -> int:
         overlay = self._overlay
+        if dir_fd is not None or not overlay.concerns(path):
+            return original(path, flags, mode, dir_fd=dir_fd)
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
+        resolved = overlay.resolve(path)
+        is_there = self._exists(resolved)
+        if flags & os.O_DIRECTORY or not (writes or (flags & os.O_CREAT and not is_there)):
+            return original(overlay.visible(path), flags, mode)
+        if is_there and flags & os.O_CREAT and flags & os.O_EXCL:
+            raise _error(errno.EEXIST, path)
+        if not is_there and not flags & os.O_CREAT:
+            raise _error(errno.ENOENT, path)
+        place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
+        return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
 
-        def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            if dir_fd is not None or not overlay.concerns(path):
-                return original(path, flags, mode, dir_fd=dir_fd)
-            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
-            resolved = overlay.resolve(path)
-            is_there = self._exists(resolved)
-            if flags & os.O_DIRECTORY or not (writes or (flags & os.O_CREAT and not is_there)):
-                return original(overlay.visible(path), flags, mode)
-            if is_there and flags & os.O_CREAT and flags & os.O_EXCL:
-                raise _error(errno.EEXIST, path)
-            if not is_there and not flags & os.O_CREAT:
-                raise _error(errno.ENOENT, path)
-            place = overlay.plain_place(resolved, extends=not flags & os.O_TRUNC)
-            return original(place, flags if place == resolved else flags | os.O_CREAT, mode)
-
-        return open
-
-    def _connecting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `sqlite3.connect`, which opens files in C."""
+    def _connecting(self, original: Callable[..., Any], database: Any, *args: Any, **options: Any) -> Any:
+        """Call `sqlite3.connect`, which opens files in C."""
         overlay = self._overlay
-
-        def connect(database: Any, *args: Any, **options: Any) -> Any:
-            text = os.fsdecode(database) if isinstance(database, (str, bytes, os.PathLike)) else ""
-            if text in ("", ":memory:") or options.get("uri") or not overlay.concerns(text):
-                return original(database, *args, **options)
-            return original(overlay.plain_place(overlay.resolve(text), extends=True), *args, **options)
-
-        return connect
+        text = os.fsdecode(database) if isinstance(database, (str, bytes, os.PathLike)) else ""
+        if text in ("", ":memory:") or options.get("uri") or not overlay.concerns(text):
+            return original(database, *args, **options)
+        return original(overlay.plain_place(overlay.resolve(text), extends=True), *args, **options)
 
     # --------------------------------------------------------------------------------------------- changing
 
@@ -168,24 +173,28 @@ class ScriptFiles:
     ) -> Callable[[Any], Any]:
         """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
         be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
+        return passing_to(functools.partial(self._acting, act, names, follow))
 
-        def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **options: Any) -> Any:
-                named = [options[name] for name in names[len(args) :] if name in options]
-                given = [*args[: len(names)], *named]
-                if not all(concerns(self._overlay, each, options) for each in given):
-                    return original(*args, **options)
-                paths = [self._overlay.resolve(each, follow=follow) for each in given]
-                others = {
-                    name: value
-                    for name, value in options.items()
-                    if name not in names and not name.endswith("dir_fd")
-                }
-                return act(original, *paths, *args[len(names) :], **others)
-
-            return call
-
-        return wrapper
+    def _acting(
+        self,
+        act: Callable[..., Any],
+        names: tuple[str, ...],
+        follow: bool,
+        original: Callable[..., Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        named = [options[name] for name in names[len(args) :] if name in options]
+        given = [*args[: len(names)], *named]
+        if not all(concerns(self._overlay, each, options) for each in given):
+            return original(*args, **options)
+        paths = [self._overlay.resolve(each, follow=follow) for each in given]
+        others = {
+            name: value
+            for name, value in options.items()
+            if name not in names and not name.endswith("dir_fd")
+        }
+        return act(original, *paths, *args[len(names) :], **others)
 
     def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
         overlay = self._overlay
@@ -222,19 +231,15 @@ class ScriptFiles:
     def _rename(self, original: Any, source: str, target: str) -> None:
         self._overlay.rename(source, target, self._writing.holds)
 
-    def _linking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _linking(self, original: Callable[..., Any], src: Any, dst: Any, *args: Any, **options: Any) -> None:
         overlay = self._overlay
-
-        def symlink(src: Any, dst: Any, *args: Any, **options: Any) -> None:
-            if not concerns(overlay, dst, options):
-                return original(src, dst, *args, **options)
-            path = overlay.resolve(dst, follow=False)
-            if self._exists(path):
-                raise _error(errno.EEXIST, path)
-            is_over = REAL.lexists(path) or overlay.keeps(path)
-            return original(src, overlay.place(path) if is_over else overlay.own(path))
-
-        return symlink
+        if not concerns(overlay, dst, options):
+            return original(src, dst, *args, **options)
+        path = overlay.resolve(dst, follow=False)
+        if self._exists(path):
+            raise _error(errno.EEXIST, path)
+        is_over = REAL.lexists(path) or overlay.keeps(path)
+        return original(src, overlay.place(path) if is_over else overlay.own(path))
 
     def _hard_link(self, original: Any, source: str, target: str, **options: Any) -> None:
         overlay = self._overlay
@@ -250,24 +255,18 @@ class ScriptFiles:
 
     # --------------------------------------------------------------------------------------- other programs
 
-    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `subprocess.Popen.__init__`: programs that would change files from before are refused."""
+    def _starting(
+        self, original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any
+    ) -> None:
+        """Call `subprocess.Popen.__init__`: programs that would change files from before are refused."""
+        words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
+        _refuse(self._overlay, words, options.get("cwd") or os.getcwd())
+        original(process, args, *others, **options)
 
-        def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
-            words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
-            _refuse(self._overlay, words, options.get("cwd") or os.getcwd())
-            original(process, args, *others, **options)
-
-        return init
-
-    def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `os.system`: programs that would change files from before are refused."""
-
-        def system(command: Any) -> int:
-            _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
-            return original(command)
-
-        return system
+    def _shell(self, original: Callable[..., Any], command: Any) -> int:
+        """Call `os.system`: programs that would change files from before are refused."""
+        _refuse(self._overlay, os.fsdecode(command).split(), os.getcwd())
+        return original(command)
 
 
 def _refuse(overlay: Overlay, words: list[str], folder: Any) -> None:
@@ -305,38 +304,26 @@ class Looking:
     def __init__(self, overlay: Layer) -> None:
         self._overlay = overlay
 
-    def by_path(self, original: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
-        """Wrap a function of one path; `follow`: whether it follows a link at its end."""
+    def by_path(
+        self, original: Callable[..., Any], path: Any, *args: Any, follow: bool, **options: Any
+    ) -> Any:
+        """Call a function of one path; `follow`: whether it follows a link at its end."""
+        if self._overlay.is_empty or not concerns(self._overlay, path, options):
+            return original(path, *args, **options)
+        last = follow and options.get("follow_symlinks", True)
+        return original(self._overlay.visible(path, follow=last), *args, **options)
 
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if self._overlay.is_empty or not concerns(self._overlay, path, options):
-                return original(path, *args, **options)
-            last = follow and options.get("follow_symlinks", True)
-            return original(self._overlay.visible(path, follow=last), *args, **options)
+    def listing(self, original: Callable[..., Any], path: Any = ".") -> Any:
+        """Call `os.listdir`."""
+        folder = self._layered(path)
+        return original(path) if folder is None else self._overlay.names(folder)
 
-        return call
-
-    def listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `os.listdir`."""
-
-        def listdir(path: Any = ".") -> Any:
-            folder = self._layered(path)
-            return original(path) if folder is None else self._overlay.names(folder)
-
-        return listdir
-
-    def scanning(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `os.scandir`."""
-
-        def scandir(path: Any = ".") -> Any:
-            folder = self._layered(path)
-            if folder is None:
-                return original(path)
-            return _Entries(
-                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
-            )
-
-        return scandir
+    def scanning(self, original: Callable[..., Any], path: Any = ".") -> Any:
+        """Call `os.scandir`."""
+        folder = self._layered(path)
+        if folder is None:
+            return original(path)
+        return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
 
     def _layered(self, path: Any) -> str | None:
         """Return the folder `path`, resolved, if the script sees another one there than the system."""

@@ -24,6 +24,7 @@ from fsdpbench.script.files.formats import Escaped
 from fsdpbench.script.files.overlay import REAL, Overlay
 from fsdpbench.script.numbers import plain
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _NUMBERS = 64
 """Elements of a tensor that is read as numbers, not as a part of a model."""
@@ -181,36 +182,33 @@ class Checkpoints:
     def install(self) -> None:
         """Let checkpoints go through the layer from now on."""
         for module in (torch, torch.serialization):
-            self._replace(module, "save", self._saving)
-            self._replace(module, "load", self._loading)
-        self._replace(torch.serialization, "location_tag", self._seen)
+            self._replace(module, "save", passing_to(self._saving))
+            self._replace(module, "load", passing_to(self._loading))
+        self._replace(torch.serialization, "location_tag", passing_to(self._seen))
         for name in ("numpy", "__array__"):
-            self._replace(torch.Tensor, name, self._array)
+            self._replace(torch.Tensor, name, passing_to(self._array))
         self._replace(mmap, "mmap", self._mapping)
         self._install_safetensors()
 
-    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-            caller = str(sys._getframe(1).f_globals.get("__name__"))
-            self.on_save(caller.startswith(_SHARDED))
-            self._counted.clear()
-            obj = _with_plain_numbers(obj)
-            before = self._saw_storage, self._file
-            self._saw_storage, self._file = False, f
-            try:
-                if isinstance(f, (str, os.PathLike)) and self._overlay.concerns(f):
-                    path = self._overlay.resolve(f)
-                    self._to_path(path, lambda place: original(obj, place, *args, **options))
-                else:
-                    original(obj, f, *args, **options)
-                    if self._saw_storage:
-                        self._writing.written(f)
-                        if caller.startswith(_SHARDED):
-                            self._writing.escaped.note()  # the file that describes it belongs to it
-            finally:
-                self._saw_storage, self._file = before[0] or self._saw_storage, before[1]
-
-        return save
+    def _saving(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **options: Any) -> None:
+        caller = str(sys._getframe(2).f_globals.get("__name__"))
+        self.on_save(caller.startswith(_SHARDED))
+        self._counted.clear()
+        obj = _with_plain_numbers(obj)
+        before = self._saw_storage, self._file
+        self._saw_storage, self._file = False, f
+        try:
+            if isinstance(f, (str, os.PathLike)) and self._overlay.concerns(f):
+                path = self._overlay.resolve(f)
+                self._to_path(path, lambda place: original(obj, place, *args, **options))
+            else:
+                original(obj, f, *args, **options)
+                if self._saw_storage:
+                    self._writing.written(f)
+                    if caller.startswith(_SHARDED):
+                        self._writing.escaped.note()  # the file that describes it belongs to it
+        finally:
+            self._saw_storage, self._file = before[0] or self._saw_storage, before[1]
 
     def _to_path(self, path: str, write: Callable[[str], Any]) -> None:
         """Write a file by `write(place)`: over one from before, in the layer."""
@@ -225,35 +223,25 @@ class Checkpoints:
         if self._saw_storage:
             overlay.hold(path)
 
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, **options: Any) -> Any:
-            path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
-            return original(path, *args, **options)
+    def _loading(self, original: Callable[..., Any], f: Any, *args: Any, **options: Any) -> Any:
+        path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
+        return original(path, *args, **options)
 
-        return load
+    def _seen(self, original: Callable[..., Any], storage: Any) -> Any:
+        """Note a storage that is saved, before its data are; then return where torch says that it is."""
+        if storage._cdata not in self._counted:
+            self._counted.add(storage._cdata)
+            self.on_storage(storage.nbytes())
+        if storage.device.type != "cpu" or self._copied_to_host:
+            if not self._saw_storage:
+                self._writing.refuse_extending(self._file)
+            self._saw_storage = True
+        return original(storage)
 
-    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function called for each storage that is saved, before its data are."""
-
-        def location_tag(storage: Any) -> Any:
-            if storage._cdata not in self._counted:
-                self._counted.add(storage._cdata)
-                self.on_storage(storage.nbytes())
-            if storage.device.type != "cpu" or self._copied_to_host:
-                if not self._saw_storage:
-                    self._writing.refuse_extending(self._file)
-                self._saw_storage = True
-            return original(storage)
-
-        return location_tag
-
-    def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self._copied_to_host and tensor.numel() > _NUMBERS:
-                self._writing.escaped.note()
-            return original(tensor, *args, **options)
-
-        return array
+    def _array(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        if self._copied_to_host and tensor.numel() > _NUMBERS:
+            self._writing.escaped.note()
+        return original(tensor, *args, **options)
 
     def _mapping(self, original: Any) -> Any:
         writing = self._writing
@@ -275,27 +263,20 @@ class Checkpoints:
             return
         overlay = self._overlay
 
-        def writing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-                self._saw_storage = self._copied_to_host
-                path = overlay.resolve(filename)
-                self._to_path(path, lambda place: original(tensors, place, *args, **options))
+        def writing(
+            original: Callable[..., Any], tensors: Any, filename: Any, *args: Any, **options: Any
+        ) -> Any:
+            self._saw_storage = self._copied_to_host
+            path = overlay.resolve(filename)
+            self._to_path(path, lambda place: original(tensors, place, *args, **options))
 
-            return serialize_file
+        def serializing(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            if self._copied_to_host:
+                self._writing.escaped.note()
+            return original(*args, **options)
 
-        def serializing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def serialize(*args: Any, **options: Any) -> Any:
-                if self._copied_to_host:
-                    self._writing.escaped.note()
-                return original(*args, **options)
-
-            return serialize
-
-        def reading(original: Any) -> Callable[..., Any]:
-            def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
-                return original(overlay.visible(filename), *args, **options)
-
-            return safe_open
+        def reading(original: Callable[..., Any], filename: Any, *args: Any, **options: Any) -> Any:
+            return original(overlay.visible(filename), *args, **options)
 
         for module in (
             safetensors,
@@ -303,9 +284,9 @@ class Checkpoints:
             sys.modules.get("safetensors.numpy"),
         ):
             if module is not None:
-                self._replace(module, "serialize_file", writing)
-                self._replace(module, "serialize", serializing)
-                self._replace(module, "safe_open", reading)
+                self._replace(module, "serialize_file", passing_to(writing))
+                self._replace(module, "serialize", passing_to(serializing))
+                self._replace(module, "safe_open", passing_to(reading))
 
 
 _SHARDED = "torch.distributed.checkpoint"

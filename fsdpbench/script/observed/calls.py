@@ -6,7 +6,7 @@ import argparse
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from fsdpbench.script.interposing import (
 )
 from fsdpbench.script.model_blocks import blocks_of
 from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _SHARDING = (
     "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
@@ -51,8 +52,9 @@ class Calls:
         self.blocks: dict[str, Any] | None = None
         """Path, class and count of the blocks of the last module that was wrapped and has blocks."""
         self._own_files = own_files
+        self._inside = False
         self.wrappers = Wrappers(self.place)
-        replace_fully_shard(self._fully_shard)
+        replace_fully_shard(passing_to(self._fully_shard))
         around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
         around_loader(self._loader)
         around_init(torch.optim.Optimizer, self._optimizer)
@@ -64,31 +66,21 @@ class Calls:
         """Return the place of the script's own call that runs."""
         return self._own_files.place(self._own_files.innermost())
 
-    def _fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
-            self._note_sharding("fully_shard", module, kwargs)
-            return original(module, *args, **kwargs)
+    def _fully_shard(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        self._note_sharding("fully_shard", module, kwargs)
+        return original(module, *args, **kwargs)
 
-        return fully_shard
+    def _fsdp1(self, original: Any, made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._inside:
+            named = kwargs | dict(zip(_names(original), args, strict=False))
+            self._note_sharding("FullyShardedDataParallel", module, named).module = weakref.ref(made)
+        before, self._inside = self._inside, True
+        try:
+            original(made, module, *args, **kwargs)
+        finally:
+            self._inside = before
 
-    def _fsdp1(self, original: Any) -> Callable[..., Any]:
-        names = list(inspect.signature(original).parameters)[2:]
-        inside = False
-
-        def init(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            nonlocal inside
-            if not inside:
-                named = kwargs | dict(zip(names, args, strict=False))
-                self._note_sharding("FullyShardedDataParallel", module, named).module = weakref.ref(made)
-            before, inside = inside, True
-            try:
-                original(made, module, *args, **kwargs)
-            finally:
-                inside = before
-
-        return init
-
-    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> Wrapped:
+    def _note_sharding(self, api: str, module: Any, kwargs: Mapping[str, Any]) -> Wrapped:
         place = self.place()
         wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
@@ -108,7 +100,7 @@ class Calls:
         )
         return wrapped
 
-    def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
+    def _loader(self, dataset: Any, kwargs: Mapping[str, Any]) -> None:
         size = kwargs.get("batch_size")
         self.loaders.append(
             self.place().to_dict()
@@ -119,40 +111,34 @@ class Calls:
             }
         )
 
-    def _optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         defaults = kwargs.get("defaults") or {}
         fused = {"has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
         self.optimizers.append(self.place().to_dict() | fused)
 
     def _around_checkpointing(self) -> None:
         original = torch_checkpoint.checkpoint
-        replace_checkpoint(functools.wraps(original)(self._checkpointing(original)))
+        replace_checkpoint(passing_to(self._checkpointing)(original))
         around(torch_checkpoint, "checkpoint_sequential", self._checkpointing)
         for name in ("checkpoint_wrapper", "apply_activation_checkpointing"):
             around(wrappers, name, self._checkpointing)
 
-    def _checkpointing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and self.checkpointing is None:
-                self.checkpointing = self.place()
-            return original(*args, **kwargs)
-
-        return call
+    def _checkpointing(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and self.checkpointing is None:
+            self.checkpointing = self.place()
+        return original(*args, **kwargs)
 
     def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace, name: str) -> None:
         options = [action.option_strings for action in parser._actions if action.dest == name]
         flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
         self.batch = {"option": flags[0] if flags else name, "value": getattr(found, name)}
 
-    def _prefetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(module: Any, modules: Any) -> None:
-            self.prefetching = self.prefetching or self.place()
-            original(module, modules)
-
-        return noted
+    def _prefetching(self, original: Callable[..., Any], module: Any, modules: Any) -> None:
+        self.prefetching = self.prefetching or self.place()
+        original(module, modules)
 
 
-def _plain_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that variations change, as plain values."""
     found: dict[str, Any] = {}
     for name in _SHARDING:
@@ -230,7 +216,7 @@ class Wrappers:
                 around(kind, name, self._registering)
         around(nn.parallel.DistributedDataParallel, "__init__", self._ddp)
 
-    def note(self, api: str, module: Any, arguments: dict[str, Any], place: Place) -> Wrapped:
+    def note(self, api: str, module: Any, arguments: Mapping[str, Any], place: Place) -> Wrapped:
         """Record that `module` (or several) is about to be wrapped; return the record of the last one."""
         mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
         if mesh is None and isinstance(group, tuple):
@@ -264,25 +250,23 @@ class Wrappers:
         """Return the wrapper around that parameter that leaves it alone."""
         return self._ignoring.get(identity)
 
-    def _registering(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def register(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            inside = {id(each) for each in module.modules()}
-            for wrapped in self.made:
-                if id(wrapped.module()) in inside:
-                    wrapped.hook = self._place()
-            return original(module, *args, **kwargs)
+    def _registering(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        inside = {id(each) for each in module.modules()}
+        for wrapped in self.made:
+            if id(wrapped.module()) in inside:
+                wrapped.hook = self._place()
+        return original(module, *args, **kwargs)
 
-        return register
+    def _ddp(self, original: Any, made: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(made, module, *args, **kwargs)
+        named = kwargs | dict(zip(_names(original), args, strict=False))
+        self.note(nn.parallel.DistributedDataParallel.__name__, made, named, self._place())
 
-    def _ddp(self, original: Any) -> Callable[..., Any]:
-        names = list(inspect.signature(original).parameters)[2:]
-        api = nn.parallel.DistributedDataParallel.__name__
 
-        def init(made: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original(made, module, *args, **kwargs)
-            self.note(api, made, kwargs | dict(zip(names, args, strict=False)), self._place())
-
-        return init
+@functools.cache
+def _names(constructor: Any) -> list[str]:
+    """Return the names of a constructor's parameters behind the module that it wraps."""
+    return list(inspect.signature(constructor).parameters)[2:]
 
 
 def _size(group: Any) -> int:

@@ -27,6 +27,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators import kernels
 from fsdpbench.sim.torch_device.operators.known_values import written
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import tensors_in
 
 Ranks = Sequence[int]
@@ -54,8 +55,8 @@ class Exchange:
         self.active = True
         self._accelerator = simulation.accelerator
         self._accelerator.known_values += 1  # so that kernels call `follow`
-        replace(SimProcessGroup, run=self._around_collective(SimProcessGroup.run))
-        replace(kernels, follow=self._around_operator(kernels.follow))
+        replace(SimProcessGroup, run=passing_to(self._around_collective)(SimProcessGroup.run))
+        replace(kernels, follow=passing_to(self._around_operator)(kernels.follow))
 
     def stop(self) -> None:
         """Follow no further operator."""
@@ -85,22 +86,21 @@ class Exchange:
             reached = {each + other - rank for each in reached for other in ranks}
         return len(reached & set(range(world))) >= world
 
-    def _around_collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(
-            group: SimProcessGroup,
-            kind: str,
-            nbytes: int,
-            inputs: Any,
-            outputs: Any,
-            *more: Any,
-            **named: Any,
-        ) -> Any:
-            made = original(group, kind, nbytes, inputs, outputs, *more, **named)
-            if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():
-                self._mark_collective(kind, group.ranks, inputs, outputs)
-            return made
-
-        return run
+    def _around_collective(
+        self,
+        original: Callable[..., Any],
+        group: SimProcessGroup,
+        kind: str,
+        nbytes: int,
+        inputs: Any,
+        outputs: Any,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        made = original(group, kind, nbytes, inputs, outputs, *more, **named)
+        if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():
+            self._mark_collective(kind, group.ranks, inputs, outputs)
+        return made
 
     def _mark_collective(
         self, kind: str, ranks: Ranks, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
@@ -117,14 +117,13 @@ class Exchange:
         for tensor in (*outputs, *(inputs if kind == "reduce_scatter" else ())):
             _mark(tensor, marks, self.backwards)
 
-    def _around_operator(self, original: Callable[..., None]) -> Callable[..., None]:
-        def follow(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-            if self._accelerator.known_values > self.active:  # one of them is counted here
-                original(operator, args, kwargs, result)
-            if self.active and not self.stepping:
-                self._hand_on(operator, args, kwargs, result)
-
-        return follow
+    def _around_operator(
+        self, original: Callable[..., Any], operator: Any, args: Any, kwargs: Any, result: Any
+    ) -> None:
+        if self._accelerator.known_values > self.active:  # one of them is counted here
+            original(operator, args, kwargs, result)
+        if self.active and not self.stepping:
+            self._hand_on(operator, args, kwargs, result)
 
     def _hand_on(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = operator._schema.name
@@ -186,9 +185,9 @@ class Syncs:
         self.last_off: _Off = {}
         """Switches that were off in the last call of backward: by switch and module, with their lines."""
         for name in _SWITCHES:
-            around(fsdp.FSDPModule, name, functools.partial(self._switching, name))
+            around(fsdp.FSDPModule, name, functools.partial(self._switch, name))
         for kind in (fsdp.FullyShardedDataParallel, nn.parallel.DistributedDataParallel):
-            around(kind, "no_sync", self._without_sync)
+            around(kind, "no_sync", self._no_sync)
         around(torch.autograd, "backward", self._backward)
 
     def off(self, parameter: Any, wrapped: Wrapped | None) -> tuple[Place, str] | None:
@@ -201,41 +200,43 @@ class Syncs:
                 return place, name
         return None
 
-    def _switching(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _switch(
+        self,
+        name: str,
+        original: Any,
+        module: Any,
+        wanted: bool,
+        *args: Any,
+        recurse: bool = True,
+        **kwargs: Any,
+    ) -> None:
         kind: Any = fsdp.FSDPModule
+        original(module, wanted, *args, recurse=recurse, **kwargs)
+        for each in module.modules() if recurse else [module]:
+            self._off.pop((name, id(each)), None)
+            if not wanted and isinstance(each, kind):
+                self._off[name, id(each)] = weakref.ref(each), self._place()
 
-        def switch(module: Any, wanted: bool, *args: Any, recurse: bool = True, **kwargs: Any) -> None:
-            original(module, wanted, *args, recurse=recurse, **kwargs)
-            for each in module.modules() if recurse else [module]:
-                self._off.pop((name, id(each)), None)
-                if not wanted and isinstance(each, kind):
-                    self._off[name, id(each)] = weakref.ref(each), self._place()
+    def _no_sync(self, original: Callable[..., Any], model: Any) -> contextlib.AbstractContextManager[None]:
+        return self._without_sync(original(model), model, self._place())
 
-        return switch
+    @contextlib.contextmanager
+    def _without_sync(self, context: Any, model: Any, place: Place) -> Iterator[None]:
+        key = "no_sync", id(model)
+        before = self._off.get(key)
+        self._off[key] = weakref.ref(model), place
+        try:
+            with context:
+                yield
+        finally:
+            self._off.pop(key)
+            if before is not None:
+                self._off[key] = before
 
-    def _without_sync(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def no_sync(model: Any, place: Place) -> Iterator[None]:
-            key = "no_sync", id(model)
-            before = self._off.get(key)
-            self._off[key] = weakref.ref(model), place
-            try:
-                with original(model):
-                    yield
-            finally:
-                self._off.pop(key)
-                if before is not None:
-                    self._off[key] = before
-
-        return lambda model: no_sync(model, self._place())
-
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._exchange.backwards += 1
-            self.last_off = dict(self._off)
-            return original(*args, **kwargs)
-
-        return backward
+    def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._exchange.backwards += 1
+        self.last_off = dict(self._off)
+        return original(*args, **kwargs)
 
 
 def holds(module: nn.Module | None, parameter: Any) -> bool:

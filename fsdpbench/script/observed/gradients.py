@@ -21,6 +21,7 @@ from fsdpbench.script.observed.calls import Wrapped, Wrappers
 from fsdpbench.script.observed.exchange import Exchange, Ranks, Syncs, holds
 from fsdpbench.script.own_files import Place
 from fsdpbench.script.steps import MADE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _LISTED = 4
 
@@ -74,28 +75,23 @@ class Gradients:
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         kind: Any = torch_checkpoint.CheckpointFunction
-        kind.forward = staticmethod(self._reentrant_forward(kind.forward))
+        kind.forward = staticmethod(passing_to(self._reentrant_forward)(kind.forward))
 
-    def _reentrant_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def forward(context: Any, function: Any, preserve: bool, *inputs: Any) -> Any:
-            if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-                module = _module_of(function)
-                if all(known is None or known() is not module for known, _ in self._reentrant):
-                    known_as = None if module is None else weakref.ref(module)
-                    self._reentrant.append((known_as, self._place()))
-            return original(context, function, preserve, *inputs)
-
-        return forward
+    def _reentrant_forward(
+        self, original: Callable[..., Any], context: Any, function: Any, preserve: bool, *inputs: Any
+    ) -> Any:
+        if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
+            module = _module_of(function)
+            if all(known is None or known() is not module for known, _ in self._reentrant):
+                known_as = None if module is None else weakref.ref(module)
+                self._reentrant.append((known_as, self._place()))
+        return original(context, function, preserve, *inputs)
 
     # ------------------------------------------------------------------------------------------------ steps
 
-    def _adding_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
-            original(optimizer, group)
-            self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
-
-        return add_param_group
+    def _adding_group(self, original: Callable[..., Any], optimizer: Any, group: dict[str, Any]) -> None:
+        original(optimizer, group)
+        self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Take a closure that the optimizer calls (forward and backward) out of its own step."""

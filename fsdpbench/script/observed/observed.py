@@ -154,7 +154,7 @@ class Habits:
             self.zeroed = self._place()
 
     def _norm(self, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(2)  # who calls what is around the function
+        frame = sys._getframe(3)  # who calls what is around the function
         if not self._own_files.has(frame.f_code.co_filename):
             return
         key = frame.f_code.co_filename, frame.f_lineno
@@ -163,15 +163,12 @@ class Habits:
             self._norm_places[key] = self._place()
 
     def _around(self, owner: Any, name: str, note: Callable[..., None]) -> None:
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def noted(*args: Any, **kwargs: Any) -> Any:
-                if not torch.compiler.is_compiling():
-                    note(*args, **kwargs)
-                return original(*args, **kwargs)
+        def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                note(*args, **kwargs)
+            return original(*args, **kwargs)
 
-            return noted
-
-        around(owner, name, make)
+        around(owner, name, noted)
 
     def to_dict(self, steps: int) -> dict[str, Any]:
         """Return the habits as in `result.json`; `norms`: the line that takes most of them, and how many a

@@ -6,7 +6,6 @@ FSDP waits too (its rate limiter), and so does a gradient scaler: those waits ar
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
@@ -24,6 +23,7 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _TORCHS_OWN = tuple(
     os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep
@@ -71,37 +71,33 @@ class Waits:
         self._own_files = own_files
         self._places: dict[tuple[str, int], _WaitsOfLine] = defaultdict(_WaitsOfLine)
         timeline: Any = simulation.accelerator.timeline
-        timeline.wait_for = self._following(timeline.wait_for)
+        timeline.wait_for = passing_to(self._following)(timeline.wait_for)
         device: Any = torch.get_device_module(DEVICE_TYPE)
         for module in (device, torch.cuda, torch.cuda.memory, torch.accelerator):
             for name in {"synchronize", "empty_cache"} & set(dir(module)):
-                setattr(module, name, self._following(getattr(module, name)))
+                around(module, name, self._following)
 
-    def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def wait(*args: Any, **kwargs: Any) -> Any:
-            found = None if self._inside else self._line()
-            if found is None:
-                return original(*args, **kwargs)
-            if self.skipped:
-                self.count += 1
-                return None
-            before = self._simulation.cpu_ns()
-            self._inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._inside = False
-                frame, copies_in = found
-                line = self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno
-                waits, step = self._places[line], self.step()
-                waits.counts[step] += 1
-                waits.waited[step] += self._simulation.cpu_ns() - before
-                waits.copies_in += copies_in
-                if waits.place is None:
-                    waits.place, waits.callers = self._place(frame), self._callers(frame.f_back)
-
-        return wait
+    def _following(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        found = None if self._inside else self._line()
+        if found is None:
+            return original(*args, **kwargs)
+        if self.skipped:
+            self.count += 1
+            return None
+        before = self._simulation.cpu_ns()
+        self._inside = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._inside = False
+            frame, copies_in = found
+            line = self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno
+            waits, step = self._places[line], self.step()
+            waits.counts[step] += 1
+            waits.waited[step] += self._simulation.cpu_ns() - before
+            waits.copies_in += copies_in
+            if waits.place is None:
+                waits.place, waits.callers = self._place(frame), self._callers(frame.f_back)
 
     def _line(self) -> tuple[FrameType, bool] | None:
         """Return the script's frame that waits, and whether it copies to the device; None where FSDP waits,
@@ -183,29 +179,23 @@ class Loaders:
             around(kind, "fetch", self._fetching)
         around(BaseDataLoaderIter, "__next__", self._taking)
 
-    def _fetching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(fetcher: Any, index: Any) -> Any:
-            began, waited = _now(), _waited_for_a_core()
-            found = original(fetcher, index)
-            took = max(0.0, _now() - began - (_waited_for_a_core() - waited))
-            if os.getpid() == self._pid:
-                self._times.append(took)
-            else:
-                with self._file.open("a") as file:
-                    file.write(f"{took:.6f}\n")
-            return found
+    def _fetching(self, original: Callable[..., Any], fetcher: Any, index: Any) -> Any:
+        began, waited = _now(), _waited_for_a_core()
+        found = original(fetcher, index)
+        took = max(0.0, _now() - began - (_waited_for_a_core() - waited))
+        if os.getpid() == self._pid:
+            self._times.append(took)
+        else:
+            with self._file.open("a") as file:
+                file.write(f"{took:.6f}\n")
+        return found
 
-        return timed
-
-    def _taking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(iterator: Any) -> Any:
-            began = self._simulation.cpu_ns()
-            found = original(iterator)
-            self.taken += 1
-            self._charged.append((self._simulation.cpu_ns() - began) / 1e9)
-            return found
-
-        return counted
+    def _taking(self, original: Callable[..., Any], iterator: Any) -> Any:
+        began = self._simulation.cpu_ns()
+        found = original(iterator)
+        self.taken += 1
+        self._charged.append((self._simulation.cpu_ns() - began) / 1e9)
+        return found
 
     def to_dict(self, steps: int) -> dict[str, float] | None:
         """Return the `seconds` that a batch takes, `batches` a step, and `charged_s`, the seconds that the

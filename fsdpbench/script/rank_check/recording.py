@@ -32,6 +32,7 @@ from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Gr
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _MAIN = threading.main_thread().ident
@@ -128,17 +129,21 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------------ calls
 
-    def _recording(self, look: Callable[..., Seen], original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(group: SimProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if self._silent or threading.get_ident() != _MAIN:
-                return original(group, *args, **kwargs)
-            seen = look(*args, **{name: value for name, value in kwargs.items() if name != "opts"})
-            number = self.note(group, seen, kwargs.get("opts", args[-1] if args else None))
-            made = original(group, *args, **kwargs)
-            self._share(number, seen.outputs)
-            return made
-
-        return call
+    def _recording(
+        self,
+        look: Callable[..., Seen],
+        original: Callable[..., Any],
+        group: SimProcessGroup,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if self._silent or threading.get_ident() != _MAIN:
+            return original(group, *args, **kwargs)
+        seen = look(*args, **{name: value for name, value in kwargs.items() if name != "opts"})
+        number = self.note(group, seen, kwargs.get("opts", args[-1] if args else None))
+        made = original(group, *args, **kwargs)
+        self._share(number, seen.outputs)
+        return made
 
     def note(self, group: SimProcessGroup, seen: Seen, opts: Any, root: int | None = None) -> tuple[Any, ...]:
         """Record a call; return its key among all calls of its group.
@@ -214,26 +219,19 @@ class Recorder:
 
     # ------------------------------------------------------------------------------------------ uneven inputs
 
-    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(join: Join) -> Any:
-            self.log.phase += 1
-            return original(join)
+    def _entering(self, original: Callable[..., Any], join: Join) -> Any:
+        self.log.phase += 1
+        return original(join)
 
-        return enter
-
-    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _leaving(self, original: Callable[..., Any], join: Join, *exc_info: Any) -> Any:
         """Record nothing at the end of `Join`: a rank without inputs shadows as many collectives as others
         call."""
-
-        def leave(join: Join, *exc_info: Any) -> Any:
-            self._silent = True
-            try:
-                return original(join, *exc_info)
-            finally:
-                self._silent = False
-                self.log.phase += 1
-
-        return leave
+        self._silent = True
+        try:
+            return original(join, *exc_info)
+        finally:
+            self._silent = False
+            self.log.phase += 1
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -383,16 +381,15 @@ def record_objects(recorder: Recorder) -> None:
     The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers them in
     Python.
     """
-    wrappers: dict[str, Callable[[Recorder, Callable[..., Any]], Callable[..., Any]]] = {
+    calls: dict[str, Callable[..., Any]] = {
         "broadcast_object_list": _broadcast,
         "scatter_object_list": _scatter,
         "gather_object": _gather,
         "all_gather_object": _all_gather,
         "new_group": _new_group,
     }
-    for name, wrapper in wrappers.items():
-        original = expect(dist, name)
-        wrapped = functools.wraps(original)(wrapper(recorder, original))
+    for name, call in calls.items():
+        wrapped = passing_to(functools.partial(call, recorder))(expect(dist, name))
         for module in (dist, dist.distributed_c10d, dist.device_mesh):
             if hasattr(module, name):
                 replace(module, **{name: wrapped})
@@ -410,76 +407,72 @@ def _root(group: SimProcessGroup, of_world: int | None, of_group: int | None) ->
     return 0 if of_world is None else list(group.ranks).index(of_world)
 
 
-def _broadcast(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def broadcast_object_list(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        device: Any = None,
-        group_src: int | None = None,
-    ) -> Any:
-        """Broadcast from `src`, and record the call."""
-        found = _group_of(group)
-        made = original(object_list, src, group)
-        if found is not None:
-            root = _root(found, src, group_src)
-            call = recorder.note(found, Seen("broadcast_object_list", ()), None, root)
-            object_list[:] = _exchanged(recorder, call, list(object_list))
-        return made
-
-    return broadcast_object_list
-
-
-def _scatter(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: int | None = None,
-        group: Any = None,
-        group_src: int | None = None,
-    ) -> Any:
-        """Scatter from `src`, and record the call."""
-        found = _group_of(group)
-        made = original(scatter_object_output_list, scatter_object_input_list, src, group)
-        if found is not None:
-            root = _root(found, src, group_src)
-            call = recorder.note(found, Seen("scatter_object_list", ()), None, root)
-            given = _exchanged(recorder, call, scatter_object_input_list)
-            if isinstance(given, list) and len(given) == found.size():
-                scatter_object_output_list[0] = given[found.rank()]
-        return made
-
-    return scatter_object_list
+def _broadcast(
+    recorder: Recorder,
+    original: Callable[..., Any],
+    object_list: list[Any],
+    src: int | None = None,
+    group: Any = None,
+    device: Any = None,
+    group_src: int | None = None,
+) -> Any:
+    """Broadcast from `src`, and record the call."""
+    found = _group_of(group)
+    made = original(object_list, src, group)
+    if found is not None:
+        root = _root(found, src, group_src)
+        call = recorder.note(found, Seen("broadcast_object_list", ()), None, root)
+        object_list[:] = _exchanged(recorder, call, list(object_list))
+    return made
 
 
-def _gather(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def gather_object(
-        obj: Any,
-        object_gather_list: list[Any] | None = None,
-        dst: int | None = None,
-        group: Any = None,
-        group_dst: int | None = None,
-    ) -> Any:
-        """Gather to `dst`, and record the call."""
-        found = _group_of(group)
-        made = original(obj, object_gather_list, dst, group=group)
-        if found is not None:
-            recorder.note(found, Seen("gather_object", ()), None, _root(found, dst, group_dst))
-        return made
+def _scatter(
+    recorder: Recorder,
+    original: Callable[..., Any],
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Any = None,
+    group_src: int | None = None,
+) -> Any:
+    """Scatter from `src`, and record the call."""
+    found = _group_of(group)
+    made = original(scatter_object_output_list, scatter_object_input_list, src, group)
+    if found is not None:
+        root = _root(found, src, group_src)
+        call = recorder.note(found, Seen("scatter_object_list", ()), None, root)
+        given = _exchanged(recorder, call, scatter_object_input_list)
+        if isinstance(given, list) and len(given) == found.size():
+            scatter_object_output_list[0] = given[found.rank()]
+    return made
 
-    return gather_object
+
+def _gather(
+    recorder: Recorder,
+    original: Callable[..., Any],
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    group_dst: int | None = None,
+) -> Any:
+    """Gather to `dst`, and record the call."""
+    found = _group_of(group)
+    made = original(obj, object_gather_list, dst, group=group)
+    if found is not None:
+        recorder.note(found, Seen("gather_object", ()), None, _root(found, dst, group_dst))
+    return made
 
 
-def _all_gather(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> Any:
-        found = _group_of(group)
-        made = original(object_list, obj, group)
-        if found is not None:
-            call = recorder.note(found, Seen("all_gather_object", ()), None)
-            object_list[:] = _exchanged(recorder, call, list(object_list))
-        return made
-
-    return all_gather_object
+def _all_gather(
+    recorder: Recorder, original: Callable[..., Any], object_list: list[Any], obj: Any, group: Any = None
+) -> Any:
+    found = _group_of(group)
+    made = original(object_list, obj, group)
+    if found is not None:
+        call = recorder.note(found, Seen("all_gather_object", ()), None)
+        object_list[:] = _exchanged(recorder, call, list(object_list))
+    return made
 
 
 def _exchanged(recorder: Recorder, call: tuple[Any, ...], own: Any) -> Any:
@@ -490,15 +483,14 @@ def _exchanged(recorder: Recorder, call: tuple[Any, ...], own: Any) -> Any:
     return next(iter(recorder.values.get(call)), own)
 
 
-def _new_group(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        world = dist.group.WORLD
-        if isinstance(world, SimProcessGroup) and not kwargs.get("use_local_synchronization"):
-            members = range(world.size()) if ranks is None else list(ranks)
-            recorder.note_new_group(members, tuple(range(world.size())))
-        return original(ranks, *args, **kwargs)
-
-    return new_group
+def _new_group(
+    recorder: Recorder, original: Callable[..., Any], ranks: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    world = dist.group.WORLD
+    if isinstance(world, SimProcessGroup) and not kwargs.get("use_local_synchronization"):
+        members = range(world.size()) if ranks is None else list(ranks)
+        recorder.note_new_group(members, tuple(range(world.size())))
+    return original(ranks, *args, **kwargs)
 
 
 def start_recording(simulation: Simulation, folder: Path, rank_0: Path, own_files: OwnFiles) -> Recorder:

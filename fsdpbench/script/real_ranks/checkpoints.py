@@ -76,22 +76,16 @@ class CheckpointWatch(Watch):
         for owner, name in ((dcp, "load"), (torch, "load")):
             around(owner, name, self._loading)
 
-    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(content: Any, *args: Any, **kwargs: Any) -> Any:
-            marker = self.folder / _SAVED
-            if not self._inside() and not self._resumes and self.count and not marker.exists():
-                write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
-            return original(content, *args, **kwargs)
+    def _saving(self, original: Callable[..., Any], content: Any, *args: Any, **kwargs: Any) -> Any:
+        marker = self.folder / _SAVED
+        if not self._inside() and not self._resumes and self.count and not marker.exists():
+            write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
+        return original(content, *args, **kwargs)
 
-        return save
-
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(*args: Any, **kwargs: Any) -> Any:
-            if not self._inside() and self._is_written(args[0] if args else kwargs.get("f")):
-                self._place = self._own_files.line() or ""
-            return original(*args, **kwargs)
-
-        return load
+    def _loading(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._inside() and self._is_written(args[0] if args else kwargs.get("f")):
+            self._place = self._own_files.line() or ""
+        return original(*args, **kwargs)
 
     def _is_written(self, path: object) -> bool:
         """Return whether the first run wrote a file that is loaded: others hold data. States of dcp count."""
@@ -101,7 +95,7 @@ class CheckpointWatch(Watch):
 
     def _inside(self) -> bool:
         """Return whether torch's own checkpoints, or this project, save or load a part."""
-        caller = str(sys._getframe(2).f_globals.get("__name__"))
+        caller = str(sys._getframe(3).f_globals.get("__name__"))
         return caller.startswith((_LIBRARY, "fsdpbench."))
 
     def _now(self, place: str) -> State:

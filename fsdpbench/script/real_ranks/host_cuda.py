@@ -30,6 +30,7 @@ from fsdpbench.script.cuda.device_names import CUDA, map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_starters
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.interposing import Arguments, around, around_fsdp1, around_init
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 LONGEST_WAIT = datetime.timedelta(seconds=30)
 """The most that a rank waits for the others in one collective."""
@@ -146,23 +147,18 @@ def _answering(answer: object) -> Callable[..., Any]:
 
 
 def _map_distributed(replacements: Replacements) -> None:
-    replacements.wrap(dist, "init_process_group", functools.partial(_on_gloo, ("gloo",)))
-    replacements.wrap(dist, "new_group", functools.partial(_on_gloo, ()))
+    replacements.wrap(dist, "init_process_group", passing_to(functools.partial(_on_gloo, ("gloo",))))
+    replacements.wrap(dist, "new_group", passing_to(functools.partial(_on_gloo, ())))
     map_starters(replacements, int(os.environ["RANK"]))
     around(DeviceMesh, "__init__", _naming_host)
 
 
-def _on_gloo(backend: tuple[str, ...], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `backend` replaces the
+def _on_gloo(backend: tuple[str, ...], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `backend` replaces the
     first argument, if it has a name."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
-        first = backend or args[:1]
-        return original(*first, **kept | {"timeout": LONGEST_WAIT})
-
-    return call
+    kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
+    first = backend or args[:1]
+    return original(*first, **kept | {"timeout": LONGEST_WAIT})
 
 
 def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
@@ -171,38 +167,26 @@ def _without(names: tuple[str, ...], first: Any, kwargs: Arguments) -> None:
         kwargs.pop(name, None)
 
 
-def _summing(original: Callable[..., None]) -> Callable[..., None]:
+def _summing(original: Callable[..., Any], module: FSDPModule, factor: float) -> None:
     """Let FSDP2 divide by itself: gloo has no reduction that multiplies first."""
-
-    def set_gradient_divide_factor(module: FSDPModule, factor: float) -> None:
-        original(module, factor)
-        module.set_force_sum_reduction_for_comms(True)
-
-    return set_gradient_divide_factor
+    original(module, factor)
+    module.set_force_sum_reduction_for_comms(True)
 
 
-def _naming_host(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a constructor whose first argument is a kind of device, by itself "cuda"."""
+def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: Any) -> None:
+    """Call a constructor whose first argument is a kind of device, by itself "cuda"."""
     first = list(inspect.signature(original).parameters)[1]
-
-    def init(made: Any, *args: Any, **kwargs: Any) -> None:
-        device = args[0] if args else kwargs.pop(first, CUDA)
-        original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
-
-    return init
+    device = args[0] if args else kwargs.pop(first, CUDA)
+    original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
 
 
 def _without_dropout(
-    notes: set[str], name: str, place: int, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Wrap a function whose argument `name`, at `place`, is the share to drop."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        trains = kwargs.get("training", args[2] if len(args) > 2 else True)
-        if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):
-            notes.add("without dropout")
-        if len(args) > place:
-            return original(*args[:place], 0.0, *args[place + 1 :], **kwargs)
-        return original(*args, **kwargs | {name: 0.0})
-
-    return call
+    notes: set[str], name: str, place: int, original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function whose argument `name`, at `place`, is the share to drop."""
+    trains = kwargs.get("training", args[2] if len(args) > 2 else True)
+    if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):
+        notes.add("without dropout")
+    if len(args) > place:
+        return original(*args[:place], 0.0, *args[place + 1 :], **kwargs)
+    return original(*args, **kwargs | {name: 0.0})

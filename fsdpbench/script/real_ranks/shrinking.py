@@ -48,20 +48,14 @@ class Shrinking:
         if "transformers" in sys.modules:
             self._configurations(sys.modules["transformers"].PretrainedConfig)
 
-    def _parsing(self, original: Any) -> Callable[..., Any]:
-        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            found, rest = original(parser, *args, **kwargs)
-            self._change(found)
-            return found, rest
+    def _parsing(self, original: Callable[..., Any], parser: Any, *args: Any, **kwargs: Any) -> Any:
+        found, rest = original(parser, *args, **kwargs)
+        self._change(found)
+        return found, rest
 
-        return parse_known_args
-
-    def _dataclass(self, original: Any) -> Callable[..., Any]:
-        def dataclass(cls: Any = None, /, **kwargs: Any) -> Any:
-            made = original(cls, **kwargs)
-            return self._of_model(made) if cls is not None else lambda each: self._of_model(made(each))
-
-        return dataclass
+    def _dataclass(self, original: Callable[..., Any], cls: Any = None, /, **kwargs: Any) -> Any:
+        made = original(cls, **kwargs)
+        return self._of_model(made) if cls is not None else lambda each: self._of_model(made(each))
 
     def _of_model(self, kind: Any) -> Any:
         if any(_WIDTHS.fullmatch(each.name) for each in dataclasses.fields(kind)):
@@ -71,14 +65,11 @@ class Shrinking:
     def _configurations(self, kind: Any) -> None:
         """Let the objects of a configuration class shrink as soon as they are made."""
 
-        def make(original: Any) -> Callable[..., None]:
-            def init(made: Any, *args: Any, **kwargs: Any) -> None:
-                original(made, *args, **kwargs)
-                self._change(made)
+        def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+            original(made, *args, **kwargs)
+            self._change(made)
 
-            return init
-
-        around(kind, "__init__", make)
+        around(kind, "__init__", init)
 
     def _change(self, made: Any) -> None:
         numbers = {name: value for name, value in vars(made).items() if type(value) is int and value > 0}
@@ -87,11 +78,10 @@ class Shrinking:
             object.__setattr__(made, name, value)
             self.notes.add(f"{name} {numbers[name]:,} -> {value:,}")
 
-    def _listing(self, original: Any) -> Callable[..., None]:
-        def init(made: Any, modules: Iterable[nn.Module] | None = None) -> None:
-            original(made, modules if modules is None else self._few(list(modules)))
-
-        return init
+    def _listing(
+        self, original: Callable[..., Any], made: Any, modules: Iterable[nn.Module] | None = None
+    ) -> None:
+        original(made, modules if modules is None else self._few(list(modules)))
 
     def _few(self, blocks: list[nn.Module]) -> list[nn.Module]:
         """Return the first of many equal blocks; other lists as they are."""

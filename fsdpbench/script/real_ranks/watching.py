@@ -109,16 +109,13 @@ class Watch:
 
     # ------------------------------------------------------------------------------------------------- hooks
 
-    def _making(self, original: Any) -> Callable[..., Any]:
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
-            if not self._optimizers:
-                seed = 1000 + self.rank
-                torch.manual_seed(seed)
-                random.seed(seed)
-            self._optimizers.append(optimizer)
-
-        return init
+    def _making(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        if not self._optimizers:
+            seed = 1000 + self.rank
+            torch.manual_seed(seed)
+            random.seed(seed)
+        self._optimizers.append(optimizer)
 
     def _optimized(self) -> set[int]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -143,20 +140,17 @@ class Watch:
             last = 1 if tensors[0].is_floating_point() and tensors[0].ndim > 1 else 0
             self.record.summands = max(1, *tensors[0].shape[: tensors[0].ndim - last])
 
-    def _around_backward(self, original: Callable[..., None]) -> Callable[..., None]:
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._depth:  # of a reentrant checkpoint
-                return original(tensors, *args, **kwargs)
-            self._depth += 1
-            try:
-                first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
-                self.record.losses.append(float(first.detach().float().sum()))
-                self.backward(lambda: original(tensors, *args, **kwargs))
-            finally:
-                self._depth -= 1
-            return None
-
-        return backward
+    def _around_backward(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if self._depth:  # of a reentrant checkpoint
+            return original(tensors, *args, **kwargs)
+        self._depth += 1
+        try:
+            first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
+            self.record.losses.append(float(first.detach().float().sum()))
+            self.backward(lambda: original(tensors, *args, **kwargs))
+        finally:
+            self._depth -= 1
+        return None
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._depth:
@@ -218,8 +212,5 @@ class ShardedWatch(Watch):
         return dict(found)
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotComparedError("tensor parallelism")
-
-    return refuse
+def _refusing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise NotComparedError("tensor parallelism")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,9 @@ class Fused:
             if "fused" in inspect.signature(kind.__init__).parameters:
                 around_init(kind, self._before)
 
-    def _before(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _before(self, parameters: Any, kwargs: MutableMapping[str, Any]) -> None:
         if not kwargs.get("fused"):
-            kwargs |= {"fused": True, "foreach": None}
+            kwargs.update(fused=True, foreach=None)
             self.count += 1
 
 
@@ -51,12 +51,9 @@ class NoneGrads:
         for kind in (torch.optim.Optimizer, nn.Module):
             around(kind, "zero_grad", self._dropping)
 
-    def _dropping(self, original: Callable[..., None]) -> Callable[..., None]:
-        def zero_grad(owner: Any, set_to_none: bool = True) -> None:
-            self.count += not set_to_none
-            original(owner, set_to_none=True)
-
-        return zero_grad
+    def _dropping(self, original: Callable[..., Any], owner: Any, set_to_none: bool = True) -> None:
+        self.count += not set_to_none
+        original(owner, set_to_none=True)
 
 
 class _OfUnits:
@@ -67,11 +64,11 @@ class _OfUnits:
         around_fully_shard(self._before)
         around_fsdp1(self._before_fsdp1)
 
-    def _before_fsdp1(self, module: Any, kwargs: dict[str, Any]) -> None:
+    def _before_fsdp1(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("auto_wrap_policy") is None:
             self._before(module, kwargs)
 
-    def _before(self, module: Any, kwargs: dict[str, Any]) -> None:
+    def _before(self, module: Any, kwargs: Mapping[str, Any]) -> None:
         modules: Sequence[nn.Module] = module if isinstance(module, list | tuple) else [module]
         for each in modules:
             if not has_units(each):
@@ -114,10 +111,10 @@ class NoForwardPrefetch:
     def __init__(self) -> None:
         self.count = 0
 
-        def ignored(module: Any, modules: Any) -> None:
+        def ignored(original: Any, module: Any, modules: Any) -> None:
             self.count += 1
 
-        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", lambda original: ignored)
+        around(fsdp.FSDPModule, "set_modules_to_forward_prefetch", ignored)
 
 
 _checkpoint = torch_checkpoint.checkpoint
@@ -195,14 +192,11 @@ class NoWaits:
         waits.skipped = True
         around(Event, "elapsed_time", self._elapsed)
 
-    def _elapsed(self, original: Callable[..., float]) -> Callable[..., float]:
-        def elapsed_time(event: Any, end: Any) -> float:
-            try:
-                return float(original(event, end))
-            except RuntimeError:  # it was not waited for
-                return 0.0
-
-        return elapsed_time
+    def _elapsed(self, original: Callable[..., Any], event: Any, end: Any) -> float:
+        try:
+            return float(original(event, end))
+        except RuntimeError:  # it was not waited for
+            return 0.0
 
     @property
     def count(self) -> int:
@@ -223,15 +217,12 @@ class LoaderTime:
         self._simulation = simulation
         around(BaseDataLoaderIter, "__next__", self._taking)
 
-    def _taking(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def following(iterator: Any) -> Any:
-            began = self._simulation.cpu_ns()
-            batch = original(iterator)
-            self._simulation.accelerator.timeline.cpu = self._ready(iterator, began)
-            self.count += 1
-            return batch
-
-        return following
+    def _taking(self, original: Callable[..., Any], iterator: Any) -> Any:
+        began = self._simulation.cpu_ns()
+        batch = original(iterator)
+        self._simulation.accelerator.timeline.cpu = self._ready(iterator, began)
+        self.count += 1
+        return batch
 
     def _ready(self, iterator: Any, now: int) -> int:
         """Return when the CPU has the batch that it asks for at `now`, in nanoseconds of the timeline."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,7 @@ from fsdpbench.script.interposing import (
     replace_fully_shard,
 )
 from fsdpbench.script.model_blocks import blocks_of, has_units, unwrapped_root
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 
 class Argument:
@@ -112,14 +113,11 @@ def _computes_in_fp32(policy: Any) -> bool:
 def _make_on_the_device() -> None:
     """Make on the device what the script makes on the host because its shards were to stay there."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def to_empty(module: Any, *, device: Any, recurse: bool = True) -> Any:
-            on_host = device is not None and torch.device(device).type == "cpu"
-            return original(module, device="cuda" if on_host else device, recurse=recurse)
+    def to_empty(original: Callable[..., Any], module: Any, *, device: Any, recurse: bool = True) -> Any:
+        on_host = device is not None and torch.device(device).type == "cpu"
+        return original(module, device="cuda" if on_host else device, recurse=recurse)
 
-        return to_empty
-
-    around(nn.Module, "to_empty", make)
+    around(nn.Module, "to_empty", to_empty)
 
 
 class Variation(StrEnum):
@@ -199,47 +197,42 @@ class Blocks:
         self.count = 0
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
         self._inside = False
-        replace_fully_shard(self._made)
+        replace_fully_shard(passing_to(self._made))
         around(fsdp.FullyShardedDataParallel, "__init__", self._fsdp1)
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
 
-    def _made(self, original: _FullyShard) -> _FullyShard:
+    def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original
-
-        def fully_shard(module: Any, **kwargs: Any) -> Any:
-            blocks = None if isinstance(module, list | tuple) else blocks_of(module)
-            if blocks is None:
-                self._waiting.append((module, kwargs))
-                return module
-            of_units = self._waiting[0][1] if self._waiting else kwargs
-            for block in blocks.modules:
-                original(block, **of_units)
-            self._waiting.clear()
-            self.count += 1
-            return original(module, **kwargs)
-
-        return fully_shard
+        blocks = None if isinstance(module, list | tuple) else blocks_of(module)
+        if blocks is None:
+            self._waiting.append((module, kwargs))
+            return module
+        of_units = self._waiting[0][1] if self._waiting else kwargs
+        for block in blocks.modules:
+            original(block, **of_units)
+        self._waiting.clear()
+        self.count += 1
+        return original(module, **kwargs)
 
     def _flush(self) -> None:
         for module, kwargs in self._waiting:
             self._original(module, **kwargs)
         self._waiting.clear()
 
-    def _fsdp1(self, original: Any) -> Callable[..., None]:
-        def init(made: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            if not self._inside and not args and not has_units(module):
-                blocks = blocks_of(module)
-                if blocks is not None:
-                    chosen = set(blocks.modules)
-                    kwargs["auto_wrap_policy"] = CustomPolicy(lambda each: each in chosen)
-                    self.count += 1
-            before, self._inside = self._inside, True
-            try:
-                original(made, module, *args, **kwargs)
-            finally:
-                self._inside = before
-
-        return init
+    def _fsdp1(
+        self, original: Callable[..., Any], made: Any, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        if not self._inside and not args and not has_units(module):
+            blocks = blocks_of(module)
+            if blocks is not None:
+                chosen = set(blocks.modules)
+                kwargs["auto_wrap_policy"] = CustomPolicy(lambda each: each in chosen)
+                self.count += 1
+        before, self._inside = self._inside, True
+        try:
+            original(made, module, *args, **kwargs)
+        finally:
+            self._inside = before
 
 
 class Root:
@@ -248,7 +241,7 @@ class Root:
 
     def __init__(self) -> None:
         self.count = 0
-        self._kwargs: dict[str, Any] = {}
+        self._kwargs: Mapping[str, Any] = {}
         replace_fully_shard(self._made)
         around_init(torch.optim.Optimizer, self._before_optimizer)
 
@@ -261,7 +254,7 @@ class Root:
 
         return fully_shard
 
-    def _before_optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+    def _before_optimizer(self, parameters: Any, kwargs: Mapping[str, Any]) -> None:
         root = unwrapped_root()
         if self.count or root is None:
             return
@@ -295,30 +288,26 @@ class Pairs:
     def __init__(self) -> None:
         self.count = 0
         self._first: tuple[Any, dict[str, Any]] | None = None
-        replace_fully_shard(self._made)
+        replace_fully_shard(passing_to(self._made))
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._flush())
 
-    def _made(self, original: _FullyShard) -> _FullyShard:
+    def _made(self, original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         self._original = original
-
-        def fully_shard(module: Any, **kwargs: Any) -> Any:
-            if isinstance(module, list | tuple) or has_units(module):
-                self._flush()
-                return original(module, **kwargs)
-            if self._first is None:
-                self._first = module, kwargs
-                return module
-            first, _ = self._first
-            if type(first) is not type(module):
-                self._flush()
-                self._first = module, kwargs
-                return module
-            self._first = None
-            original([first, module], **kwargs)
-            self.count += 1
+        if isinstance(module, list | tuple) or has_units(module):
+            self._flush()
+            return original(module, **kwargs)
+        if self._first is None:
+            self._first = module, kwargs
             return module
-
-        return fully_shard
+        first, _ = self._first
+        if type(first) is not type(module):
+            self._flush()
+            self._first = module, kwargs
+            return module
+        self._first = None
+        original([first, module], **kwargs)
+        self.count += 1
+        return module
 
     def _flush(self) -> None:
         if self._first is not None:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Protocol
 
 import torch
@@ -103,7 +103,7 @@ class Batches:
             return int(size * self._factor)
         return None
 
-    def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
+    def _loader(self, dataset: Any, kwargs: MutableMapping[str, Any]) -> None:
         scaled = self._scaled(kwargs.get("batch_size"))
         if scaled is not None:
             kwargs["batch_size"] = scaled

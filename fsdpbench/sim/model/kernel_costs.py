@@ -97,9 +97,7 @@ class KernelCosts:
                     batch, heads, kv_heads or heads, q_len, head_dim, self.profile.attention.under_load
                 )
             if seconds is None:
-                seconds = self._attention.seconds(
-                    direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads
-                )
+                seconds = self._attention.seconds(*key)
             found = self._cache[key] = round(seconds * 1e9)
         return found
 
@@ -258,8 +256,8 @@ class LibraryCosts:
             return None
         if comes_quantised:
             table = dataclasses.replace(table, quantise=0.0)
-        a, b, c = map(_array, (m, n, k))
-        return float(product_seconds(table, profile.sm_count, profile.memory_bandwidth, a, b, c, slowed)[0])
+        machine = profile.sm_count, profile.memory_bandwidth
+        return float(product_seconds(table, *machine, *map(_array, (m, n, k)), slowed=slowed)[0])
 
     def attention_forward(
         self, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, slowed: float = 1.0
@@ -268,24 +266,18 @@ class LibraryCosts:
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
-        seconds = attention_seconds(
-            table,
-            profile.sm_count,
-            profile.memory_bandwidth,
-            _array(batch),
-            _array(heads),
-            _array(kv_heads),
-            _array(length),
-            _array(head_dim),
-            slowed,
+        machine, shape = (
+            (profile.sm_count, profile.memory_bandwidth),
+            (batch, heads, kv_heads, length, head_dim),
         )
-        return float(seconds[0])
+        return float(attention_seconds(table, *machine, *map(_array, shape), slowed=slowed)[0])
 
 
 def _array(value: int) -> Array:
     return np.array([float(value)])
 
 
+@dataclasses.dataclass(slots=True)
 class CpuCosts:
     """CPU times in integer ns, read once from a profile, as attributes for hot paths.
 
@@ -295,16 +287,6 @@ class CpuCosts:
     collective with its launch; `event_ns`: record, wait or query of an event; `stream_ns`: switching the
     current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded.
     """
-
-    __slots__ = (
-        "autograd_node_ns", "collective_ns", "event_ns", "hook_ns", "launch_ns", "module_call_ns",
-        "operator_ns", "stream_ns", "synchronize_ns", "view_ns",
-    )  # fmt: skip
-
-    def __init__(self, profile: HardwareProfile) -> None:
-        for slot in self.__slots__:
-            microseconds = getattr(profile.cpu, slot.removesuffix("_ns") + "_us")
-            setattr(self, slot, round(microseconds * 1000))
 
     autograd_node_ns: int
     collective_ns: int
@@ -316,6 +298,12 @@ class CpuCosts:
     stream_ns: int
     synchronize_ns: int
     view_ns: int
+
+    @classmethod
+    def of(cls, profile: HardwareProfile) -> CpuCosts:
+        """Return the times of a profile."""
+        names = [spec.name for spec in dataclasses.fields(cls)]
+        return cls(**{name: round(getattr(profile.cpu, f"{name[:-3]}_us") * 1000) for name in names})
 
 
 _QUERY_BLOCK = 128

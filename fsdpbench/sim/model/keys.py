@@ -143,11 +143,6 @@ def constants(table: Mapping[str, Any]) -> list[Constant]:
     return [_constant(key, value, sources, estimated) for key, value in _leaves(figures, "")]
 
 
-def unsourced(table: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the file that have neither a source nor a place in `estimated`."""
-    return [found.key for found in constants(table) if found.source is None and not found.estimated]
-
-
 def _constant(key: str, value: Any, sources: Mapping[str, str], estimated: Sequence[str]) -> Constant:
     source, estimate = _nearest(key, sources), _nearest(key, estimated)
     # A section's source does not cover a key that is called an estimate.

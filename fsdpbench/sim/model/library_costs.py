@@ -17,21 +17,14 @@ _ELEMENT_BYTES = 2
 
 
 def attention_seconds(
-    table: AttentionTable,
-    sm_count: int,
-    memory_bandwidth: float,
-    batch: Array,
-    heads: Array,
-    kv_heads: Array,
-    length: Array,
-    head_dim: Array,
-    slowed: float = 1.0,
+    table: AttentionTable, sm_count: int, memory_bandwidth: float, *shape: Array, slowed: float = 1.0
 ) -> Array:
-    """Return seconds of causal forwards in 16 bits; `slowed` is the share of the rate in training."""
-    model = attention_model_seconds(
-        table, sm_count, memory_bandwidth, batch, heads, kv_heads, length, head_dim, slowed
-    )
-    return model * factors_at(table.factors, *grid_coordinates(batch, heads, kv_heads, length, head_dim))
+    """Return seconds of causal forwards in 16 bits; `slowed` is the share of the rate in training.
+
+    `shape`: batches, heads, heads of keys, lengths and head sizes.
+    """
+    model = attention_model_seconds(table, sm_count, memory_bandwidth, *shape, slowed=slowed)
+    return model * factors_at(table.factors, *grid_coordinates(*shape))
 
 
 def grid_coordinates(
@@ -50,6 +43,7 @@ def attention_model_seconds(
     kv_heads: Array,
     length: Array,
     head_dim: Array,
+    *,
     slowed: float = 1.0,
 ) -> Array:
     """Return `attention_seconds` without the factors of `table`, which are fitted to the residuals."""
@@ -107,17 +101,14 @@ _MIB = 1 << 20
 
 
 def product_seconds(
-    table: ProductTable,
-    sm_count: int,
-    memory_bandwidth: float,
-    m: Array,
-    n: Array,
-    k: Array,
-    slowed: float = 1.0,
+    table: ProductTable, sm_count: int, memory_bandwidth: float, *shape: Array, slowed: float = 1.0
 ) -> Array:
-    """Return seconds of each product; `slowed` is the share of the tensor cores' rate in training."""
-    model = product_model_seconds(table, sm_count, memory_bandwidth, m, n, k, slowed)
-    return model * factors_at(table.factors, m, n, k)
+    """Return seconds of products `m x k` by `k x n`; `slowed` is the share of the rate in training.
+
+    `shape`: m, n and k.
+    """
+    model = product_model_seconds(table, sm_count, memory_bandwidth, *shape, slowed=slowed)
+    return model * factors_at(table.factors, *shape)
 
 
 def product_model_seconds(
@@ -127,6 +118,7 @@ def product_model_seconds(
     m: Array,
     n: Array,
     k: Array,
+    *,
     slowed: float = 1.0,
 ) -> Array:
     """Return `product_seconds` without the factors of `table`, which are fitted to the residuals.

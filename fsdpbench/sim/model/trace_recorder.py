@@ -82,51 +82,13 @@ class TraceRecorder:
         start_ns: int,
         end_ns: int,
         args: Mapping[str, Any] | None = None,
+        call: str = "cudaLaunchKernel",
     ) -> int:
         """Record a kernel with its launch and the flow between them; return the correlation id.
 
-        `args` are added to the kernel's own (JSON values; keys as in Kineto).
+        `args` are added to the kernel's own (JSON values; keys as in Kineto). `call`: what launches it.
         """
-        correlation = self.runtime("cudaLaunchKernel", launch_start_ns, launch_end_ns)
-        self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
-        return correlation
-
-    def nccl_kernel(
-        self,
-        kind: str,
-        stream: int,
-        launch_start_ns: int,
-        launch_end_ns: int,
-        start_ns: int,
-        end_ns: int,
-        *,
-        in_elems: int,
-        out_elems: int,
-        dtype: str,
-        group_size: int,
-        group_name: str,
-        group_description: str = "default_pg",
-        group_ranks: Sequence[int] = (),
-        reduce_op: str = "Sum",
-    ) -> int:
-        """Record a collective's kernel (kind as in `Network.collective_ns`, dtype as torch writes it: Float).
-
-        Elements are those of one rank's input and output. Raises `ValueError` for an unknown kind.
-        """
-        name = kernel_name(kind, dtype, reduce_op)
-        args = {
-            "Collective name": metadata_name(kind),
-            "In msg nelems": in_elems,
-            "Out msg nelems": out_elems,
-            "Group size": group_size,
-            "dtype": dtype,
-            "In split size": "[]",
-            "Out split size": "[]",
-            "Process Group Name": group_name,
-            "Process Group Description": group_description,
-            "Process Group Ranks": _ranks_text(group_ranks),
-        }
-        correlation = self.runtime("cudaLaunchKernelExC", launch_start_ns, launch_end_ns)
+        correlation = self.runtime(call, launch_start_ns, launch_end_ns)
         self._device.append(("kernel", name, stream, start_ns, end_ns, correlation, args))
         return correlation
 
@@ -232,20 +194,51 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def kernel_name(kind: str, dtype: str, reduce_op: str) -> str:
+def _kernel_of(kind: str, dtype: str) -> str:
     """Return the name of a collective's kernel; raises `ValueError` for an unknown kind."""
     if kind not in _KINDS:
         raise ValueError(f"collective {kind!r}: known are {', '.join(_KINDS)}")
-    algorithm = _KINDS[kind][0]
     if kind == "all_to_all":
         return "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
-    reduction = f"_{reduce_op}_{_DTYPES.get(dtype, 'f32')}" if kind in _REDUCING else ""
-    return f"ncclDevKernel_{algorithm}{reduction}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    reduction = f"_Sum_{_DTYPES.get(dtype, 'f32')}" if kind in _REDUCING else ""
+    return f"ncclDevKernel_{_KINDS[kind][0]}{reduction}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def metadata_name(kind: str) -> str:
-    """Return the collective's name in a kernel's arguments."""
-    return _KINDS[kind][1]
+@dataclass(slots=True)
+class CollectiveRecord:
+    """A collective's fields in the trace.
+
+    `kind` as in `Network.collective_ns`, `dtype` as torch writes it (`Float`); elements are those of one
+    rank's input and output.
+    """
+
+    kind: str
+    dtype: str
+    in_elems: int
+    out_elems: int
+    group_name: str
+    group_description: str
+    ranks: Sequence[int]
+    launch_start_ns: int
+    launch_end_ns: int
+
+    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add the collective to a trace, now that its times are known; `ValueError` for an unknown kind."""
+        name = _kernel_of(self.kind, self.dtype)
+        args = {
+            "Collective name": _KINDS[self.kind][1],
+            "In msg nelems": self.in_elems,
+            "Out msg nelems": self.out_elems,
+            "Group size": len(self.ranks),
+            "dtype": self.dtype,
+            "In split size": "[]",
+            "Out split size": "[]",
+            "Process Group Name": self.group_name,
+            "Process Group Description": self.group_description,
+            "Process Group Ranks": _ranks_text(self.ranks),
+        }
+        times = self.launch_start_ns, self.launch_end_ns, start_ns, end_ns
+        trace.kernel(name, stream, *times, args, "cudaLaunchKernelExC")
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,7 +34,7 @@ class Use(NamedTuple):
 class MemoryFollower(Protocol):
     """Observer of all work before its launch, and of everything the CPU waits for."""
 
-    def uses_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
+    def uses_of(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:
         """Return the reads and writes of a call, computed once for each plan."""
 
     def kernel(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -133,7 +133,7 @@ def meta_twin(value: Any) -> Any:
     return value
 
 
-def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return all tensors of a call, in order, those in lists included."""
     found: list[torch.Tensor] = []
     for value in args:

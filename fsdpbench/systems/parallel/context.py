@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,8 +59,8 @@ def _head_and_tail(tensor: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
 
 _SEQ_OF_HEADS = 2
 """Dimension of [batch, heads, seq, width]."""
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_FORWARD = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, dropout_p=0.0)
+_BACKWARD = partial(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, dropout_p=0.0)
 
 
 @contextmanager
@@ -102,7 +103,7 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:
         """Return attention of `query` to the keys and values of all ranks of `group`."""
         out, logsumexp, *_ = ring_attention(
-            group, _SEQ_OF_HEADS, _forward, query=query, key=key, value=value, is_causal=True, scale=scale
+            group, _SEQ_OF_HEADS, _FORWARD, query=query, key=key, value=value, is_causal=True, scale=scale
         )
         ctx.save_for_backward(query, key, value, out, logsumexp)
         ctx.group, ctx.scale = group, scale
@@ -114,31 +115,7 @@ class _Ring(torch.autograd.Function):
         query, key, value, out, logsumexp = ctx.saved_tensors
         kept = {"query": query, "key": key, "value": value, "out": out, "logsumexp": logsumexp}
         gradients = ring_attention_backward(
-            ctx.group, _SEQ_OF_HEADS, _backward, grad_out=gradient, grad_out_name="grad_out", is_causal=True,
+            ctx.group, _SEQ_OF_HEADS, _BACKWARD, grad_out=gradient, grad_out_name="grad_out", is_causal=True,
             scale=ctx.scale, **kept,
         )  # fmt: skip
         return (*gradients[:3], None, None)
-
-
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
-) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = _FORWARD(query, key, value, 0.0, is_causal, scale=scale)
-    return result
-
-
-def _backward(
-    *,
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    is_causal: bool,
-    scale: float | None,
-) -> tuple[Tensor, ...]:
-    result: tuple[Tensor, ...] = _BACKWARD(
-        grad_out, query, key, value, out, logsumexp, 0.0, is_causal, scale=scale
-    )
-    return result

@@ -41,17 +41,17 @@ def expert_parameters(model: nn.Module) -> set[int]:
     return {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
 
 
-def placement_of_experts(model: nn.Module, meshes: Meshes, result: Any, info: Any) -> Callable[[Any], Any]:
+def placement_of_experts(model: nn.Module, meshes: Meshes, kinds: Any) -> Callable[[Any], Any]:
     """Return a `shard_placement_fn` that places experts on their mesh, and all else on that of `fully_shard`.
 
-    `result` and `info`: the classes of the `fully_shard` at hand, for what is returned and for its mesh (of
-    two dimensions where there are replicas).
+    `kinds`: the namespace of the classes that the `fully_shard` at hand has for such a placement.
     """
     assert meshes.expert_data is not None
-    dims = {"shard_mesh_dim": meshes.expert_data.ndim - 1}
     if meshes.expert_data.ndim == 2:
-        dims["replicate_mesh_dim"] = 0
-    own = result(Shard(0), info(meshes.expert_data, **dims))
+        info = kinds.HSDPMeshInfo(meshes.expert_data, shard_mesh_dim=1, replicate_mesh_dim=0)
+    else:
+        info = kinds.FSDPMeshInfo(meshes.expert_data, shard_mesh_dim=0)
+    own = kinds.ShardPlacementResult(Shard(0), info)
     experts = expert_parameters(model)
     return lambda parameter: own if id(parameter) in experts else None
 

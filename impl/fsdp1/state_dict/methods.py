@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import StateDict
 
 from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
@@ -104,9 +105,9 @@ class StateDictMethods(nn.Module):
     def optim_state_dict(
         model: nn.Module,
         optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any] | None = None,
+        optim_state_dict: StateDict | None = None,
         group: ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return an optimizer's state under the names of the plain model, as ``set_state_dict_type`` says.
 
         A collective. ``LOCAL_STATE_DICT`` gives sharded values, as in torch.
@@ -134,11 +135,11 @@ class StateDictMethods(nn.Module):
     def optim_state_dict_to_load(
         model: nn.Module,
         optim: torch.optim.Optimizer,
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: StateDict,
         is_named_optimizer: bool = False,
         load_directly: bool = False,
         group: ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return what ``optim.load_state_dict`` takes on this rank. A collective.
 
         Args:
@@ -174,7 +175,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         rank0_only: bool = True,
         group: ProcessGroup | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return ``optim_state_dict`` with whole values on the CPU, whatever ``set_state_dict_type`` says."""
         keep = not rank0_only or dist.get_rank(group) == 0
         return _save(model, optim, None, optim_input, SaveAs(sharded=False, keep=keep, offload=True))
@@ -182,48 +183,48 @@ class StateDictMethods(nn.Module):
     @staticmethod
     def sharded_optim_state_dict(
         model: nn.Module, optim: torch.optim.Optimizer, group: ProcessGroup | None = None
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return ``optim_state_dict`` with sharded values on the CPU, whatever the type that is set."""
         return _save(model, optim, None, None, SaveAs(sharded=True, keep=True, offload=True))
 
     @staticmethod
     def shard_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any],
+        full_optim_state_dict: StateDict,
         model: nn.Module,
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return ``optim_state_dict_to_load`` of whole values that each rank has; no communication."""
         source = LoadFrom(compare=False)
         return _load(model, full_optim_state_dict, optim_input, optim, source)
 
     @staticmethod
     def flatten_sharded_optim_state_dict(
-        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
-    ) -> dict[str, Any]:
+        sharded_optim_state_dict: StateDict, model: nn.Module, optim: torch.optim.Optimizer
+    ) -> StateDict:
         """Return ``optim_state_dict_to_load`` of sharded values."""
         return _load(model, sharded_optim_state_dict, None, optim, LoadFrom(sharded=True))
 
     @staticmethod
     def scatter_full_optim_state_dict(
-        full_optim_state_dict: dict[str, Any] | None,
+        full_optim_state_dict: StateDict | None,
         model: nn.Module,
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
         group: Any | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return ``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
         source = LoadFrom(rank0=True, group=group)
         return _load(model, full_optim_state_dict or {}, optim_input, optim, source)
 
     @staticmethod
     def rekey_optim_state_dict(
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: StateDict,
         optim_state_key_type: OptimStateKeyType,
         model: nn.Module,
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
-    ) -> dict[str, Any]:
+    ) -> StateDict:
         """Return the same whole state under names or under numbers, so that plain models can exchange it."""
         return rekey(optim_state_dict, optim_state_key_type, model, optim_input, optim)
 
@@ -231,10 +232,10 @@ class StateDictMethods(nn.Module):
 def _save(
     model: nn.Module,
     optim: torch.optim.Optimizer,
-    given: dict[str, Any] | None,
+    given: StateDict | None,
     optim_input: OptimInput | None,
     how: SaveAs,
-) -> dict[str, Any]:
+) -> StateDict:
     state = optim.state_dict() if given is None else given
     keys = keyed_parameters(model, optim, optim_input, by_name=goes_by_name(state))
     return consolidated_state(model, state, keys, how)
@@ -242,11 +243,11 @@ def _save(
 
 def _load(
     model: nn.Module,
-    given: dict[str, Any],
+    given: StateDict,
     optim_input: OptimInput | None,
     optim: torch.optim.Optimizer | None,
     source: LoadFrom,
-) -> dict[str, Any]:
+) -> StateDict:
     groups = optim.param_groups if optim is not None and optim_input is None else None
     keys = keyed_parameters(model, optim, optim_input)
     return state_to_load(model, given, keys, groups, source)

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import plain_name
 from ..parameter_names import NamedUnit
-from .optim_parameters import Key, LoadFrom, Outline, TrainedModel, entries_of, loaded_groups
+from .optim_parameters import Key, LoadFrom, Outline, State, TrainedModel, entries_of, loaded_groups
 from .sharded_values import check_agreement, fill_shard, is_sharded, rows_of_value
-
-State = dict[str, Any]
-
 
 # -- one unit ------------------------------------------------------------------------------------------------
 
@@ -129,7 +127,7 @@ def state_to_load(
     groups: Sequence[Mapping[str, Any]] | None,
     source: LoadFrom,
     existing: Mapping[Any, State] | None = None,
-) -> dict[str, Any]:
+) -> StateDict:
     """Return what an optimizer of ``model`` loads, of a state dict under original names. A collective.
 
     Args:
@@ -160,7 +158,7 @@ def state_to_load(
     _agree(units, problems, source)
     for unit in units:
         unit.exchange()
-    result: dict[str, Any] = {"state": _by_key(known, units, others, keys, existing or {})}
+    result: StateDict = {"state": _by_key(known, units, others, keys, existing or {})}
     for name, value in outline["state"].items():
         if not isinstance(value, dict):
             result["state"][name] = value

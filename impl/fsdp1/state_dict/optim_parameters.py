@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import StateDict
 
 from ...runtime.hooks import stage_of
 from ...runtime.presentation import plain_name
@@ -24,7 +25,10 @@ from ..parameter_names import named_units
 from .sharded_values import is_sharded
 
 Key = int | str
-OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter]
+# One parameter's state by the names that the optimizer gives its values; a parameter group with its settings.
+State = dict[str, Any]
+Group = dict[str, Any]
+OptimInput = list[Group] | Iterable[nn.Parameter]
 
 
 class OptimStateKeyType(Enum):
@@ -138,18 +142,18 @@ def keyed_parameters(
     return {names[parameter]: parameter for parameter in parameters}
 
 
-def goes_by_name(optim_state_dict: dict[str, Any]) -> bool:
+def goes_by_name(optim_state_dict: StateDict) -> bool:
     """Return whether the keys are names rather than numbers."""
     return any(isinstance(key, str) for key in list(optim_state_dict.get("state", ()))[:1])
 
 
 def rekey(
-    optim_state_dict: dict[str, Any],
+    optim_state_dict: StateDict,
     to: OptimStateKeyType,
     model: nn.Module,
     optim_input: OptimInput | None = None,
     optim: torch.optim.Optimizer | None = None,
-) -> dict[str, Any]:
+) -> StateDict:
     """Return the same whole state under names instead of numbers, or back; see ``OptimStateKeyType``.
 
     Raises:
@@ -203,9 +207,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
 # The parameter groups of an optimizer's state: saved by names, loaded into the optimizer's own groups.
 
 
-def named_group(
-    known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]
-) -> dict[str, Any]:
+def named_group(known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]) -> Group:
     """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
     names = [name for key in group["params"] for name in known.names_of(key, keys[key])]
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
@@ -217,7 +219,7 @@ def loaded_groups(
     saved: Sequence[Mapping[str, Any]],
     keys: Mapping[Key, nn.Parameter],
     groups: Sequence[Mapping[str, Any]] | None,
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Return the saved groups' settings for the optimizer's own groups, which say who is in them.
 
     ``Optimizer.load_state_dict`` goes by position only, so the order must be the optimizer's.
@@ -234,7 +236,7 @@ def loaded_groups(
         for key, parameter in keys.items():
             members[_saved_group(known, saved_in, [(key, parameter)])].append(key)
         return [_settings(group, own, None) for group, own in zip(saved, members, strict=True)]
-    result: list[dict[str, Any]] = []
+    result: list[Group] = []
     for number, group in enumerate(groups):
         own = [(key_of[parameter], parameter) for parameter in group["params"]]
         if own:
@@ -264,9 +266,7 @@ def _saved_group(
     return next(iter(found))
 
 
-def _settings(
-    group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None
-) -> dict[str, Any]:
+def _settings(group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None) -> Group:
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     named = {} if param_names is None else {"param_names": list(param_names)}
     return {**copy.deepcopy(rest), **named, "params": list(params)}

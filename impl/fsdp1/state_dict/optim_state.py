@@ -19,16 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.optim.optimizer import StateDict
 
 from ...runtime.unit import gather_flat, split_full
 from ...shared.layout import Segment
 from ..parameter_names import NamedUnit
-from .optim_parameters import Key, TrainedModel, named_group
+from .optim_parameters import Key, State, TrainedModel, named_group
 from .recursion import states_of
 from .sharded_values import rows_of_shard, sharded_value
 from .state_values import device_for, own_copy
-
-State = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def _copied(value: Any, offload: bool) -> Any:
 @torch.no_grad()
 def consolidated_state(
     model: nn.Module, optim_state_dict: Mapping[str, Any], keys: Mapping[Key, nn.Parameter], how: SaveAs
-) -> dict[str, Any]:
+) -> StateDict:
     """Return an optimizer's state dict under the names of the original parameters. A collective.
 
     Args:
@@ -210,7 +209,7 @@ def consolidated_state(
             f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
         )
         state[key] = given[key]
-    result: dict[str, Any] = {"state": state}
+    result: StateDict = {"state": state}
     if "param_groups" in optim_state_dict:
         result["param_groups"] = [named_group(known, keys, g) for g in optim_state_dict["param_groups"]]
     return result

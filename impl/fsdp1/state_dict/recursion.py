@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import FLAT_NAME, WRAPPED, plain_name
 from ...runtime.stage import Stage
@@ -128,7 +129,7 @@ class WrapperStates:
             self._values.append(values)
             self._shown.append(shown)
 
-    def put_values(self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+    def put_values(self, wrapper: nn.Module, state_dict: StateDict, prefix: str) -> None:
         """Put the wrapper's own values under the plain names, after the recursion below it."""
         _rename(state_dict, f"{prefix}{WRAPPED}.", prefix)
         settings = self.current()
@@ -150,9 +151,7 @@ class WrapperStates:
                             state_dict[key] = value
         self._finish_buffers(wrapper, state_dict, prefix, config.offload_to_cpu)
 
-    def _finish_buffers(
-        self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, offload: bool
-    ) -> None:
+    def _finish_buffers(self, wrapper: nn.Module, state_dict: StateDict, prefix: str, offload: bool) -> None:
         """Put buffers in their own dtype, on the CPU if asked for, and none where this rank gets nothing."""
         dropped = any(values is None for values in self._values)
         for module_name, module in wrapper.named_modules(remove_duplicate=False):
@@ -181,7 +180,7 @@ class WrapperStates:
     def _before_load(
         self,
         wrapper: nn.Module,
-        state_dict: dict[str, Any],
+        state_dict: StateDict,
         prefix: str,
         local_metadata: Any,
         strict: bool,
@@ -214,7 +213,7 @@ def states_of(module: nn.Module) -> WrapperStates | None:
     return module.__dict__.get(_STATES)
 
 
-def _after_save(wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _after_save(wrapper: nn.Module, state_dict: StateDict, prefix: str, metadata: Any) -> None:
     """Put a wrapper's values; a function, as ``nn.Module`` marks it with an attribute."""
     states = states_of(wrapper)
     assert states is not None
@@ -230,7 +229,7 @@ def _rename(state_dict: Any, old: str, new: str) -> None:
         versions[(new + f"{name}."[len(old) :])[:-1]] = versions.pop(name)
 
 
-def _drop(state_dict: dict[str, Any], keys: Sequence[Sequence[str]]) -> None:
+def _drop(state_dict: StateDict, keys: Sequence[Sequence[str]]) -> None:
     for each in keys:
         for key in each:
             state_dict.pop(key, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import StateDict
 
 from ...runtime.presentation import plain_name
 from ...runtime.unit import Unit, gather_flat, split_full
@@ -97,7 +98,7 @@ class LoadedUnit:
         self._kind = kind
         self.errors: list[str] = []
 
-    def take(self, state_dict: dict[str, Any]) -> None:
+    def take(self, state_dict: StateDict) -> None:
         """Write this rank's part of the values into the shard. A collective.
 
         Raises:
@@ -145,7 +146,7 @@ class LoadedUnit:
             return True
         return False
 
-    def _take_local(self, state_dict: dict[str, Any]) -> None:
+    def _take_local(self, state_dict: StateDict) -> None:
         unit, key = self._unit, self._named.flat_name
         clean, value = plain_name(key), state_dict.get(key)
         own = _filled(unit, unit.layout.rank)
@@ -176,7 +177,7 @@ class LoadedUnit:
         for group in (unit.groups.shard, unit.groups.replicate):
             check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
 
-    def leave_to_module(self, state_dict: dict[str, Any]) -> list[str]:
+    def leave_to_module(self, state_dict: StateDict) -> list[str]:
         """Replace values by the parameters, for ``nn.Module`` to load; returns keys that it cannot see."""
         presentation, missing = self._unit.presentation, list[str]()
         local = self._kind is StateDictType.LOCAL_STATE_DICT

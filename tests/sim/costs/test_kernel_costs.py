@@ -117,7 +117,7 @@ def test_unknown_types_and_kinds_are_refused(call):
 
 
 def test_host_costs_are_integer_nanoseconds():
-    costs = CpuCosts(load_profile("a100-80gb"))
+    costs = CpuCosts.of(load_profile("a100-80gb"))
     for slot in costs.__slots__:
         assert isinstance(getattr(costs, slot), int)
     assert costs.collective_ns > costs.operator_ns > costs.view_ns > 0

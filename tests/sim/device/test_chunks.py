@@ -7,6 +7,7 @@ import torch
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from fsdpbench.sim.torch_device.patches.dtensor import Chunks, cut_when_asked
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 11])
@@ -32,7 +33,7 @@ def test_there_are_no_more(index: int) -> None:
 
 
 def test_tensors_with_data_and_without_elements_are_left_to_torch() -> None:
-    cut = cut_when_asked(_chunk_with_empty)
+    cut = passing_to(cut_when_asked)(_chunk_with_empty)
 
     assert isinstance(cut(torch.empty(4, device="meta"), 2, 0), Chunks)
     assert isinstance(cut(torch.empty(4), 2, 0), list)

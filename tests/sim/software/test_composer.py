@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.engine.devices.sim import Trainer
@@ -16,7 +16,7 @@ from fsdpbench.sim.model.software import TrainerSoftware
 from fsdpbench.sim.model.timeline import Timeline
 from fsdpbench.workloads import replacements
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.families.gpt import GPT, GPTShape
+from fsdpbench.workloads.families.gpt import GPT, GPTAttention, GPTShape
 
 COMPOSER = TrainerSoftware(keeps_outputs=True, metrics=2)
 SHAPE = GPTShape(layers=1, d_model=32, heads=2, vocab=64, max_seq=16, bias=False)
@@ -51,9 +51,7 @@ def tokens() -> torch.Tensor:
 
 def test_packing_changes_nothing_but_waits_six_times() -> None:
     fused = torch.randn(2, 8, 3, 2, 4, requires_grad=True)
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    attention = GPTAttention(SHAPE, 1.0)
 
     def of(way: Any) -> tuple[torch.Tensor, torch.Tensor]:
         mixed = way(*(part.transpose(1, 2) for part in fused.unbind(2)))
@@ -61,8 +59,8 @@ def test_packing_changes_nothing_but_waits_six_times() -> None:
         return mixed, gradient
 
     with Calls() as calls:
-        packed = of(lambda *parts: replacements.unpadded(attend, *parts))
-    for one, other in zip(packed, of(attend), strict=True):
+        packed = of(partial(replacements.unpadded, attention))
+    for one, other in zip(packed, of(attention.attend), strict=True):
         torch.testing.assert_close(one, other)
     assert calls.count["_local_scalar_dense"] == 6
     assert calls.count["index_select"] == 4  # three to pack, one behind the padding in backward

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.trace_recorder import TraceRecorder
+from fsdpbench.sim.model.trace_recorder import CollectiveRecord, TraceRecorder
 
 PROFILE = load_profile("a100-80gb")
 COMPUTE, COMMUNICATION = 7, 20
@@ -20,11 +20,10 @@ def two_steps() -> TraceRecorder:
     recorder = TraceRecorder(0, 8, PROFILE)
     for step in range(2):
         at = 1_000_000 + step * 100_000
-        recorder.nccl_kernel(
-            "all_gather", COMMUNICATION, at + 2000, at + 4000, at + 10_000, at + 50_000,
-            in_elems=1000, out_elems=8000, dtype="BFloat16", group_size=8, group_name="0",
-            group_ranks=range(8),
-        )  # fmt: skip
+        gather = CollectiveRecord(
+            "all_gather", "BFloat16", 1000, 8000, "0", "default_pg", range(8), at + 2000, at + 4000
+        )
+        gather.write(recorder, COMMUNICATION, at + 10_000, at + 50_000)
         recorder.cpu_op("c10d::_allgather_base_", at + 1000, at + 5000)
         recorder.annotation("FSDP::all_gather (blocks.0)", at + 500, at + 6000)
         recorder.kernel("gemm", COMPUTE, at + 8000, at + 9000, at + 20_000, at + 40_000, {"grid": [8, 1, 1]})
@@ -162,10 +161,7 @@ def test_an_empty_trace_is_still_one(tmp_path):
 )
 def test_names_of_collective_kernels(tmp_path, kind, name):
     recorder = TraceRecorder(0, 64, PROFILE)
-    recorder.nccl_kernel(
-        kind, 9, 0, 1, 2, 3, in_elems=1, out_elems=1, dtype="Float", group_size=64, group_name="0",
-        group_ranks=range(64),
-    )  # fmt: skip
+    CollectiveRecord(kind, "Float", 1, 1, "0", "default_pg", range(64), 0, 1).write(recorder, 9, 2, 3)
     trace = json.loads(gzip.decompress(recorder.write(tmp_path / "t.json.gz").read_bytes()))
     kernel = events(trace, cat="kernel")[0]
     assert kernel["name"].startswith(name)
@@ -173,10 +169,9 @@ def test_names_of_collective_kernels(tmp_path, kind, name):
 
 
 def test_an_unknown_collective_is_refused():
+    gossip = CollectiveRecord("gossip", "Float", 1, 1, "0", "default_pg", range(1), 0, 1)
     with pytest.raises(ValueError, match="known are all_gather"):
-        TraceRecorder(0, 1, PROFILE).nccl_kernel(
-            "gossip", 9, 0, 1, 2, 3, in_elems=1, out_elems=1, dtype="Float", group_size=1, group_name="0"
-        )
+        gossip.write(TraceRecorder(0, 1, PROFILE), 9, 2, 3)
 
 
 def test_equal_events_make_equal_bytes(tmp_path):

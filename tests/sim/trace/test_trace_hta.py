@@ -7,7 +7,7 @@ import os
 import pytest
 
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.sim.model.trace_recorder import TraceRecorder
+from fsdpbench.sim.model.trace_recorder import CollectiveRecord, TraceRecorder
 
 # Its rounding to whole microseconds has to be off before the first import.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")
@@ -22,10 +22,10 @@ def write(folder) -> None:
     recorder = TraceRecorder(0, 8, load_profile("a100-80gb"))
     for step in range(STEPS):
         at = (1 + step) * 1000 * US
-        recorder.nccl_kernel(
-            "all_gather", 20, at + 10 * US, at + 14 * US, at + 100 * US, at + 500 * US,
-            in_elems=100, out_elems=800, dtype="BFloat16", group_size=8, group_name="0", group_ranks=range(8),
-        )  # fmt: skip
+        gather = CollectiveRecord(
+            "all_gather", "BFloat16", 100, 800, "0", "default_pg", range(8), at + 10 * US, at + 14 * US
+        )
+        gather.write(recorder, 20, at + 100 * US, at + 500 * US)
         recorder.cpu_op("c10d::_allgather_base_", at + 9 * US, at + 15 * US)
         record = recorder.runtime("cudaEventRecord", at + 16 * US, at + 17 * US)
         recorder.kernel("gemm", 7, at + 21 * US, at + 24 * US, at + 369 * US + 500, at + 500 * US)

@@ -99,14 +99,20 @@ class Row:
         return choices[self.text(column)]
 
 
+def chip_of_row(row: Row) -> str:
+    """The packaged profile of the row's chip. Raises `UsageError`."""
+    chip = row.text("gpu").replace("_", "-")
+    if chip not in profile_names():
+        raise row.wrong("gpu", f"none of {', '.join(profile_names())}")
+    return chip
+
+
 def case_of_row(row: Row) -> Case:
     """The row as a case, on its network where it states one.
 
     Raises `UsageError` that names file, line and column.
     """
-    chip = row.text("gpu").replace("_", "-")
-    if chip not in profile_names():
-        raise row.wrong("gpu", f"none of {', '.join(profile_names())}")
+    chip = chip_of_row(row)
     shape = _shape(row)
     try:
         get_workload(row.text("model"), shape=dict(shape) or None)

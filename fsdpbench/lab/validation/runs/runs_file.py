@@ -21,7 +21,6 @@ from fsdpbench.lab.validation.runs import framework_file
 from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.sim.model.profile import profile_names, stated_machine
 
-N = TypeVar("N", int, float)
 COLUMNS = (
     "source", "layers", "d_model", "heads", "vocab", "seq", "gpu", "gpus", "microbatch", "grad_accum",
     "param_dtype", "reduce_dtype", "strategy", "activation_checkpointing", "tokens_per_s_per_gpu",
@@ -56,60 +55,46 @@ def cases_of_file(path: Path) -> list[Case]:
         missing = [name for name in wanted if name not in columns]
         if missing:
             raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
-        rows = enumerate(reader, start=2)
-        if general:
-            return [framework_file.case_of_row(framework_file.Row(path, line, row)) for line, row in rows]
-        return [_case(path, line, row) for line, row in rows]
+        case_of_row = framework_file.case_of_row if general else _case
+        return [case_of_row(framework_file.Row(path, line, row)) for line, row in enumerate(reader, start=2)]
     except csv.Error as error:
         raise UsageError(f"{path}: is not a CSV file ({error})") from None
 
 
-def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
-    row = {name: given.get(name) or "" for name in (*COLUMNS, "gpus_per_node")}
-
-    def read(column: str, as_number: Callable[[str], N]) -> N:
-        try:
-            return as_number(row[column])
-        except ValueError:
-            raise UsageError(f"{path}, line {line}: {column} is {row[column]!r}, not a number") from None
-
-    def number(column: str) -> int:
-        return read(column, whole_number)
-
-    hardware = row["gpu"].replace("_", "-")
-    if hardware not in profile_names():
-        raise UsageError(f"{path}, line {line}: gpu {row['gpu']!r} is none of {', '.join(profile_names())}")
-    layers, width, gpus, seq, batch = map(number, ("layers", "d_model", "gpus", "seq", "microbatch"))
+def _case(row: framework_file.Row) -> Case:
+    hardware, source = framework_file.chip_of_row(row), row.text("source")
+    layers, width, gpus, seq, batch = map(row.count, ("layers", "d_model", "gpus", "seq", "microbatch"))
     shape: dict[str, ShapeValue] = {
         "layers": layers,
         "d_model": width,
-        "heads": number("heads"),
-        "vocab": number("vocab"),
+        "heads": row.count("heads"),
+        "vocab": row.count("vocab"),
         "tied": True,
     }
     settings: dict[str, Value] = {
         "seq": seq,
         "batch": batch,
-        "grad_accum": number("grad_accum"),
+        "grad_accum": row.count("grad_accum"),
         "limit_all_gathers": 2,
-        **{name: row[name] for name in _AS_SETTINGS},
+        **{name: row.text(name) for name in _AS_SETTINGS},
     }
-    known = row["source"] == _SOURCE
+    known = source == _SOURCE
     if known:
         shape |= _SHAPE
-        settings |= {**_COMPOSER, "reduce_dtype": row["param_dtype"]}
+        settings |= {**_COMPOSER, "reduce_dtype": row.text("param_dtype")}
+    per_node = row.text("gpus_per_node")
     return Case(
-        name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
-        f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
-        group=f"{row['source']}, {hardware}",
-        source=row["source"],
+        name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row.text('grad_accum')}, "
+        f"{'recompute' if row.text('activation_checkpointing') == 'full' else 'no recompute'}",
+        group=f"{source}, {hardware}",
+        source=source,
         model="gpt",
         shape=shape,
-        hardware=stated_machine(hardware, number("gpus_per_node")) if row["gpus_per_node"] else hardware,
-        chip=hardware if row["gpus_per_node"] else "",
+        hardware=stated_machine(hardware, row.count("gpus_per_node")) if per_node else hardware,
+        chip=hardware if per_node else "",
         gpus=gpus,
         settings=settings,
-        published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},
+        published={Figure.TOKENS: row.number("tokens_per_s_per_gpu")},
         system=system_of(hardware) if known else "torch-fsdp1",
     )
 

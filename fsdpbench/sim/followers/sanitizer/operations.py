@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -313,7 +313,7 @@ class _HostAccesses(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def _crosses_the_link(args: Any, kwargs: dict[str, Any]) -> bool:
+def _crosses_the_link(args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return whether this is a copy between host and device, which reports itself.
 
     A blocking copy that converts does so on the host: that is a read by the CPU.

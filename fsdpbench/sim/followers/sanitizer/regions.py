@@ -10,7 +10,7 @@ and need not share an element::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ _UNDECLARED_WRITES = {
 }
 
 
-def uses_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
+def uses_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:
     """Return the uses of a call's tensors, counted as in `tensors_in`, by the schema and its omissions.
 
     An alias annotation with an exclamation mark is a write. All other tensors are read, except where only
@@ -144,7 +144,7 @@ def uses_of(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
 
 
 def host_uses(
-    operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool]]:
     """Return the host's tensors in a call, and whether it writes them."""
     for tensor, writes in _with_modes(operator, args, kwargs):
@@ -153,7 +153,7 @@ def host_uses(
 
 
 def _with_modes(
-    operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool | None]]:
     """Return the call's tensors in order; True: written, False: read, None: neither."""
     schema = operator._schema
@@ -183,6 +183,6 @@ def _undeclared(name: str, args: Sequence[Any], arguments: Sequence[Any]) -> tup
     return names
 
 
-def _only_read(name: str, kwargs: dict[str, Any]) -> str:
+def _only_read(name: str, kwargs: Mapping[str, Any]) -> str:
     """Return the argument that a fused optimizer only reads: its schema declares writes, for unscaling."""
     return "grads" if name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 from fsdpbench.base.numbers import finite_number, whole_number
@@ -102,20 +103,10 @@ class AllocatorConf:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Split at the commas that are not inside brackets, then at the first colon."""
-    parts, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        if char == "[":
-            depth += 1
-        elif char == "]":
-            depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    if depth != 0:
+    if text.count("[") != text.count("]"):
         raise AllocatorConfError(f"{text!r:.80}: brackets do not match")
-    parts.append(text[start:])
     pairs = []
-    for part in parts:
+    for part in re.split(r",(?![^\[]*\])", text):
         if not part.strip():
             continue
         key, colon, value = part.partition(":")

@@ -1,17 +1,14 @@
 """A snapshot of the allocator as ``torch.cuda.memory._snapshot`` returns it, for PyTorch's memory viewer.
 
-Pickled (`dump_snapshot`), the file opens on https://pytorch.org/memory_viz and with
+Pickled, it opens on https://pytorch.org/memory_viz and with
 ``torch.cuda._memory_viz``. Simulated allocations have no stack: ``frames`` are empty.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import UNLIMITED
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent, Block
@@ -28,15 +25,6 @@ def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] 
         "external_annotations": [],
         "allocator_settings": _settings(allocator),
     }
-
-
-def dump_snapshot(
-    path: Path | str, allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()
-) -> Path:
-    """Write a snapshot as the viewer reads it (pickle) and return the path."""
-    target = Path(path)
-    write_whole(target, pickle.dumps(take_snapshot(allocator, events), protocol=4))
-    return target
 
 
 def _segments(allocator: CachingAllocator) -> list[list[Block]]:

@@ -29,7 +29,7 @@ from fsdpbench.sim.torch_device.compile.refusals import (
     refusal_behind,
     refuse_options,
 )
-from fsdpbench.sim.torch_device.patches.dynamo import use_real_dynamo
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to, use_real_dynamo
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _LOWERING = "fsdpbench.sim.torch_device.compile.lowering"
@@ -53,7 +53,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         choose_folder()
         use_real_dynamo()
         importlib.import_module(_LOWERING)
-        patch("exceeds_recompile_limit", _noticing_limit)
+        patch("exceeds_recompile_limit", passing_to(_noticing_limit))
         if "TORCH_LOGS" not in os.environ:
             # Only for log lines, for which Dynamo parses each file: a quarter of a warm trace.
             patch("dynamo_function_name", lambda original: _no_name)
@@ -106,17 +106,13 @@ def _no_name(filename: str, lineno: int) -> None:
     """Return no function name for a line."""
 
 
-def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noticing_limit(original: Callable[..., Any], *args: Any) -> Any:
     """Report a frame that exceeds Dynamo's limit and runs eager, which Dynamo only logs."""
-
-    def exceeds(*args: Any) -> Any:
-        found = original(*args)
-        code = sys._getframe(1).f_locals.get("code")
-        if found[0] and code is not None:
-            REPORT.past_limit[place_of(code)] += 1
-        return found
-
-    return exceeds
+    found = original(*args)
+    code = sys._getframe(2).f_locals.get("code")
+    if found[0] and code is not None:
+        REPORT.past_limit[place_of(code)] += 1
+    return found
 
 
 def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from fsdpbench.base.torch_internals import assert_size_stride
-from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts, fused
+from fsdpbench.sim.model.kernel_costs import KernelCosts, fused
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
@@ -92,7 +93,8 @@ class Plan:
         costs = accelerator.cpu_costs
         start = accelerator.timeline.cpu
         accelerator.timeline.cpu += costs.module_call_ns + costs.autograd_node_ns
-        accelerator.cpu_costs = _Compiled(costs)
+        # Operators that a compiled graph calls make no nodes of autograd.
+        accelerator.cpu_costs = dataclasses.replace(costs, autograd_node_ns=0)
         REPORT.calls += 1
         try:
             with nullcontext() if self.captured is None else self.captured.running():
@@ -151,17 +153,6 @@ class FusedKernel:
         if trace is not None:
             text = f'"kernel_backend":"triton","kernel_num_gb":{nbytes / 1e9:.9f},{inputs_text(args)}'
             trace.cpu_op(launch.name, start, timeline.cpu, text)
-
-
-class _Compiled(CpuCosts):
-    """CPU costs inside a compiled graph: operators that it calls make no nodes of autograd."""
-
-    __slots__ = ()
-
-    def __init__(self, costs: CpuCosts) -> None:
-        for slot in CpuCosts.__slots__:
-            setattr(self, slot, getattr(costs, slot))
-        self.autograd_node_ns = 0
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

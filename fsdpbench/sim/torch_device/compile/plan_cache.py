@@ -20,6 +20,7 @@ from typing import Any
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.torch_internals import inductor_default_cache_dir, patch
 from fsdpbench.sim.torch_device.compile import ASKED_FOLDER, CACHE_VARIABLE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 
 @functools.cache
@@ -78,16 +79,13 @@ def check_code_on_disk() -> None:
 
         return staticmethod(write)
 
-    def of_graph(original: Callable[[Any], str]) -> Any:
-        def write_to_disk(graph: Any) -> str:
-            path = original(graph)
-            _mend(path, graph.source_code)
-            return path
-
-        return write_to_disk
+    def write_to_disk(original: Callable[[Any], str], graph: Any) -> str:
+        path = original(graph)
+        _mend(path, graph.source_code)
+        return path
 
     patch("compiled_code_to_disk", of_code)
-    patch("compiled_graph_to_disk", of_graph)
+    patch("compiled_graph_to_disk", passing_to(write_to_disk))
 
 
 def _mend(path: str, source: str) -> None:

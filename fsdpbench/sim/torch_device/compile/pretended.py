@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -26,6 +27,7 @@ from fsdpbench.base.torch_internals import (
     run_with_rng_state,
 )
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import is_on_device, tensors_in
 
 _FEW_THREADS = ((8, 6), (8, 9), (12, 0))
@@ -81,7 +83,7 @@ def _interface() -> type:
             current_device = staticmethod(lambda: 0)
             get_device_properties = staticmethod(lambda device=None: found)
 
-        device = _NoGuard
+        device = nullcontext
         current_device = staticmethod(lambda: 0)
         set_device = staticmethod(lambda device: None)
         device_count = staticmethod(lambda: 1)
@@ -94,17 +96,6 @@ def _interface() -> type:
         raise_if_triton_unavailable = staticmethod(lambda device=None: None)
 
     return Pretended
-
-
-class _NoGuard:
-    def __init__(self, device: Any) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *raised: object) -> None:
-        pass
 
 
 def _inverted(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,7 +133,7 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
                 get_device_capability=lambda device=None: capability,
                 get_device_properties=lambda device=None: found,
                 is_bf16_supported=lambda including_emulation=True: True,
-                device=_NoGuard,
+                device=nullcontext,
                 # Offset and seed of operators that are recomputed with the same random numbers: 16 bytes of
                 # the host.
                 get_rng_state=lambda device="cuda": torch.empty(16, dtype=torch.uint8, device="cpu"),
@@ -157,28 +148,14 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
         for module in list(sys.modules.values()):  # imported by name in many
             if getattr(module, "__name__", "").startswith("torch.") and "has_triton" in vars(module):
                 stack.enter_context(replaced(module, has_triton=lambda: True))
-        _put(stack, device_interface.device_interfaces, _interface())
-        _put(stack, inductor_common.device_op_overrides_dict, _DeviceCode())
-        _put(
-            stack,
-            inductor_common.device_codegens,
-            inductor_common.DeviceCodegen(scheduling, wrapper, None, None),
-        )
+        made = inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
+        for table, value in (
+            (device_interface.device_interfaces, _interface()),
+            (inductor_common.device_op_overrides_dict, _DeviceCode()),
+            (inductor_common.device_codegens, made),
+        ):
+            stack.enter_context(mock.patch.dict(table, cuda=value))
         yield
-
-
-def _put(stack: ExitStack, table: dict[str, Any], value: Any) -> None:
-    """Enter a value for "cuda" into a table of devices, until the stack is left."""
-    before = table.get("cuda")
-    table["cuda"] = value
-
-    def back() -> None:
-        if before is None:
-            del table["cuda"]
-        else:
-            table["cuda"] = before
-
-    stack.callback(back)
 
 
 _STATE_BYTES = 16
@@ -192,24 +169,18 @@ def install_random_numbers() -> None:
     saves the generator's state, the other restores it. Operators of the device draw nothing.
     """
     select: Any = DispatchKey.BackendSelect
-    for wrapper, make in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
+    for wrapper, call in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
         # `py_impl` clears the cached dispatch of earlier calls on the CPU.
-        wrapper.py_impl(select)(make(wrapper.py_kernels.pop(select)))
+        wrapper.py_impl(select)(passing_to(call)(wrapper.py_kernels.pop(select)))
 
 
-def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(map(is_on_device, tensors_in(args, kwargs))):
-            return original(operator, *args, **kwargs)
-        return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
-
-    return run
+def _saving(original: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(map(is_on_device, tensors_in(args, kwargs))):
+        return original(operator, *args, **kwargs)
+    return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
 
 
-def _restoring(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(map(is_on_device, tensors_in(args, kwargs))):
-            return original(state, operator, *args, **kwargs)
-        return operator(*args, **kwargs)
-
-    return run
+def _restoring(original: Callable[..., Any], state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(map(is_on_device, tensors_in(args, kwargs))):
+        return original(state, operator, *args, **kwargs)
+    return operator(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""The handle of a collective, and its record in the trace."""
+"""The handle of a collective."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed import Work
@@ -12,23 +12,6 @@ from torch.futures import Future
 from fsdpbench.base.torch_internals import current_graph_task_id, queue_callback
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.torch_device.accelerator import Accelerator
-from fsdpbench.sim.torch_device.strict.words import scalar_type
-
-if TYPE_CHECKING:
-    from fsdpbench.sim.model.trace_recorder import TraceRecorder
-
-
-class Communicator(Protocol):
-    """A process group's fields in the trace."""
-
-    @property
-    def group_name(self) -> str: ...
-
-    @property
-    def group_desc(self) -> str: ...
-
-    @property
-    def ranks(self) -> Sequence[int]: ...
 
 
 class CollectiveWork(Work):
@@ -163,35 +146,3 @@ class _JoinAfterBackward:
 
 
 JOIN_AFTER_BACKWARD = _JoinAfterBackward()
-
-
-class CollectiveRecord:
-    """A collective's fields in the trace."""
-
-    __slots__ = ("dtype", "group", "in_elems", "kind", "launch_end_ns", "launch_start_ns", "out_elems")
-
-    def __init__(
-        self,
-        group: Communicator,
-        kind: str,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        launch_start_ns: int,
-        launch_end_ns: int,
-    ) -> None:
-        self.group = group
-        self.kind = kind
-        self.in_elems = sum(tensor.numel() for tensor in inputs)
-        self.out_elems = sum(tensor.numel() for tensor in outputs)
-        self.dtype = scalar_type(outputs[0]) if outputs else "Float"
-        self.launch_start_ns = launch_start_ns
-        self.launch_end_ns = launch_end_ns
-
-    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the collective to a trace, now that its times are known."""
-        times, group = (self.launch_start_ns, self.launch_end_ns, start_ns, end_ns), self.group
-        trace.nccl_kernel(
-            self.kind, stream, *times, in_elems=self.in_elems, out_elems=self.out_elems, dtype=self.dtype,
-            group_size=len(group.ranks), group_name=group.group_name, group_description=group.group_desc,
-            group_ranks=group.ranks,
-        )  # fmt: skip

@@ -1,24 +1,12 @@
-"""The backend "sim" of torch.distributed: collectives that take time on a stream and move nothing.
+"""The backend "sim" of torch.distributed: torch's forms of each collective, reduced to two operations.
 
-The behaviour of NCCL's process group, with its stream semantics since torch 2.8:
-
-- `async_op=False`: the kernel goes onto the current stream. The CPU does not wait.
-- `async_op=True`: it goes onto the group's own stream, behind the current stream's work. `Work.wait()` makes
-the stream that is current then wait for it; until then its tensors are held, so that their memory is not
-reused. Tensors of a work that is dropped without `wait()` are held until the device has done it.
-- Kernels of one communicator run one after another, whatever streams they are on.
-
-Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`:
-`Accelerator.collectives_on_own_streams` (`collectives.own_streams` of a software profile).
-
-Only the own rank is simulated; the others arrive at the same time.
+torch has a dozen forms of each collective (single tensors, lists, coalesced, older names). Without the other
+ranks all are alike: so many bytes of this kind, from these tensors into those. A `Communicator` runs one
+(`call`), or one over a list of tensors (`run_list`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,245 +14,156 @@ import torch.distributed as dist
 from torch.distributed import Work
 
 from fsdpbench.base.torch_internals import Backend_plugins
-from fsdpbench.sim.model.allocator import CachingAllocator
-from fsdpbench.sim.model.timeline import Marker, Timeline
-from fsdpbench.sim.model.timeline import Work as WorkKind
-from fsdpbench.sim.model.trace_recorder import KernelRecord
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_calls import (
-    CollectiveCalls,
-    collective_ranks,
-    total_bytes,
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator
+from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
+from fsdpbench.sim.torch_device.distributed.refusals import (
+    refuse_count,
+    refuse_gather,
+    refuse_list,
+    refuse_reduce_scatter,
+    refuse_root,
+    refuse_sizes,
+    refuse_splits,
 )
-from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveRecord, CollectiveWork
-from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
-from fsdpbench.sim.torch_device.operators.known_values import follow_collective
-from fsdpbench.sim.torch_device.operators.plans import inputs_text
-from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
 
 BACKEND = "sim"
-_MAIN_THREAD = threading.main_thread().ident
-# The plain query, also under observers: this is not a query by the program.
-_has_passed = Timeline.has_passed
 
 
-class SimProcessGroup(CollectiveCalls):
-    """One communicator of the simulated device."""
+class SimProcessGroup(Communicator):
+    """torch's process group over the simulated ranks."""
 
     backend_name = BACKEND
-    asked_backend = ""
-    """The backend that a script takes it for, if not NCCL."""
-    takes_host = True
-    """Whether tensors of the host may take part: not if only NCCL was requested."""
 
-    def __init__(
-        self, accelerator: Accelerator, rank: int, size: int, ranks: Sequence[int], name: str
-    ) -> None:
-        super().__init__(rank, size, ranks, name)
-        self._accelerator = accelerator
-        self._own_stream: int | None = None
-        self._last: Marker | None = None
-        # Tensors of works that may be dropped before they are waited for.
-        self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
-        self._accelerator.process_groups.append(self)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Gather equal shards into one tensor."""
+        refuse_gather(output, input, self._group_size)
+        return self.call(Collective("all_gather", total_bytes(output), [input], [output], opts))
 
-    @property
-    def _device_types(self) -> list[torch.device]:
-        """Return the devices of a group's tensors; torch's own answer covers only backends in C++."""
-        host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
-        if self.asked_backend == "gloo":
-            return [host]
-        return [host, device] if "cpu:" in self.asked_backend else [device]
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce a tensor and keep one shard."""
+        refuse_reduce_scatter(output, input, self._group_size)
+        return self.call(Collective("reduce_scatter", total_bytes(input), [input], [output], opts))
 
-    def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise NCCL's errors for tensors that it does not accept. Gloo copies the host's."""
-        on_host = any(tensor.is_cpu for tensor in tensors)
-        if on_host and not self.takes_host:
-            raise RuntimeError("No backend type associated with device type cpu")
-        if not on_host:
-            super().refuse(tensors)
+    # Names before torch 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
 
-    def run(
-        self,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        opts: Any,
-        members: int = 1,
-    ) -> CollectiveWork:
-        """Queue one collective of `nbytes` (a barrier blocks the CPU too), or `members` as one group."""
-        accelerator = self._accelerator
-        timeline = accelerator.timeline
-        if accelerator.backward.is_active:
-            accelerator.backward.arrive()
-        if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
-            return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
-        start = timeline.cpu
-        timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
-        if any(not is_on_device(tensor) for tensor in outputs):
-            return CollectiveWork(
-                accelerator, None, outputs
-            )  # of the host's memory, as through gloo: no device time
-        own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
-        stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
-        if accelerator.sanitizer is not None:
-            awaited = own or asynchronous
-            accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
-        if accelerator.account is not None:
-            accelerator.account.collective(kind, inputs, outputs)
-        text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
-        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * MEMBER_NS, start, text)
-        if accelerator.known_values:
-            reduction = getattr(opts, "reduceOp", None)
-            follow_collective(kind, self._group_size, reduction, inputs, outputs)
-        if own:
-            for tensor in (*inputs, *outputs):
-                use_on_stream(tensor, stream)
-        shelved = asynchronous and not own
-        held = [*outputs, *inputs] if shelved else outputs
-        work = CollectiveWork(accelerator, self._last, held, blocks_cpu=kind == "barrier")
-        if shelved:
-            self._shelve(work)
-        return work
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place."""
+        return self.call(Collective("all_reduce", total_bytes(*tensors), tensors, tensors, opts))
 
-    def _shelve(self, work: CollectiveWork) -> None:
-        """Hold a work's tensors until it is waited for, or found done when another one is queued."""
-        shelves, timeline = self._shelves, self._accelerator.timeline
-        while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
-            marker, tensors = shelves.popleft()
-            if tensors and self._accelerator.sanitizer is not None:
-                self._accelerator.sanitizer.collective_passed(tensors, marker)
-            _let_go(tensors, self._accelerator.allocator)
-        if work.marker is not None:
-            shelves.append((work.marker, work.held))
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Copy tensors from one rank to all."""
+        refuse_root(opts, self._group_size, "broadcast")
+        return self.call(Collective("broadcast", total_bytes(*tensors), tensors, tensors, opts))
 
-    def _stream_behind_current(self) -> int:
-        """Return the group's own stream, made to wait for the current stream's work."""
-        accelerator, timeline = self._accelerator, self._accelerator.timeline
-        if self._own_stream is None:
-            self._own_stream = timeline.add_stream()
-            if accelerator.sanitizer is not None:
-                accelerator.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
-        timeline.make_wait(self._own_stream, timeline.record(accelerator.stream))
-        return self._own_stream
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce to one rank: half of an all-reduce."""
+        refuse_root(opts, self._group_size, "reduce")
+        return self.call(Collective("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts))
 
-    def _queue(
-        self,
-        stream: int,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        extra_ns: int,
-        start: int,
-        text: str,
-    ) -> None:
-        accelerator = self._accelerator
-        timeline = accelerator.timeline
-        if self._last is not None:
-            timeline.take_turns(stream, self._last)
-        uneven = _is_uneven(inputs, outputs)
-        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven) + extra_ns
-        if accelerator.jitter is not None:
-            duration += accelerator.jitter.lateness_ns(self._group_size)
-        if accelerator.network.nodes_of(self._ranks) > 1:
-            accelerator.between_nodes_ns += duration
-            accelerator.between_nodes_since = accelerator.between_nodes_since or start
-        payload = None
-        if accelerator.trace is not None:
-            launched = timeline.cpu
-            payload = CollectiveRecord(
-                self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
-            )
-            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
-        traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
-        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
-        work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
-        timeline.launch(stream, work, duration, payload, traffic)
-        self._last = timeline.record(stream)
-
-    def run_list(
-        self,
-        kind: str,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        listed: list[torch.Tensor],
-        opts: Any,
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
-        """Run a list form: equal sizes of `listed` through a flat buffer with a copy, others rank by rank."""
-        nbytes = total_bytes(*listed)
-        if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
-            return self.call(kind, nbytes, inputs, outputs, opts)
-        accelerator = self._accelerator
-        flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
-        if kind == "reduce_scatter":
-            _launch_copy(accelerator, accelerator.stream, nbytes)
-        work = self.call(kind, nbytes, inputs, outputs, opts)
-        if not isinstance(work, CollectiveWork):
-            return work
-        if kind == "all_gather":
-            own = accelerator.collectives_on_own_streams or _is_asynchronous(opts)
-            stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
-            _launch_copy(accelerator, stream, nbytes)
-            work.marker = self._last = accelerator.timeline.record(stream)
-        work.held.append(flat)
-        return work
+        """Gather into a list: through one flat buffer and a copy out of it where sizes are equal."""
+        for tensors in outputs:
+            refuse_list(tensors, self._group_size)
+        flat = [tensor for tensor_list in outputs for tensor in tensor_list]
+        return self.run_list("all_gather", inputs, flat, flat, opts)
 
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Reduce a list and keep one of it: after a copy into one flat buffer where sizes are equal."""
+        for tensors in inputs:
+            refuse_list(tensors, self._group_size)
+        flat = [tensor for tensor_list in inputs for tensor in tensor_list]
+        return self.run_list("reduce_scatter", flat, outputs, flat, opts)
 
-def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
-    """Release tensors, at a time that depends on the clock."""
-    held_bytes = allocator.stats.allocated_bytes
-    tensors.clear()
-    if allocator.stats.allocated_bytes != held_bytes:
-        for observer in allocator.observers:
-            observer.freed_by_clock()
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+    ) -> Work:
+        """Send a part of `input` to every rank; splits in rows, equal if empty."""
+        refuse_splits(input_split_sizes, input, self._group_size)
+        refuse_splits(output_split_sizes, output, self._group_size)
+        most = max(total_bytes(input), total_bytes(output))
+        return self.call(Collective("all_to_all", most, [input], [output], opts))
 
+    all_to_all_single = alltoall_base
 
-def _is_asynchronous(opts: Any) -> bool:
-    """Return whether a collective was called with `async_op=True`, torch's default without options."""
-    return opts is None or bool(getattr(opts, "asyncOp", True))
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Send a tensor to every rank."""
+        refuse_list(inputs, self._group_size)
+        refuse_list(outputs, self._group_size)
+        most = max(total_bytes(*inputs), total_bytes(*outputs))
+        return self.call(Collective("all_to_all", most, inputs, outputs, opts))
 
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Gather to one rank: it receives as much as in an all-gather."""
+        refuse_root(opts, self._group_size, "gather")
+        for tensors in outputs:
+            refuse_count(tensors, self._group_size, "gather", "output")
+            refuse_sizes(tensors, inputs[0], "gather")
+        return self.call(
+            Collective("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
+        )
 
-def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether one tensor is gathered into, or reduced from, a list of different sizes."""
-    listed = max(inputs, outputs, key=len)
-    one_sided = min(len(inputs), len(outputs)) == 1 < len(listed)
-    return one_sided and len({tensor.numel() for tensor in listed}) > 1
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Scatter from one rank: it sends as much as in a broadcast."""
+        refuse_root(opts, self._group_size, "scatter")
+        for tensors in inputs:
+            refuse_count(tensors, self._group_size, "scatter", "input")
+            refuse_sizes(tensors, outputs[0], "scatter")
+        return self.call(
+            Collective("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
+        )
 
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait for all ranks; the CPU waits too."""
+        return self.call(Collective("barrier", 0, [], [], opts))
 
-def _launch_copy(accelerator: Accelerator, stream: int, nbytes: int) -> None:
-    """Launch the kernel that copies between a list and a flat buffer."""
-    timeline = accelerator.timeline
-    start = timeline.cpu
-    timeline.cpu += accelerator.cpu_costs.launch_ns
-    payload = None if accelerator.trace is None else KernelRecord("copy_kernel", start, timeline.cpu)
-    duration = accelerator.kernel_costs.memory_bound_ns(2 * nbytes, "copy")
-    timeline.launch(stream, WorkKind.COMPUTE, duration, payload)
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place, in one group of kernels."""
+        return self.call(
+            Collective("all_reduce", total_bytes(*tensors), tensors, tensors, opts, len(tensors))
+        )
 
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Run several all-gathers in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            refuse_gather(output, input, self._group_size)
+        return self.call(Collective("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs)))
 
-_CPU_OPS = {
-    "all_gather": "c10d::_allgather_base_",
-    "reduce_scatter": "c10d::_reduce_scatter_base_",
-    "all_reduce": "c10d::allreduce_",
-    "broadcast": "c10d::broadcast_",
-    "all_to_all": "c10d::alltoall_base_",
-    "barrier": "c10d::barrier",
-}
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Run several reduce-scatters in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            refuse_reduce_scatter(output, input, self._group_size)
+        return self.call(
+            Collective("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
+        )
 
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
-    """Return a collective's inputs for the trace; groups and reductions have no text there."""
-    source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
-    by_kind: dict[str, tuple[Any, ...]] = {
-        "all_gather": (target, source, None),
-        "reduce_scatter": (target, source, None, None),
-        "all_to_all": (target, source, None, [], []),
-        "broadcast": (outputs, None, getattr(opts, "rootRank", 0), 0),
-        "barrier": (None, None, []),
-    }
-    arguments = by_kind.get(kind, (outputs, None, None, None))
-    return inputs_text((*arguments, _is_asynchronous(opts), -1))
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
+        """Raise `NotImplementedError`: the other rank is not there."""
+        raise NotImplementedError(
+            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
+        )
+
+    recv = send
 
 
 def register_backend() -> None:
@@ -276,14 +175,3 @@ def register_backend() -> None:
 def _create(options: Any, backend_options: Any) -> SimProcessGroup:
     ranks = collective_ranks(options)
     return SimProcessGroup(ACCELERATOR, options.group_rank, options.group_size, ranks, options.group_id)
-
-
-# Cost of each further member of a coalesced collective, beyond one collective of as many bytes. NCCL runs the
-# members of `ncclGroupStart/End` on one communicator as work of one kernel, with their own checks, plan and
-# record on the host. Estimated, unmeasured: half of a kernel launch on the host, a small copy kernel on the
-# device; dependent figures are compared with both doubled (`ci/measured/zero_copy.txt`).
-MEMBER_CPU_NS = 2_000
-"""Host time of a further member, ns."""
-
-MEMBER_NS = 2_000
-"""Device time of a further member, ns."""

@@ -1,11 +1,11 @@
 """Operators that make a router's choices, and those whose result's length is a mask's count.
 
-Each entry as in `special_operators.py`.
+Each kernel is called as those of `special_operators.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,23 +22,19 @@ _COUNT_BYTES = 8
 _INDEX = torch.int64
 
 
-def ranked(operator: Any, by_shape: Kernel) -> Kernel:
+def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Run `topk`, `sort`, `argmax` or `max` over a dimension: the indices are choices among its elements."""
-
-    def kernel(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = by_shape(scores, *args, **kwargs)
-        if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
-            return result
-        indices = result[1] if isinstance(result, (list, tuple)) else result
-        dim = _dim(operator, args, kwargs)
-        if dim is not None and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
-            mark(indices, Chosen(scores.shape[dim]))
+    result = by_shape(scores, *args, **kwargs)
+    if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
         return result
+    indices = result[1] if isinstance(result, (list, tuple)) else result
+    dim = _dim(operator, args, kwargs)
+    if dim is not None and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
+        mark(indices, Chosen(scores.shape[dim]))
+    return result
 
-    return kernel
 
-
-def _dim(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
+def _dim(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """Return the dimension that a call ranks along; None for all elements."""
     names = [argument.name for argument in operator._schema.arguments]
     if "dim" not in names:
@@ -53,42 +49,34 @@ def _default_dim(operator: Any, place: int) -> Any:
     return argument.default_value if argument.has_default_value() else None
 
 
-def nonzero(operator: Any, by_shape: Kernel) -> Kernel:
+def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:
     """Run `nonzero`, also of `torch.where(mask)`: the CPU waits for a count, then positions are written."""
-
-    def kernel(mask: torch.Tensor) -> torch.Tensor:
-        rows = rows_of(mask)
-        if rows is None:
-            raise data_dependent(operator)
-        if ACCELERATOR.on_value is not None and not isinstance(choice_of(mask), Listed):
-            ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
-        count = torch.count_nonzero(mask)
-        ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
-        nbytes = rows * mask.dim() * _INDEX.itemsize
-        shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, an index's column is contiguous
-        duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
-        plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
-                    OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
-        plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
-        places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
-        if rows == mask.numel() == len(mask):
-            mark(places, Numbered(rows))
-        return places
-
-    return kernel
+    rows = rows_of(mask)
+    if rows is None:
+        raise data_dependent(operator)
+    if ACCELERATOR.on_value is not None and not isinstance(choice_of(mask), Listed):
+        ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
+    count = torch.count_nonzero(mask)
+    ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
+    nbytes = rows * mask.dim() * _INDEX.itemsize
+    shape, strides = (rows, mask.dim()), (1, rows)  # as on CUDA, an index's column is contiguous
+    duration = ACCELERATOR.kernel_costs.memory_bound_ns(tensor_bytes(mask) + nbytes, "reduction")
+    plan = Plan("aten::nonzero", [(NEW, shape, strides, _INDEX, nbytes)], False,
+                OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
+    plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
+    places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
+    if rows == mask.numel() == len(mask):
+        mark(places, Numbered(rows))
+    return places
 
 
-def masked_select(operator: Any, by_shape: Kernel) -> Kernel:
+def masked_select(operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Run `masked_select` as `tensor[mask]`."""
-
-    def kernel(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if rows_of(mask) is None:
-            raise data_dependent(operator)
-        tensor, mask = torch.broadcast_tensors(tensor, mask)
-        chosen: torch.Tensor = tensor[mask]
-        return chosen
-
-    return kernel
+    if rows_of(mask) is None:
+        raise data_dependent(operator)
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    chosen: torch.Tensor = tensor[mask]
+    return chosen
 
 
 def by_places(indices: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
@@ -108,16 +96,14 @@ def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8) and is_on_device(index)
 
 
-def written_by_places(operator: Any, by_shape: Kernel) -> Kernel:
+def written_by_places(
+    operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run `tensor[indices] = values`, or the gradient of `tensor[indices]`."""
-
-    def kernel(tensor: torch.Tensor, indices: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        return by_shape(tensor, by_places(indices), *args, **kwargs)
-
-    return kernel
+    return by_shape(tensor, by_places(indices), *args, **kwargs)
 
 
-CHOICE_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+CHOICE_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(("topk", "sort", "argmax", "max"), ranked),
     "nonzero": nonzero,
     "masked_select": masked_select,

@@ -9,7 +9,8 @@ Their effect is unknown: they may write all their tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,12 +59,10 @@ def register_kernels() -> list[torch.library.Library]:
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is None:
             continue
-        special = SPECIAL_OPERATORS.get(packet)
-        aten.impl(
-            name,
-            special(operator, make_kernel(operator)) if special else make_kernel(operator),
-            "PrivateUse1",
-        )
+        kernel = make_kernel(operator)
+        if packet in SPECIAL_OPERATORS:
+            kernel = functools.partial(SPECIAL_OPERATORS[packet], operator, kernel)
+        aten.impl(name, kernel, "PrivateUse1")
     others = torch.library.Library("_", "IMPL")
     others.fallback(_run_foreign_operator, "PrivateUse1")
     others.fallback(_refuse_sparse, "SparsePrivateUse1")
@@ -122,7 +121,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 
 
 def _plan_of(
-    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> Plan:
     """Return another process's plan of this call, or a new one."""
     shared = ACCELERATOR.shared_plans
@@ -137,7 +136,7 @@ def _plan_of(
 
 
 def _inputs_of(
-    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], by_type: bool
 ) -> str:
     """Return the call's inputs for the trace."""
     numbers = numbers_in((*args, *kwargs.values())) if by_type else ()

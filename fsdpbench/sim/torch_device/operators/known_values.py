@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import operator as python
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -116,7 +116,7 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
     return None if isinstance(second, complex) else bool(_COMPARISONS[name](0, second))
 
 
-def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Set the known values of an operator's results, if any of its tensors has one."""
     taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
     _follow_known(operator, args, kwargs, result, taken)
@@ -129,7 +129,7 @@ def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
 def _follow_choices(
     operator: Any,
     args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     taken: list[torch.Tensor],
     choices: list[Choice | None],
     results: list[torch.Tensor],
@@ -148,7 +148,7 @@ def _follow_choices(
 
 
 def _follow_known(
-    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, taken: list[torch.Tensor]
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
     if all(known_of(tensor) is None for tensor in taken):
         return
@@ -166,7 +166,7 @@ def _follow_known(
             forget(record_of(tensor.untyped_storage()))
 
 
-def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise a GPU's error for an index that is known, and out of range."""
     for index, low, high, dim in known_bounds(packet_of(operator), bind(operator, args, kwargs)):
         known = known_of(index) if is_on_device(index) else None
@@ -177,7 +177,7 @@ def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: dict[str, 
 def _evaluate(
     operator: Any,
     args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
     taken: list[torch.Tensor],
     results: list[torch.Tensor],
 ) -> Known | None:
@@ -233,7 +233,7 @@ def _write_places(operator: Any) -> tuple[int | str, ...]:
     )
 
 
-def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors of a call that its operator writes."""
     places = _write_places(operator)
     return _tensors(

@@ -68,7 +68,7 @@ class Plan:
         self.inputs: dict[tuple[Any, ...], str] = {}
 
 
-def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Plan:
     """Run `func` on meta tensors and return its plan.
 
     Raises `NotImplementedError` with the operator's name if its output depends on data, or if torch cannot

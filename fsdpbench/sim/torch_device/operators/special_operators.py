@@ -3,8 +3,8 @@
 The device has no data. Reads by Python (`.item()`, `.cpu()`, `.tolist()`) wait for the device, as on a GPU,
 and return zeros; a comparison of tensors says that they are equal.
 
-Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to
-register.
+Each kernel is called with the operator, with the kernel that its shapes alone would give, and with the call's
+arguments.
 """
 
 from __future__ import annotations
@@ -52,114 +52,98 @@ _LIKE = (
 )  # fmt: skip
 
 
-def _item(operator: Any, by_shape: Kernel) -> Kernel:
+def _item(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> float | int | bool | complex:
     """Run `_local_scalar_dense`: wait for the device and return a placeholder."""
-
-    def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
-        ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True, device=tensor)
-        value, is_true = placeholder(tensor)
-        if ACCELERATOR.on_value is not None:
-            ACCELERATOR.on_value("item", value, is_true)
-        return value
-
-    return kernel
+    ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True, device=tensor)
+    value, is_true = placeholder(tensor)
+    if ACCELERATOR.on_value is not None:
+        ACCELERATOR.on_value("item", value, is_true)
+    return value
 
 
-def _equal(operator: Any, by_shape: Kernel) -> Kernel:
+def _equal(
+    operator: Any, by_shape: Kernel, first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any
+) -> bool:
     """Run `equal` or `allclose`: a reduction, a copy to the host, and the answer that shapes permit."""
     name = operator._schema.name.removeprefix("aten::")
-
-    def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
-            refuse_what_cuda_refuses(operator, (first, second), {})
-        if ACCELERATOR.sanitizer is not None:
-            ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
-        ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
-        same = first.shape == second.shape
-        if ACCELERATOR.on_value is not None:
-            ACCELERATOR.on_value(f"torch.{name}", same, not same)
-        return same
-
-    return kernel
+    if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
+        refuse_what_cuda_refuses(operator, (first, second), {})
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
+    ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
+    same = first.shape == second.shape
+    if ACCELERATOR.on_value is not None:
+        ACCELERATOR.on_value(f"torch.{name}", same, not same)
+    return same
 
 
-def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
+def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.Tensor:
     """Run `_is_all_true`, `torch.distributions`' check of arguments: healthy training has valid ones."""
-
-    def kernel(tensor: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = by_shape(tensor)
-        known = known_of(tensor)
-        is_guess = known is None or known.assumed
-        learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
-        return result
-
-    return kernel
+    result: torch.Tensor = by_shape(tensor)
+    known = known_of(tensor)
+    is_guess = known is None or known.assumed
+    learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
+    return result
 
 
-def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
+def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
-
-    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        device = kwargs.get("device")
-        if not is_on_device(tensor):
-            dtype = kwargs.get("dtype")
-            result = torch.empty_like(tensor, device=device, dtype=dtype)
-            non_blocking = bool(kwargs.get("non_blocking"))
-            # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
-            source = tensor if dtype is None or non_blocking else tensor.to(dtype)
-            return result.copy_(source, non_blocking=non_blocking)
-        if device is None or is_simulated(torch.device(device)):
-            return by_shape(tensor, **kwargs)
-        dtype = kwargs.get("dtype") or tensor.dtype
-        if dtype is not tensor.dtype:
-            tensor = tensor.to(dtype)  # torch converts on the side of the source
-        nbytes = tensor.numel() * tensor.element_size()
-        host = "meta" if torch.device(device).type == "meta" else "cpu"
-        found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
-        non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
-        if non_blocking:
-            pin(found)  # as torch, so that the copy is asynchronous
-        ACCELERATOR.copy_over_host_link(
-            "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
-        )
-        known = known_of(tensor) if ACCELERATOR.known_values else None
-        if known is not None:
-            found.fill_(known.value.item())
-        numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
-        if numbers is not None:
-            return found.copy_(numbers)
-        return found if known is not None and not known.assumed else mark_as_placeholders(found)
-
-    return kernel
+    device = kwargs.get("device")
+    if not is_on_device(tensor):
+        dtype = kwargs.get("dtype")
+        result = torch.empty_like(tensor, device=device, dtype=dtype)
+        non_blocking = bool(kwargs.get("non_blocking"))
+        # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
+        source = tensor if dtype is None or non_blocking else tensor.to(dtype)
+        return result.copy_(source, non_blocking=non_blocking)
+    if device is None or is_simulated(torch.device(device)):
+        return by_shape(tensor, **kwargs)
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if dtype is not tensor.dtype:
+        tensor = tensor.to(dtype)  # torch converts on the side of the source
+    nbytes = tensor.numel() * tensor.element_size()
+    host = "meta" if torch.device(device).type == "meta" else "cpu"
+    found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+    non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
+    if non_blocking:
+        pin(found)  # as torch, so that the copy is asynchronous
+    ACCELERATOR.copy_over_host_link(
+        "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
+    )
+    known = known_of(tensor) if ACCELERATOR.known_values else None
+    if known is not None:
+        found.fill_(known.value.item())
+    numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+    if numbers is not None:
+        return found.copy_(numbers)
+    return found if known is not None and not known.assumed else mark_as_placeholders(found)
 
 
-def _copy(operator: Any, by_shape: Kernel) -> Kernel:
+def _copy(
+    operator: Any, by_shape: Kernel, first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
     """Run `copy_` or `_copy_from`: over the host link where one side is on the host."""
     into_first = operator._schema.name == "aten::copy_"
-
-    def kernel(first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-        target, source = (first, second) if into_first else (second, first)
-        if is_on_device(target) and is_on_device(source):
-            return by_shape(first, second, non_blocking)
-        if is_on_device(target):
-            nbytes = target.numel() * source.element_size()
-            is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
-            # A number travels with the launch; unpinned memory has been read when the call returns.
-            beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
-            host = None if is_number else source
-            ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
-            learn_from_host(target, source)
-        else:
-            # The host tensor keeps its values, but is marked as without: DDP copies its bucket order to the
-            # device, broadcasts it and copies it back, and has to find it again.
-            nbytes = source.numel() * source.element_size()
-            beside = non_blocking and _is_copied_as_it_is(target, source)
-            ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
-            if ACCELERATOR.follows_numbers:
-                _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
-        return target
-
-    return kernel
+    target, source = (first, second) if into_first else (second, first)
+    if is_on_device(target) and is_on_device(source):
+        return by_shape(first, second, non_blocking)
+    if is_on_device(target):
+        nbytes = target.numel() * source.element_size()
+        is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
+        # A number travels with the launch; unpinned memory has been read when the call returns.
+        beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
+        host = None if is_number else source
+        ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
+        learn_from_host(target, source)
+    else:
+        # The host tensor keeps its values, but is marked as without: DDP copies its bucket order to the
+        # device, broadcasts it and copies it back, and has to find it again.
+        nbytes = source.numel() * source.element_size()
+        beside = non_blocking and _is_copied_as_it_is(target, source)
+        ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
+        if ACCELERATOR.follows_numbers:
+            _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
+    return target
 
 
 def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
@@ -175,19 +159,19 @@ def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
             ACCELERATOR.copied_to_host = before
 
 
-def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
+def _foreach_copy(
+    operator: Any,
+    by_shape: Kernel,
+    targets: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    non_blocking: bool = False,
+) -> None:
     """Run `_foreach_copy_`: one kernel on the device, and a copy for each tensor over the host link."""
-
-    def kernel(
-        targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
-    ) -> None:
-        if all(map(is_on_device, (*targets, *sources))):
-            by_shape(targets, sources, non_blocking)
-            return
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking)
-
-    return kernel
+    if all(map(is_on_device, (*targets, *sources))):
+        by_shape(targets, sources, non_blocking)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking)
 
 
 def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
@@ -201,194 +185,150 @@ def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
     return host.is_contiguous() or (host.stride() == device.stride() and last + 1 == host.numel())
 
 
-def _set(operator: Any, by_shape: Kernel) -> Kernel:
-    """Run `set_`: all forms point a tensor at a storage."""
+def _set(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *source: Any) -> torch.Tensor:
+    """Run `set_`: all forms point a tensor at a storage.
+
+    The source is another tensor, a storage, a part of a storage (offset, size and strides, in elements), or
+    nothing, which leaves the tensor empty.
+    """
     if operator is torch.ops.aten.set_.source_Tensor:
-
-        def from_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-            return set_geometry(
-                tensor, source.untyped_storage(), int(source.storage_offset()), source.shape, source.stride()
-            )
-
-        return from_tensor
+        other = source[0]
+        storage, offset = other.untyped_storage(), int(other.storage_offset())
+        return set_geometry(tensor, storage, offset, other.shape, other.stride())
     if operator is torch.ops.aten.set_.source_Storage_storage_offset:
-
-        def from_storage(
-            tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: tuple[int, ...] = ()
-        ) -> torch.Tensor:
-            """Point `tensor` at a part of `storage`; all counts in elements."""
-            return set_geometry(tensor, _untyped(storage), offset, size, stride or contiguous_strides(size))
-
-        return from_storage
+        storage, offset, size = source[:3]
+        stride = source[3] if len(source) > 3 and source[3] else contiguous_strides(size)
+        return set_geometry(tensor, _untyped(storage), offset, size, stride)
     if operator is torch.ops.aten.set_.source_Storage:
-
-        def from_whole_storage(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
-            elements = _untyped(storage).nbytes() // tensor.element_size()
-            return set_geometry(tensor, _untyped(storage), 0, (elements,), (1,))
-
-        return from_whole_storage
-
-    def empty(tensor: torch.Tensor) -> torch.Tensor:
-        fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
-        return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
-
-    return empty
+        whole = _untyped(source[0])
+        return set_geometry(tensor, whole, 0, (whole.nbytes() // tensor.element_size(),), (1,))
+    fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
+    return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
 
 
 def _untyped(storage: Any) -> torch.UntypedStorage:
     return storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
 
 
-def _resize(operator: Any, by_shape: Kernel) -> Kernel:
+def _resize(
+    operator: Any, by_shape: Kernel, tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
+) -> torch.Tensor:
     """Run `resize_`: grows the storage if the new geometry needs more of it."""
-
-    def kernel(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        elements = prod(size) + int(tensor.storage_offset())
-        record = record_of(storage) or attach(storage, 0)
-        if record.nbytes < elements * tensor.element_size():
-            resize(record, elements * tensor.element_size())
-        return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
-
-    return kernel
+    storage = tensor.untyped_storage()
+    elements = prod(size) + int(tensor.storage_offset())
+    record = record_of(storage) or attach(storage, 0)
+    if record.nbytes < elements * tensor.element_size():
+        resize(record, elements * tensor.element_size())
+    return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
 
 
-def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
+def _record_stream(operator: Any, by_shape: Kernel, tensor: torch.Tensor, stream: torch.Stream) -> None:
     """Run `record_stream` of the allocator."""
-
-    def kernel(tensor: torch.Tensor, stream: torch.Stream) -> None:
-        ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
-        use_on_stream(tensor, stream.stream_id)
-
-    return kernel
+    ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
+    use_on_stream(tensor, stream.stream_id)
 
 
-def _like(operator: Any, by_shape: Kernel) -> Kernel:
+def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        device = kwargs.get("device")
-        if device is None or is_simulated(device):
-            return by_shape(*args, **kwargs)
-        pinned = kwargs.pop("pin_memory", None)
-        made = operator(*meta_twin(args), **kwargs)
-        return pin(made) if pinned else made
-
-    return kernel
+    device = kwargs.get("device")
+    if device is None or is_simulated(device):
+        return by_shape(*args, **kwargs)
+    pinned = kwargs.pop("pin_memory", None)
+    made = operator(*meta_twin(args), **kwargs)
+    return pin(made) if pinned else made
 
 
-def _filled(operator: Any, by_shape: Kernel) -> Kernel:
+def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Run `fill_`, `full` or `ones`: a number that comes from the host."""
     place = 1 if operator._schema.name != "aten::ones" else None
-
-    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = by_shape(*args, **kwargs)
-        value = 1 if place is None else args[place]
-        if not (isinstance(value, torch.Tensor) and is_on_device(value)):
-            learn_from_host(result, value)
-        return result
-
-    return kernel
+    result: torch.Tensor = by_shape(*args, **kwargs)
+    value = 1 if place is None else args[place]
+    if not (isinstance(value, torch.Tensor) and is_on_device(value)):
+        learn_from_host(result, value)
+    return result
 
 
-def _compared(operator: Any, by_shape: Kernel) -> Kernel:
+def _compared(
+    operator: Any, by_shape: Kernel, first: torch.Tensor, second: Any, **kwargs: Any
+) -> torch.Tensor:
     """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
-
-    def kernel(first: torch.Tensor, second: Any, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = by_shape(first, second, **kwargs)
-        known = known_of(result) if ACCELERATOR.known_values else None
-        unknown = known is None and choice_of(result) is None and is_on_device(first)
-        answer = compare(name, first, second) if unknown else None
-        if answer is not None:
-            learn(result, answer, assumed=True)
-        return result
-
-    return kernel
+    result: torch.Tensor = by_shape(first, second, **kwargs)
+    known = known_of(result) if ACCELERATOR.known_values else None
+    unknown = known is None and choice_of(result) is None and is_on_device(first)
+    answer = compare(name, first, second) if unknown else None
+    if answer is not None:
+        learn(result, answer, assumed=True)
+    return result
 
 
-def _never(operator: Any, by_shape: Kernel) -> Kernel:
+def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
-
-    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = by_shape(tensor, **kwargs)
-        learn(result, False, assumed=True)
-        return result
-
-    return kernel
+    result: torch.Tensor = by_shape(tensor, **kwargs)
+    learn(result, False, assumed=True)
+    return result
 
 
-def _index(operator: Any, by_shape: Kernel) -> Kernel:
+def _index(operator: Any, by_shape: Kernel, tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
     """Run `tensor[indices]`: indices of the host have values."""
-
-    def kernel(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
-        if any(index is not None and index.is_cpu for index in indices):
-            indices = on_host_resolved(tensor, indices)
-        result: torch.Tensor = by_shape(tensor, by_places(indices))
-        return result
-
-    return kernel
+    if any(index is not None and index.is_cpu for index in indices):
+        indices = on_host_resolved(tensor, indices)
+    result: torch.Tensor = by_shape(tensor, by_places(indices))
+    return result
 
 
-def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
+def _masked_fill(
+    operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor, value: Any
+) -> torch.Tensor:
     """Run `masked_fill`: a tensor of the host is read, and its number travels with the launch."""
     of_number = getattr(operator.overloadpacket, "Scalar", operator)
-
-    def kernel(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
-        if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
-            result: torch.Tensor = of_number(tensor, mask, value.item())
-        else:
-            result = by_shape(tensor, mask, value)
-        return result
-
-    return kernel
+    if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
+        result: torch.Tensor = of_number(tensor, mask, value.item())
+    else:
+        result = by_shape(tensor, mask, value)
+    return result
 
 
-def _counted(operator: Any, by_shape: Kernel) -> Kernel:
+def _counted(
+    operator: Any, by_shape: Kernel, values: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     """Run `bincount` or `histc`: a router's load is assumed balanced over all bins, and reported so."""
     name = operator._schema.name.removeprefix("aten::")
-
-    def kernel(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result: torch.Tensor = by_shape(values, *args, **kwargs)
-        weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
-        bins = result.numel()
-        if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
-            each = values.numel() // bins
-            learn(result, each, assumed=True)
-            if ACCELERATOR.on_value is not None:
-                ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
-        return result
-
-    return kernel
+    result: torch.Tensor = by_shape(values, *args, **kwargs)
+    weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
+    bins = result.numel()
+    if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
+        each = values.numel() // bins
+        learn(result, each, assumed=True)
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
+    return result
 
 
-def _repeated(operator: Any, by_shape: Kernel) -> Kernel:
+def _repeated(
+    operator: Any,
+    by_shape: Kernel,
+    repeats: torch.Tensor,
+    *args: Any,
+    output_size: int | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
     """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
-
-    def kernel(
-        repeats: torch.Tensor, *args: Any, output_size: int | None = None, **kwargs: Any
-    ) -> torch.Tensor:
-        if output_size is None:
-            known = known_of(repeats) if ACCELERATOR.known_values else None
-            if known is None:
-                raise data_dependent(operator)
-            output_size = int(known.value.item()) * repeats.numel()
-        result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
-        return result
-
-    return kernel
+    if output_size is None:
+        known = known_of(repeats) if ACCELERATOR.known_values else None
+        if known is None:
+            raise data_dependent(operator)
+        output_size = int(known.value.item()) * repeats.numel()
+    result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
+    return result
 
 
-def _refused(operator: Any, by_shape: Kernel) -> Kernel:
+def _refused(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Raise for operators whose result's shape depends on values."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        raise data_dependent(operator)
-
-    return kernel
+    raise data_dependent(operator)
 
 
-SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+SPECIAL_OPERATORS: dict[str, Kernel] = {
     **dict.fromkeys(_LIKE, _like),
     "_local_scalar_dense": _item,
     "equal": _equal,

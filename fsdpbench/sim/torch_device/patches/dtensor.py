@@ -28,6 +28,7 @@ from fsdpbench.base.torch_internals import (
     patch,
     replace,
 )
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 from fsdpbench.sim.torch_device.tensors import contiguous_strides, is_simulated
 
 _ALIKE = ("aten::detach", "aten::empty_like", "aten::zeros_like", "aten::ones_like")
@@ -40,8 +41,8 @@ def install_sharding_shortcut() -> None:
     for name in ("propagate_op_sharding", "propagate_op_sharding_non_cached"):
         replace(propagator, **{name: _with_shortcut(expect(propagator, name))})
     name = "_propagate_tensor_meta_non_cached"
-    replace(propagator, **{name: _with_known_geometry(expect(propagator, name))})
-    patch("propagate_use_strided_shard_flag", _on_more_dimensions)
+    replace(propagator, **{name: passing_to(_with_known_geometry)(expect(propagator, name))})
+    patch("propagate_use_strided_shard_flag", passing_to(_on_more_dimensions))
 
 
 def _with_shortcut(original: Any) -> Callable[[Any], Any]:
@@ -56,12 +57,9 @@ def _with_shortcut(original: Any) -> Callable[[Any], Any]:
     return propagate
 
 
-def _with_known_geometry(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def propagate(op_schema: Any) -> Any:
-        known = geometry_of_output(op_schema)
-        return original(op_schema) if known is None else known
-
-    return propagate
+def _with_known_geometry(original: Callable[..., Any], op_schema: Any) -> Any:
+    known = geometry_of_output(op_schema)
+    return original(op_schema) if known is None else known
 
 
 def geometry_of_output(op_schema: Any) -> Any:
@@ -81,14 +79,10 @@ def geometry_of_output(op_schema: Any) -> Any:
     return given._replace(stride=strides, dtype=options.get("dtype") or given.dtype)
 
 
-def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
-    """Wrap DTensor's propagation of a flag that meshes of one dimension never have."""
-
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
-        if op_strategy.mesh.ndim > 1:
-            original(op_strategy, op_schema)
-
-    return propagate
+def _on_more_dimensions(original: Callable[..., Any], op_strategy: Any, op_schema: Any) -> None:
+    """Call DTensor's propagation of a flag that meshes of one dimension never have."""
+    if op_strategy.mesh.ndim > 1:
+        original(op_strategy, op_schema)
 
 
 def runs_on_local_shards(op_schema: Any) -> bool:
@@ -128,29 +122,25 @@ def install_random_state() -> None:
     copied = expect(OffsetBasedRNGTracker, "_get_device_state")
     replace(
         OffsetBasedRNGTracker,
-        __init__=_without_comparing(expect(OffsetBasedRNGTracker, "__init__")),
-        _get_device_state=_on_the_host(copied),
+        __init__=passing_to(_without_comparing)(expect(OffsetBasedRNGTracker, "__init__")),
+        _get_device_state=passing_to(_on_the_host)(copied),
     )
 
 
-def _without_comparing(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
-        original(self, device_mesh, run_state_sync=False)
-        if run_state_sync and not is_simulated(self._device):
-            original(self, device_mesh)
+def _without_comparing(
+    original: Callable[..., Any], self: Any, device_mesh: Any, run_state_sync: bool = True
+) -> None:
+    original(self, device_mesh, run_state_sync=False)
+    if run_state_sync and not is_simulated(self._device):
+        original(self, device_mesh)
 
-    return init
 
-
-def _on_the_host(original: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
-    def state(self: Any) -> torch.Tensor:
-        copied = original(self)
-        if not is_simulated(self._device):
-            return copied
-        on_host: torch.Tensor = self._device_handle.get_rng_state()
-        return on_host
-
-    return state
+def _on_the_host(original: Callable[..., Any], self: Any) -> torch.Tensor:
+    copied = original(self)
+    if not is_simulated(self._device):
+        return copied
+    on_host: torch.Tensor = self._device_handle.get_rng_state()
+    return on_host
 
 
 class Chunks(Sequence[torch.Tensor]):
@@ -183,12 +173,8 @@ class Chunks(Sequence[torch.Tensor]):
         return self._tensor.narrow(self._dim, start, min(self._length, left))
 
 
-def cut_when_asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap FSDP2's `_chunk_with_empty`."""
-
-    def chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-        if tensor.is_meta and tensor.size(dim) > 0:
-            return Chunks(tensor, num_chunks, dim)
-        return original(tensor, num_chunks, dim)
-
-    return chunk_with_empty
+def cut_when_asked(original: Callable[..., Any], tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+    """Call FSDP2's `_chunk_with_empty`."""
+    if tensor.is_meta and tensor.size(dim) > 0:
+        return Chunks(tensor, num_chunks, dim)
+    return original(tensor, num_chunks, dim)

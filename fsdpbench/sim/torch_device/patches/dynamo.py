@@ -6,6 +6,7 @@ not there. Any other attribute imports the real one, which replaces the stand-in
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -113,6 +114,22 @@ def _real() -> ModuleType:
         del sys.modules[_NAME]
         delattr(torch, _ATTRIBUTE)
     return importlib.import_module(_NAME)
+
+
+def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    """Return a function that wraps another one: its wrapper returns `call(function, *arguments)`.
+
+    The wrapper takes the function's name, docstring and `__wrapped__`, by which torch and Dynamo find it.
+    """
+
+    def wrap(function: Any) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call(function, *args, **kwargs)
+
+        return wrapper
+
+    return wrap
 
 
 def stand_in_for_builtin(original: Any, replacement: Any) -> None:

@@ -46,7 +46,6 @@ import torch.distributed as dist
 
 from fsdpbench.base.torch_internals import expect, patch, replace
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
-from fsdpbench.sim.torch_device.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
@@ -56,7 +55,7 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
     install_random_state,
     install_sharding_shortcut,
 )
-from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
 from fsdpbench.sim.torch_device.tensors import (
     address,
@@ -241,13 +240,10 @@ def _function(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_backward(accelerator: Accelerator) -> None:
-    def run_on_streams(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return accelerator.backward.run(original, *args, **kwargs)
+    def run_on_streams(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return accelerator.backward.run(original, *args, **kwargs)
 
-        return run
-
-    patch("engine_run_backward", run_on_streams)
+    patch("engine_run_backward", passing_to(run_on_streams))
 
 
 def _patch_autocast() -> None:
@@ -266,7 +262,7 @@ def _patch_autocast() -> None:
 def _patch_distributed(accelerator: Accelerator) -> None:
     import torch.nn.parallel.distributed as ddp
 
-    patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
+    patch("verify_param_shape_across_processes", passing_to(_with_ranks_that_are_there))
     replace(
         ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__, accelerator)
     )
@@ -274,18 +270,14 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     _patch_gathers_of_objects()
     _patch_sends_of_objects()
     _patch_checkpoint_plans()
-    patch("chunk_with_empty", cut_when_asked)
+    patch("chunk_with_empty", passing_to(cut_when_asked))
     install_sharding_shortcut()
     install_random_state()
 
 
-def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap DDP's comparison of shapes among ranks."""
-
-    def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if isinstance(group, CollectiveCalls) else original(group, *args, **kwargs)
-
-    return verify
+def _with_ranks_that_are_there(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call DDP's comparison of shapes among ranks."""
+    return None if isinstance(group, SimProcessGroup) else original(group, *args, **kwargs)
 
 
 def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:

@@ -7,6 +7,7 @@ Operators without a row are priced by their bytes as well, and reported as unkno
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,10 +59,10 @@ _RULES: dict[str, Price] = {
     "matrix products that are added": product(1),
     "convolutions": convolution,
     "gradients of convolutions": convolution_backward,
-    "flash attention": attention_forward(4),
-    "attention with a bias": attention_forward(6, bias_at=3),
-    "flash attention, backward": attention_backward(11),
-    "attention with a bias, backward": attention_backward(11, bias_at=4),
+    "flash attention": partial(attention_forward, causal_at=4),
+    "attention with a bias": partial(attention_forward, causal_at=6, bias_at=3),
+    "flash attention, backward": partial(attention_backward, causal_at=11),
+    "attention with a bias, backward": partial(attention_backward, causal_at=11, bias_at=4),
     "rows that are looked up": moves("gather", rows_read),
     "gradients of look-ups": moves("gather", rows_added),
     "bags of rows": moves("gather", bags_read),
@@ -73,7 +74,7 @@ _RULES: dict[str, Price] = {
     "losses of classification": moves("gather", chosen_entries),
     "their gradients": moves("gather", whole_output),
     "copies": moves("copy"),
-    "reductions to some dimensions": reduction("reduction"),
+    "reductions to some dimensions": reduction,
     "reductions": moves("reduction"),
     "sorting, and what selects by digits": moves("reduction", passes=4),
     "Fourier transforms": moves("reduction", each_dimension),
@@ -83,7 +84,7 @@ _RULES: dict[str, Price] = {
 """The price rule of each family."""
 
 
-_OPTIMIZER, _LISTS, _POINTWISE = moves("optimizer"), moves("pointwise"), elementwise("pointwise")
+_OPTIMIZER, _LISTS = moves("optimizer"), moves("pointwise")
 UNKNOWN = moves("pointwise", unknown=True)
 
 _KERNELS = "triton::"
@@ -92,7 +93,7 @@ _OF_USERS: dict[str, Price] = {}
 
 
 def price(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, costs: KernelCosts
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, costs: KernelCosts
 ) -> OperatorCost:
     """Return the cost of a call `func(*args, **kwargs)` on meta tensors that returned `out`; never raises."""
     outs = [i for i in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(i, torch.Tensor)]
@@ -125,7 +126,7 @@ def rule_of(func: Any) -> Price:
     if name.startswith("_foreach_"):
         return _LISTS
     if torch.Tag.pointwise in func.tags:
-        return _POINTWISE
+        return elementwise
     return _LISTS if name in _GRADIENTS else UNKNOWN
 
 

@@ -6,6 +6,8 @@ reads its inputs and writes its results once, both of which are arguments.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fsdpbench.base.configuration.compute_type import compute_type
@@ -21,26 +23,25 @@ from fsdpbench.sim.torch_device.prices.products import (
 from fsdpbench.sim.torch_device.strict.words import bind
 
 
-def _flash(backward: bool) -> Price:
-    """Return the rule of flash-attn's operators: tensors of (batch, length, heads, size), or packed ones of
-    (tokens, heads, size), whose sequences are taken as equally long."""
+def _flash(call: Call, costs: KernelCosts, *, backward: bool) -> OperatorCost:
+    """Price flash-attn's operators.
 
-    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
-        given = bind(call.func, call.args, call.kwargs)
-        query, key = given["q"], given["k"]
-        if query.dim() == 3:
-            batch = given["cu_seqlens_q"].shape[0] - 1
-            lengths = query.shape[0] // batch, key.shape[0] // batch
-        else:
-            batch, lengths = query.shape[0], (query.shape[1], key.shape[1])
-        dtype = compute_type(query.dtype)
-        price = costs.attention_backward_ns if backward else costs.attention_forward_ns
-        shape = batch, query.shape[-2], *lengths, query.shape[-1]
-        duration = price(*shape, bool(given["causal"]), dtype, key.shape[-2])
-        duration = round(duration / costs.profile.attention.flash_share)
-        return OperatorCost(f"flash_{'bwd' if backward else 'fwd'}_kernel_{dtype}", duration)
-
-    return cost
+    Their tensors are of (batch, length, heads, size), or packed ones of (tokens, heads, size), whose
+    sequences are taken as equally long.
+    """
+    given = bind(call.func, call.args, call.kwargs)
+    query, key = given["q"], given["k"]
+    if query.dim() == 3:
+        batch = given["cu_seqlens_q"].shape[0] - 1
+        lengths = query.shape[0] // batch, key.shape[0] // batch
+    else:
+        batch, lengths = query.shape[0], (query.shape[1], key.shape[1])
+    dtype = compute_type(query.dtype)
+    price = costs.attention_backward_ns if backward else costs.attention_forward_ns
+    shape = batch, query.shape[-2], *lengths, query.shape[-1]
+    duration = price(*shape, bool(given["causal"]), dtype, key.shape[-2])
+    duration = round(duration / costs.profile.attention.flash_share)
+    return OperatorCost(f"flash_{'bwd' if backward else 'fwd'}_kernel_{dtype}", duration)
 
 
 def _four_bits(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -59,20 +60,16 @@ def _eight_bits(call: Call, costs: KernelCosts) -> OperatorCost:
     return OperatorCost(f"gemm_int8_{m}x{n}x{k}", costs.gemm_ns(m, n, k, 1, compute_type(torch.bfloat16)))
 
 
-def _flex(backward: bool) -> Price:
-    """Return the rule of FlexAttention: dense attention, by the share of the scores that the mask leaves."""
-
-    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
-        query, key, value = call.args[:3]
-        dtype = compute_type(query.dtype)
-        rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
-        args = (query, query, key, value) if backward else (query, key, value)
-        dense = rule(99)(call._replace(args=args, kwargs={}), costs)
-        duration = round(dense.duration_ns * call.args[-1] / rate)
-        name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
-        return OperatorCost(name, duration, dense.workspace_bytes)
-
-    return cost
+def _flex(call: Call, costs: KernelCosts, *, backward: bool) -> OperatorCost:
+    """Price FlexAttention: dense attention, by the share of the scores that the mask leaves."""
+    query, key, value = call.args[:3]
+    dtype = compute_type(query.dtype)
+    rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
+    args = (query, query, key, value) if backward else (query, key, value)
+    dense = rule(call._replace(args=args, kwargs={}), costs, causal_at=99)
+    duration = round(dense.duration_ns * call.args[-1] / rate)
+    name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
+    return OperatorCost(name, duration, dense.workspace_bytes)
 
 
 _ELEMENTWISE, _ROWS = moves("pointwise"), moves("reduction")
@@ -94,6 +91,7 @@ _BITSANDBYTES = (
     "dequantize_4bit", "quantize_4bit", "dequantize_blockwise", "quantize_blockwise",
 )
 # fmt: on
+_FLASH = ("", "_varlen")
 OF_LIBRARIES: dict[str, Price] = {
     **{f"triton::{name}": _ELEMENTWISE for name in _LIGER_ELEMENTWISE},
     **{f"triton::{name}": _ROWS for name in _LIGER_ROWS},
@@ -102,8 +100,8 @@ OF_LIBRARIES: dict[str, Price] = {
     **{f"bitsandbytes::optimizer_update_{name}": moves("optimizer") for name in ("32bit", "8bit_blockwise")},
     **dict.fromkeys(("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit"), _four_bits),
     **dict.fromkeys(("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm"), _eight_bits),
-    "fsdpbench::flex_attention": _flex(False),
-    "fsdpbench::flex_attention_backward": _flex(True),
-    **{f"flash_attn::_flash_attn{kind}_forward": _flash(False) for kind in ("", "_varlen")},
-    **{f"flash_attn::_flash_attn{kind}_backward": _flash(True) for kind in ("", "_varlen")},
+    "fsdpbench::flex_attention": partial(_flex, backward=False),
+    "fsdpbench::flex_attention_backward": partial(_flex, backward=True),
+    **{f"flash_attn::_flash_attn{kind}_forward": partial(_flash, backward=False) for kind in _FLASH},
+    **{f"flash_attn::_flash_attn{kind}_backward": partial(_flash, backward=True) for kind in _FLASH},
 }

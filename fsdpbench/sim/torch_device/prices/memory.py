@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,9 +74,8 @@ def bytes_moved(call: Call) -> int:
         if each.alias_info is None or not each.alias_info.is_write:
             continue
         value = args[index] if index < len(args) else kwargs.get(each.name)
-        written = tensors_in((value,), {})
-        size = sum(map(tensor_bytes, written))
-        total += size if not _only_written(func, each.name) else 0
+        if not _only_written(func, each.name):
+            total += sum(map(tensor_bytes, tensors_in((value,), {})))
     return total
 
 
@@ -92,36 +92,31 @@ def _only_written(func: Any, argument: str) -> bool:
 
 def rows_read(call: Call) -> int:
     """Return the bytes of a look-up, which reads as many rows as it writes, and its indices."""
-    args, outs = call.args, call.outs
-    return 2 * sum(map(tensor_bytes, outs)) + sum(
-        tensor_bytes(tensor) for tensor in tensors_in(args, {})[1:] if not tensor.is_floating_point()
-    )
+    others = tensors_in(call.args, {})[1:]
+    indices = [tensor for tensor in others if not tensor.is_floating_point()]
+    return 2 * whole_output(call) + sum(map(tensor_bytes, indices))
 
 
 def rows_added(call: Call) -> int:
     """Return the bytes of a look-up's dense gradient: zeroed once; each row reads itself and its addend."""
-    args, outs = call.args, call.outs
-    return sum(map(tensor_bytes, outs)) + 3 * tensor_bytes(args[0])
+    return whole_output(call) + 3 * tensor_bytes(call.args[0])
 
 
 def bags_read(call: Call) -> int:
     """Return the bytes of bags of rows read and summed: a row for each index, and the sums."""
-    args, outs = call.args, call.outs
-    table, indices = args[0], args[1]
-    return indices.numel() * table.shape[-1] * table.element_size() + sum(map(tensor_bytes, outs))
+    table, indices = call.args[:2]
+    return int(indices.numel()) * table.shape[-1] * table.element_size() + whole_output(call)
 
 
 def bags_added(call: Call) -> int:
     """Return the bytes of a table's gradient (zeroed once): each index reads and adds a row of the bag's."""
-    args, outs = call.args, call.outs
-    grad, indices = args[0], args[1]
-    return 3 * indices.numel() * grad.shape[-1] * grad.element_size() + sum(map(tensor_bytes, outs))
+    grad, indices = call.args[:2]
+    return 3 * int(indices.numel()) * grad.shape[-1] * grad.element_size() + whole_output(call)
 
 
 def rows_written(call: Call) -> int:
     """Return the bytes of writing rows in place: the values are read, their targets read and written."""
-    args = call.args
-    tensors = tensors_in(args, {})[1:]
+    tensors = tensors_in(call.args, {})[1:]
     return 3 * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
         tensor_bytes(t) for t in tensors if not t.is_floating_point()
     )
@@ -136,7 +131,7 @@ def rows_filled(call: Call) -> int:
 
 def copied_rows_filled(call: Call) -> int:
     """Return the bytes of `rows_filled` in a copy."""
-    return 2 * sum(map(tensor_bytes, call.outs)) + rows_filled(call)
+    return 2 * whole_output(call) + rows_filled(call)
 
 
 def each_dimension(call: Call) -> int:
@@ -146,13 +141,12 @@ def each_dimension(call: Call) -> int:
 
 def copied_rows_written(call: Call) -> int:
     """Return the bytes of writing rows into a copy: the tensor is copied, and written as in place."""
-    return 2 * sum(map(tensor_bytes, call.outs)) + rows_written(call)
+    return 2 * whole_output(call) + rows_written(call)
 
 
 def chosen_entries(call: Call) -> int:
     """Return the bytes of a classification's loss, which reads one entry a row."""
-    args, outs = call.args, call.outs
-    return 2 * tensor_bytes(args[1]) + sum(map(tensor_bytes, outs))
+    return 2 * tensor_bytes(call.args[1]) + whole_output(call)
 
 
 def whole_output(call: Call) -> int:
@@ -177,47 +171,40 @@ _VECTORISED_FROM, _VECTOR = 128, 4
 Strides = tuple[int, ...]
 
 
-def elementwise(kind: str) -> Price:
-    """Return the rule of one operation an element: by bytes or by addresses, whichever takes longer.
+def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price one operation an element: by bytes or by addresses, whichever takes longer.
 
     torch walks an operator's tensors in one order of dimensions and joins those that are adjacent in all of
     them. Each remaining dimension costs a division and a product a tensor (OffsetCalculator.cuh): a kernel
     over five dimensions, as rotary positions by matrices have, issues more than it moves.
     """
-    by_bytes = moves(kind)
-
-    def price(call: Call, costs: KernelCosts) -> OperatorCost:
-        found = by_bytes(call, costs)
-        operands = _broadcast(call)
-        dimensions = _joined(*operands) if operands is not None else 0
-        if operands is None or dimensions < 2:  # one dimension is loaded in vectors
-            return found
-        issued = _AN_ELEMENT + dimensions * (_A_DIMENSION + len(operands[1]))
-        return _at_least(found, costs.issued_ns(call.outs[0].numel(), issued))
-
-    return price
+    found = _POINTWISE(call, costs)
+    operands = _broadcast(call)
+    dimensions = _joined(*operands) if operands is not None else 0
+    if operands is None or dimensions < 2:  # one dimension is loaded in vectors
+        return found
+    issued = _AN_ELEMENT + dimensions * (_A_DIMENSION + len(operands[1]))
+    return _at_least(found, costs.issued_ns(call.outs[0].numel(), issued))
 
 
-def reduction(kind: str) -> Price:
-    """Return the rule of sums over some dimensions: by bytes or by threads, whichever takes longer.
+def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price sums over some dimensions: by bytes or by threads, whichever takes longer.
 
     A reduction gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh,
     setReduceConfig); a thread issues over a hundred instructions, for two elements or two hundred.
     """
-    by_bytes = moves(kind)
+    found = _REDUCTION(call, costs)
+    threads, issued = _of_reduction(call)
+    return _at_least(found, costs.issued_ns(threads, issued)) if threads else found
 
-    def price(call: Call, costs: KernelCosts) -> OperatorCost:
-        found = by_bytes(call, costs)
-        threads, issued = _of_reduction(call)
-        return _at_least(found, costs.issued_ns(threads, issued)) if threads else found
 
-    return price
+_POINTWISE, _REDUCTION = moves("pointwise"), moves("reduction")
 
 
 def _at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
     if issued_ns <= found.duration_ns:
         return found
-    return OperatorCost(found.kernel, issued_ns, found.workspace_bytes, found.unknown, found.nbytes)
+    return dataclasses.replace(found, duration_ns=issued_ns)
 
 
 def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -143,34 +143,29 @@ def _with_bias(duration: int, args: Sequence[Any], bias_at: int | None, costs: K
     return round(duration / costs.profile.attention.efficient_share) + read
 
 
-def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
-    """Return the rule of fused attention; `causal_at` and `bias_at` are the positions of these arguments."""
-
-    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
-        args = call.args
-        causal = bool(argument(call, causal_at, "is_causal", False))
-        dtype = compute_type(args[0].dtype)
-        shape, kv_heads = _attention_shape(args[0], args[1], args[2], 1, 1), args[1].shape[1]
-        duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
-        return OperatorCost(f"flash_fwd_kernel_{dtype}", _with_bias(duration, args, bias_at, costs))
-
-    return cost
+def attention_forward(
+    call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
+) -> OperatorCost:
+    """Price fused attention; `causal_at` and `bias_at` are the positions of these arguments."""
+    query, key, value = call.args[:3]
+    causal = bool(argument(call, causal_at, "is_causal", False))
+    dtype = compute_type(query.dtype)
+    shape = _attention_shape(query, key, value, 1, 1)
+    duration = costs.attention_forward_ns(*shape, causal, dtype, key.shape[1])
+    return OperatorCost(f"flash_fwd_kernel_{dtype}", _with_bias(duration, call.args, bias_at, costs))
 
 
-def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
-    """Return the rule of its backward, scratch memory included; the arguments as in forward."""
-
-    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
-        args = call.args
-        query, key, value = args[1:4]
-        causal = bool(argument(call, causal_at, "is_causal", False))
-        dtype = compute_type(query.dtype)
-        shape = _attention_shape(query, key, value, 3, 2)
-        duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
-        duration = _with_bias(duration, args, bias_at, costs)
-        return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
-
-    return cost
+def attention_backward(
+    call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
+) -> OperatorCost:
+    """Price the backward of fused attention, scratch memory included; the arguments as in forward."""
+    query, key, value = call.args[1:4]
+    causal = bool(argument(call, causal_at, "is_causal", False))
+    dtype = compute_type(query.dtype)
+    shape = _attention_shape(query, key, value, 3, 2)
+    duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
+    duration = _with_bias(duration, call.args, bias_at, costs)
+    return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
 
 
 def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
@@ -194,7 +189,7 @@ class Call(NamedTuple):
 
     func: Any
     args: Sequence[Any]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     outs: Sequence[torch.Tensor]
 
 

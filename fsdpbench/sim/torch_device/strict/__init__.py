@@ -15,7 +15,7 @@ lets pass. Calls are checked when their plan is made (`plans.py`), so that a rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fsdpbench.sim.torch_device.strict.devices import refuse_other_devices
@@ -24,7 +24,7 @@ from fsdpbench.sim.torch_device.strict.shapes import SHAPE_RULES
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
 
 
-def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise CUDA's error for this call; nothing for a valid or unknown call."""
     arguments = bind(operator, args, kwargs)
     refuse_other_devices(operator, arguments)

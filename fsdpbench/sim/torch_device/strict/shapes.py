@@ -8,6 +8,7 @@ came from the host (`known_values.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -28,16 +29,12 @@ def _dimension(arguments: Arguments) -> None:
         )
 
 
-def _addend(first: str, second: str) -> Rule:
+def _addend(arguments: Arguments, *, first: str, second: str) -> None:
     """Require that `self` expands to the product of two matrices, or of two batches of them."""
-
-    def check(arguments: Arguments) -> None:
-        addend, a, b = arguments["self"], arguments[first], arguments[second]
-        if a.dim() == b.dim() and a.dim() >= 2:
-            shape = (*a.shape[:-1], b.shape[-1])
-            torch.empty(addend.shape, dtype=addend.dtype, device="meta").expand(shape)
-
-    return check
+    addend, a, b = arguments["self"], arguments[first], arguments[second]
+    if a.dim() == b.dim() and a.dim() >= 2:
+        shape = (*a.shape[:-1], b.shape[-1])
+        torch.empty(addend.shape, dtype=addend.dtype, device="meta").expand(shape)
 
 
 def _convolution(arguments: Arguments) -> None:
@@ -119,10 +116,14 @@ def _index(arguments: Arguments) -> None:
     """Require masks to fit, before their true elements are counted."""
     place = 0
     for index in arguments["indices"]:
-        is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        is_mask = _is_mask(index)
         if is_mask:
             refuse_mask(arguments["self"], index, place)
         place += index.dim() if is_mask else 1
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in _MASKS
 
 
 def _compared(arguments: Arguments) -> None:
@@ -189,29 +190,15 @@ def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
 
 def _argument_of_extremum(arguments: Arguments) -> None:
     """Check the dimension: the rule for shapes raises a `RuntimeError` before torch 2.13."""
-    dim, dims = arguments.get("dim"), max(1, arguments["self"].dim())
-    if dim is not None and not -dims <= dim < dims:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})"
-        )
+    if arguments.get("dim") is not None:
+        _dimension(arguments)
 
 
 def _index_put(arguments: Arguments) -> None:
     """Require values that expand to the indexed part. A mask's count is unknown."""
     tensor, values = arguments["self"], arguments["values"]
-    place = 0
-    masked = False
-    for index in arguments["indices"]:
-        if not isinstance(index, torch.Tensor):
-            place += 1
-            continue
-        if index.dtype in (torch.bool, torch.uint8):
-            masked = True
-            refuse_mask(tensor, index, place)
-            place += index.dim()
-        else:
-            place += 1
-    if masked:
+    _index(arguments)
+    if any(map(_is_mask, arguments["indices"])):
         return
     indexed = torch.ops.aten.index.Tensor(meta_twin(tensor), _on_meta(arguments["indices"]))
     try:
@@ -244,19 +231,15 @@ def _on_meta(indices: Any) -> list[Any]:
     ]
 
 
-def _scattered(cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> Rule:
+def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> None:
     """Require a source as large as its target part of the tensor."""
-
-    def check(arguments: Arguments) -> None:
-        source = arguments["src"]
-        part = cut(torch.empty(arguments["self"].shape, device="meta"), arguments)
-        if part.shape != source.shape:
-            raise RuntimeError(
-                "expected src to have a size equal to the slice of self. src size = "
-                f"{sizes(source)}, slice size = {sizes(part)}"
-            )
-
-    return check
+    source = arguments["src"]
+    part = cut(torch.empty(arguments["self"].shape, device="meta"), arguments)
+    if part.shape != source.shape:
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. src size = "
+            f"{sizes(source)}, slice size = {sizes(part)}"
+        )
 
 
 def _slice(tensor: torch.Tensor, a: Arguments) -> torch.Tensor:
@@ -266,8 +249,8 @@ def _slice(tensor: torch.Tensor, a: Arguments) -> torch.Tensor:
 
 SHAPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "sort"), _dimension),
-    "addmm": _addend("mat1", "mat2"),
-    "baddbmm": _addend("batch1", "batch2"),
+    "addmm": partial(_addend, first="mat1", second="mat2"),
+    "baddbmm": partial(_addend, first="batch1", second="batch2"),
     "convolution": _convolution,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _classes),
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), _vectors),
@@ -279,9 +262,9 @@ SHAPE_RULES: dict[str, Rule] = {
     "index_copy": _index_copy,
     **dict.fromkeys(("argmax", "argmin"), _argument_of_extremum),
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
-    "slice_scatter": _scattered(_slice),
-    "select_scatter": _scattered(lambda t, a: t.select(a["dim"], a["index"])),
-    "diagonal_scatter": _scattered(lambda t, a: t.diagonal(a["offset"], a["dim1"], a["dim2"])),
+    "slice_scatter": partial(_scattered, cut=_slice),
+    "select_scatter": partial(_scattered, cut=lambda t, a: t.select(a["dim"], a["index"])),
+    "diagonal_scatter": partial(_scattered, cut=lambda t, a: t.diagonal(a["offset"], a["dim1"], a["dim2"])),
 }
 
 
@@ -332,11 +315,8 @@ def known_bounds(packet: str, arguments: Arguments) -> Iterator[Bounds]:
         yield from find(arguments)
 
 
-def _rows(weight: str, indices: str) -> Callable[[Arguments], Iterator[Bounds]]:
-    def find(arguments: Arguments) -> Iterator[Bounds]:
-        yield arguments[indices], 0, arguments[weight].shape[0] - 1, 0
-
-    return find
+def _rows(arguments: Arguments) -> Iterator[Bounds]:
+    yield arguments["indices"], 0, arguments["weight"].shape[0] - 1, 0
 
 
 def _along_dim(arguments: Arguments) -> Iterator[Bounds]:
@@ -348,7 +328,7 @@ def _along_dim(arguments: Arguments) -> Iterator[Bounds]:
 def _each_dim(arguments: Arguments) -> Iterator[Bounds]:
     tensor = arguments["self"]
     for dim, index in enumerate(arguments["indices"]):
-        if isinstance(index, torch.Tensor) and index.dtype not in _MASKS:
+        if isinstance(index, torch.Tensor) and not _is_mask(index):
             yield index, -tensor.shape[dim], tensor.shape[dim] - 1, dim
 
 
@@ -359,7 +339,7 @@ def _class_bounds(arguments: Arguments) -> Iterator[Bounds]:
 
 
 _BOUNDS: dict[str, Callable[[Arguments], Iterator[Bounds]]] = {
-    "embedding": _rows("weight", "indices"),
+    "embedding": _rows,
     **dict.fromkeys(
         ("index_select", "gather", "scatter", "scatter_add", "index_add", "index_copy"), _along_dim
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _CPP_TYPES = {
 }  # fmt: skip
 
 
-def bind(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+def bind(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Return the arguments of a call by name, in the schema's order, defaults included."""
     found: Arguments = {}
     for place, argument in enumerate(operator._schema.arguments):

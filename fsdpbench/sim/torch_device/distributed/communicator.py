@@ -1,0 +1,298 @@
+"""A communicator: its collectives take time on a stream and move nothing.
+
+The behaviour of NCCL's process group, with its stream semantics since torch 2.8:
+
+- `async_op=False`: the kernel goes onto the current stream. The CPU does not wait.
+- `async_op=True`: it goes onto the group's own stream, behind the current stream's work. `Work.wait()` makes
+the stream that is current then wait for it; until then its tensors are held, so that their memory is not
+reused. Tensors of a work that is dropped without `wait()` are held until the device has done it.
+- Kernels of one communicator run one after another, whatever streams they are on.
+
+Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`:
+`Accelerator.collectives_on_own_streams` (`collectives.own_streams` of a software profile).
+
+Only the own rank is simulated; the others arrive at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import Work
+
+from fsdpbench.sim.model.allocator import CachingAllocator
+from fsdpbench.sim.model.timeline import Marker, Timeline
+from fsdpbench.sim.model.timeline import Work as WorkKind
+from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
+from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.distributed.collective_work import CollectiveWork
+from fsdpbench.sim.torch_device.distributed.membership import Membership, total_bytes
+from fsdpbench.sim.torch_device.distributed.refusals import refuse_strided
+from fsdpbench.sim.torch_device.distributed.symmetric import gathers_by_copy_engines
+from fsdpbench.sim.torch_device.operators.known_values import follow_collective
+from fsdpbench.sim.torch_device.operators.plans import inputs_text
+from fsdpbench.sim.torch_device.strict.words import scalar_type
+from fsdpbench.sim.torch_device.tensors import is_on_device, new_tensor, use_on_stream
+
+_MAIN_THREAD = threading.main_thread().ident
+# The plain query, also under observers: this is not a query by the program.
+_has_passed = Timeline.has_passed
+
+
+class Collective(NamedTuple):
+    """One collective, or `members` of them as one group; `nbytes` as `Network.collective_ns` counts them."""
+
+    kind: str
+    nbytes: int
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    opts: Any = None
+    members: int = 1
+
+
+class Communicator(Membership):
+    """One communicator of the simulated device: runs each collective, or collects it among coalesced ones."""
+
+    _coalesced: list[Collective] | None = None
+    asked_backend = ""
+    """The backend that a script takes it for, if not NCCL."""
+    takes_host = True
+    """Whether tensors of the host may take part: not if only NCCL was requested."""
+
+    def __init__(
+        self, accelerator: Accelerator, rank: int, size: int, ranks: Sequence[int], name: str
+    ) -> None:
+        super().__init__(rank, size, ranks, name)
+        self._accelerator = accelerator
+        self._own_stream: int | None = None
+        self._last: Marker | None = None
+        # Tensors of works that may be dropped before they are waited for.
+        self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
+        self._accelerator.process_groups.append(self)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Return the devices of a group's tensors; torch's own answer covers only backends in C++."""
+        host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
+        if self.asked_backend == "gloo":
+            return [host]
+        return [host, device] if "cpu:" in self.asked_backend else [device]
+
+    def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise NCCL's errors for tensors that it does not accept. Gloo copies the host's."""
+        on_host = any(tensor.is_cpu for tensor in tensors)
+        if on_host and not self.takes_host:
+            raise RuntimeError("No backend type associated with device type cpu")
+        if not on_host:
+            refuse_strided(tensors)
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any) -> Work | None:
+        calls, self._coalesced = self._coalesced or [], None
+        if not calls:
+            return None
+        inputs = [tensor for call in calls for tensor in call.inputs]
+        outputs = [tensor for call in calls for tensor in call.outputs]
+        nbytes = sum(call.nbytes for call in calls)
+        return self.call(Collective(calls[0].kind, nbytes, inputs, outputs, members=len(calls)))
+
+    def call(self, what: Collective) -> Work:
+        """Run one collective, or collect it while some are coalesced."""
+        self.refuse(what.inputs if what.inputs is what.outputs else (*what.inputs, *what.outputs))
+        if self._coalesced is not None:
+            self._coalesced.append(what)
+            return _Queued()
+        return self.run(what)
+
+    def run(self, what: Collective) -> CollectiveWork:
+        """Queue one collective on a stream; a barrier blocks the CPU too."""
+        kind, _, inputs, outputs, opts, members = what
+        accelerator = self._accelerator
+        timeline = accelerator.timeline
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive()
+        if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
+            return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
+        start = timeline.cpu
+        timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
+        if any(not is_on_device(tensor) for tensor in outputs):
+            return CollectiveWork(
+                accelerator, None, outputs
+            )  # of the host's memory, as through gloo: no device time
+        own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
+        stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
+        if accelerator.sanitizer is not None:
+            awaited = own or asynchronous
+            accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
+        if accelerator.account is not None:
+            accelerator.account.collective(kind, inputs, outputs)
+        text = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
+        self._queue(stream, what, start, text)
+        if accelerator.known_values:
+            reduction = getattr(opts, "reduceOp", None)
+            follow_collective(kind, self._group_size, reduction, inputs, outputs)
+        if own:
+            for tensor in (*inputs, *outputs):
+                use_on_stream(tensor, stream)
+        shelved = asynchronous and not own
+        held = [*outputs, *inputs] if shelved else outputs
+        work = CollectiveWork(accelerator, self._last, held, blocks_cpu=kind == "barrier")
+        if shelved:
+            self._shelve(work)
+        return work
+
+    def _shelve(self, work: CollectiveWork) -> None:
+        """Hold a work's tensors until it is waited for, or found done when another one is queued."""
+        shelves, timeline = self._shelves, self._accelerator.timeline
+        while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
+            marker, tensors = shelves.popleft()
+            if tensors and self._accelerator.sanitizer is not None:
+                self._accelerator.sanitizer.collective_passed(tensors, marker)
+            _let_go(tensors, self._accelerator.allocator)
+        if work.marker is not None:
+            shelves.append((work.marker, work.held))
+
+    def _stream_behind_current(self) -> int:
+        """Return the group's own stream, made to wait for the current stream's work."""
+        accelerator, timeline = self._accelerator, self._accelerator.timeline
+        if self._own_stream is None:
+            self._own_stream = timeline.add_stream()
+            if accelerator.sanitizer is not None:
+                accelerator.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
+        timeline.make_wait(self._own_stream, timeline.record(accelerator.stream))
+        return self._own_stream
+
+    def _queue(self, stream: int, what: Collective, start: int, text: str) -> None:
+        kind, nbytes, inputs, outputs, _, members = what
+        accelerator = self._accelerator
+        timeline = accelerator.timeline
+        if self._last is not None:
+            timeline.take_turns(stream, self._last)
+        uneven = _is_uneven(inputs, outputs)
+        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
+        duration += (members - 1) * MEMBER_NS
+        if accelerator.jitter is not None:
+            duration += accelerator.jitter.lateness_ns(self._group_size)
+        if accelerator.network.nodes_of(self._ranks) > 1:
+            accelerator.between_nodes_ns += duration
+            accelerator.between_nodes_since = accelerator.between_nodes_since or start
+        payload = None
+        if accelerator.trace is not None:
+            launched = timeline.cpu
+            dtype = scalar_type(outputs[0]) if outputs else "Float"
+            taken, made = (sum(tensor.numel() for tensor in tensors) for tensors in (inputs, outputs))
+            group = self._name, self._description, self._ranks
+            launching = launched - accelerator.cpu_costs.launch_ns
+            payload = CollectiveRecord(kind, dtype, taken, made, *group, launching, launched)
+            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, text)
+        traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
+        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
+        work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
+        timeline.launch(stream, work, duration, payload, traffic)
+        self._last = timeline.record(stream)
+
+    def run_list(
+        self,
+        kind: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        listed: list[torch.Tensor],
+        opts: Any,
+    ) -> Work:
+        """Run a list form: equal sizes of `listed` through a flat buffer with a copy, others rank by rank."""
+        nbytes = total_bytes(*listed)
+        if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
+            return self.call(Collective(kind, nbytes, inputs, outputs, opts))
+        accelerator = self._accelerator
+        flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
+        if kind == "reduce_scatter":
+            _launch_copy(accelerator, accelerator.stream, nbytes)
+        work = self.call(Collective(kind, nbytes, inputs, outputs, opts))
+        if not isinstance(work, CollectiveWork):
+            return work
+        if kind == "all_gather":
+            own = accelerator.collectives_on_own_streams or _is_asynchronous(opts)
+            stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
+            _launch_copy(accelerator, stream, nbytes)
+            work.marker = self._last = accelerator.timeline.record(stream)
+        work.held.append(flat)
+        return work
+
+
+class _Queued(Work):
+    """Part of a coalesced collective, which runs with the whole."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
+    """Release tensors, at a time that depends on the clock."""
+    held_bytes = allocator.stats.allocated_bytes
+    tensors.clear()
+    if allocator.stats.allocated_bytes != held_bytes:
+        for observer in allocator.observers:
+            observer.freed_by_clock()
+
+
+def _is_asynchronous(opts: Any) -> bool:
+    """Return whether a collective was called with `async_op=True`, torch's default without options."""
+    return opts is None or bool(getattr(opts, "asyncOp", True))
+
+
+def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether one tensor is gathered into, or reduced from, a list of different sizes."""
+    listed = max(inputs, outputs, key=len)
+    one_sided = min(len(inputs), len(outputs)) == 1 < len(listed)
+    return one_sided and len({tensor.numel() for tensor in listed}) > 1
+
+
+def _launch_copy(accelerator: Accelerator, stream: int, nbytes: int) -> None:
+    """Launch the kernel that copies between a list and a flat buffer."""
+    timeline = accelerator.timeline
+    start = timeline.cpu
+    timeline.cpu += accelerator.cpu_costs.launch_ns
+    payload = None if accelerator.trace is None else KernelRecord("copy_kernel", start, timeline.cpu)
+    duration = accelerator.kernel_costs.memory_bound_ns(2 * nbytes, "copy")
+    timeline.launch(stream, WorkKind.COMPUTE, duration, payload)
+
+
+_CPU_OPS = {
+    "all_gather": "c10d::_allgather_base_",
+    "reduce_scatter": "c10d::_reduce_scatter_base_",
+    "all_reduce": "c10d::allreduce_",
+    "broadcast": "c10d::broadcast_",
+    "all_to_all": "c10d::alltoall_base_",
+    "barrier": "c10d::barrier",
+}
+
+
+def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
+    """Return a collective's inputs for the trace; groups and reductions have no text there."""
+    source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
+    by_kind: dict[str, tuple[Any, ...]] = {
+        "all_gather": (target, source, None),
+        "reduce_scatter": (target, source, None, None),
+        "all_to_all": (target, source, None, [], []),
+        "broadcast": (outputs, None, getattr(opts, "rootRank", 0), 0),
+        "barrier": (None, None, []),
+    }
+    arguments = by_kind.get(kind, (outputs, None, None, None))
+    return inputs_text((*arguments, _is_asynchronous(opts), -1))
+
+
+# Cost of each further member of a coalesced collective, beyond one collective of as many bytes. NCCL runs the
+# members of `ncclGroupStart/End` on one communicator as work of one kernel, with their own checks, plan and
+# record on the host. Estimated, unmeasured: half of a kernel launch on the host, a small copy kernel on the
+# device; dependent figures are compared with both doubled (`ci/measured/zero_copy.txt`).
+MEMBER_CPU_NS = 2_000
+"""Host time of a further member, ns."""
+
+MEMBER_NS = 2_000
+"""Device time of a further member, ns."""
