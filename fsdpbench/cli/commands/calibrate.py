@@ -25,34 +25,16 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
-@click.option("--name", help="Name of the profile (default: the name of the file).")
-@click.option(
-    "--base", help="Profile of the most similar hardware, for figures that cannot be measured here."
-)
+@click.option("--name")
+@click.option("--base")
 @click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
-@click.option("--hardware", help="With --device sim: the profile to measure, to test the calibration itself.")
-@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: number of ranks.")
-@click.option("--quick", is_flag=True, help="Do not wait until the GPU is warm.")
-@click.option(
-    "--from-result",
-    "results",
-    multiple=True,
-    type=PossiblePath(),
-    help="Scale a packaged profile by a measured run instead: a result.json, a run's folder, or a CSV of "
-    "runs as `validate --runs` takes it. May be given several times.",
-)
-@click.option(
-    "--fit", help="With --from-result: what is scaled, of compute, memory, network, latency, host (as 'a,b')."
-)
-@click.option(
-    "--nccl-tests",
-    "measured",
-    multiple=True,
-    type=PossiblePath(dir_okay=False),
-    help="Fit the network to what nccl-tests printed (all_gather_perf and others, text or JSON). May be "
-    "given several times: one file for each collective and number of nodes.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--hardware")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1)
+@click.option("--quick", is_flag=True)
+@click.option("--from-result", "results", multiple=True, type=PossiblePath())
+@click.option("--fit")
+@click.option("--nccl-tests", "measured", multiple=True, type=PossiblePath(dir_okay=False))
+@click.option("--json", "as_json", is_flag=True)
 def command(
     output: Path,
     name: str | None,

@@ -27,18 +27,12 @@ _WAITING = "waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gi
 
 
 @click.command("explain")
-@click.option(
-    "--from", "source", metavar="FILE", help="Message, log or snapshot to read, for use with --script."
-)
+@click.option("--from", "source", metavar="FILE")
 @target_options
 @script_options
-@click.option(
-    "-o", "--output", type=PlaceForFile(), help="Also write the explanation as an offline page (.html)."
-)
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
-@click.option(
-    "--no-changes", is_flag=True, help="Only say what held memory; do not search for changes that fit."
-)
+@click.option("-o", "--output", type=PlaceForFile())
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--no-changes", is_flag=True)
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Explain why memory ran out, and find the smallest changes that fit, with their cost in speed.

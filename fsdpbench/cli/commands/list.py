@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @click.command("list")
 @click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list to stdout.")
+@click.option("--json", "as_json", is_flag=True)
 def command(what: str, as_json: bool) -> None:
     """List models, systems, hardware profiles, software profiles or settings.
 
@@ -212,8 +212,8 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 
 
 @click.command("doctor")
-@click.option("--quick", is_flag=True, help="Only look; do not run a small model on each device.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--quick", is_flag=True)
+@click.option("--json", "as_json", is_flag=True)
 def doctor_command(quick: bool, as_json: bool) -> None:
     """Test what this machine can run, and say what is missing for the rest.
 

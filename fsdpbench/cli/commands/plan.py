@@ -49,9 +49,9 @@ _GIB = 2**30
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option("--jobs", type=whole(most=MOST_JOBS))
 @budget_options
-@click.option("--no-predict", is_flag=True, help="Only list the configurations; predict nothing.")
+@click.option("--no-predict", is_flag=True)
 @setting_options(many=True)
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any

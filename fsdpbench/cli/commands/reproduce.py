@@ -27,11 +27,9 @@ _PROFILES = "profiles"
 @click.command("reproduce")
 @click.argument("publication", metavar="fsdp-paper")
 @click.option("--only", help=f"Figures to do, comma-separated, of {', '.join(NAMES)} (default: all).")
-@click.option(
-    "-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"), help="Folder of page and runs."
-)
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"))
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--json", "as_json", is_flag=True)
 def command(publication: str, only: str | None, output: Path, jobs: int | None, as_json: bool) -> None:
     """Simulate every figure of the FSDP paper and draw it with the published one, on one offline page.
 

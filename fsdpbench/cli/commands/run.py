@@ -43,30 +43,11 @@ _WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
 
 
 soak_options = grouped(
-    click.option(
-        "--soak",
-        type=whole(),
-        metavar="STEPS",
-        help="Instead of timed and traced steps: run this many consecutive steps and show memory over them.",
-    ),
-    click.option(
-        "--seq-lengths",
-        metavar="LENGTHS",
-        help="With --soak: lengths of samples, lognormal:MEAN,SIGMA or a file, and how they are laid out "
-        "(,layout=padded|packed,buckets=16,multiple=64,least=1,seed=0). --seq is the longest.",
-    ),
-    click.option(
-        "--eval-every", type=whole(), metavar="STEPS", help="With --soak: evaluate after so many steps."
-    ),
-    click.option(
-        "--eval-steps", type=whole(), metavar="BATCHES", help="Batches of an evaluation (default 8)."
-    ),
-    click.option(
-        "--no-replay",
-        is_flag=True,
-        default=None,
-        help="With --soak on simulated GPUs: execute every step, also those known already.",
-    ),
+    click.option("--soak", type=whole(), metavar="STEPS"),
+    click.option("--seq-lengths", metavar="LENGTHS"),
+    click.option("--eval-every", type=whole(), metavar="STEPS"),
+    click.option("--eval-steps", type=whole(), metavar="BATCHES"),
+    click.option("--no-replay", is_flag=True, default=None),
 )
 """`--soak`, `--seq-lengths`, `--eval-every`: many steps of different lengths (docs/lengths.md)."""
 
@@ -107,24 +88,10 @@ _POLL_S = 0.2
 @click.command("run", cls=SectionedCommand)
 @help_all_option
 @target_options
-@click.option(
-    "-o",
-    "--output",
-    type=PossiblePath(),
-    help="Output folder (default: runs/NAME of the configuration, or runs/NAME-2 while that is in use).",
-)
+@click.option("-o", "--output", type=PossiblePath())
 @script_options
-@click.option(
-    "--jitter",
-    metavar="SEED",
-    help="Simulated GPUs: random noise and late ranks (a seed, or "
-    "seed=1,kernels=0.02,arrival_us=20,straggler=0).",
-)
-@click.option(
-    "--advise",
-    is_flag=True,
-    help="Simulate variants of the script, each one line away: what each gains, and the line to write.",
-)
+@click.option("--jitter", metavar="SEED")
+@click.option("--advise", is_flag=True)
 @sanitize_option
 @soak_options
 @setting_options(many=False)

@@ -21,12 +21,8 @@ _MOST_PRICE = 1_000_000
 
 
 budget_options = grouped(
-    click.option(
-        "--tokens", metavar="N", help="Number of training tokens (300B, 1T), to show days and GPU-hours."
-    ),
-    click.option(
-        "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
-    ),
+    click.option("--tokens", metavar="N"),
+    click.option("--price", type=Positive(_MOST_PRICE)),
 )
 """`--tokens` and `--price`."""
 
