@@ -88,12 +88,6 @@ class Forecast:
             [each.interval["apart"] if each.interval else 0.0 for each in self.predictions],
         )
 
-    @property
-    def fastest(self) -> Prediction | None:
-        """The point with the highest throughput; None if no point has one."""
-        running = [prediction for prediction in self.predictions if prediction.throughput]
-        return max(running, key=lambda prediction: prediction.throughput or 0.0, default=None)
-
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:
     """Simulate `points`, `jobs` at a time. `tell` hears how many are done.
