@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
@@ -144,8 +145,6 @@ def _history(baseline: Path | None, folder: Path | None, output: Path | None, no
 
 
 def _write_noise(side: Side, path: Path | None) -> None:
-    from msgspec.structs import replace
-
     from fsdpbench.answers.check.noise import measure_noise
     from fsdpbench.answers.check.thresholds import read_thresholds
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from fsdpbench.cli.commands.sweep import announced, fitted, request_from
 from fsdpbench.cli.output import make_console, show_json, tell
@@ -144,8 +145,6 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
 
 
 def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, budget: Budget) -> None:
-    from rich.text import Text
-
     console = make_console()
     if foreseen is None:
         numbers = [str(number) for number in range(1, len(points) + 1)]
@@ -174,8 +173,6 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
 
 
 def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> None:
-    from rich.text import Text
-
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
     rows = [settings_of(found.config) for found, _ in shown]

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError, unknown
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION
+from fsdpbench.engine.results.store import disk_errors
+from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION, figures
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -43,10 +45,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     names = _names(only)
     fork_server.start("sim")
     began = time.monotonic()
-    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.engine.results.store import disk_errors
-    from fsdpbench.lab.reproduce.catalogue import figures
     from fsdpbench.lab.reproduce.document import as_dict
     from fsdpbench.lab.reproduce.outcome import outcome_of
     from fsdpbench.lab.reproduce.page import write_page

@@ -27,7 +27,13 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
-from fsdpbench.cli.terminal.notes import buffer_notes, sanitizer_notes, script_notes, soak_notes
+from fsdpbench.cli.terminal.notes import (
+    buffer_notes,
+    describe_script,
+    sanitizer_notes,
+    script_notes,
+    soak_notes,
+)
 from fsdpbench.cli.values import PossiblePath, SectionedCommand, grouped, help_all_option, whole
 from fsdpbench.launch import fork_server
 
@@ -104,7 +110,6 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     """
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
     fork_server.start(device, asks_to_compile(options, assignments))
-    from fsdpbench.cli.terminal.notes import describe_script
     from fsdpbench.cli.terminal.progress import describe_result
     from fsdpbench.engine.results.records import Status
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, ExitCode, UsageError
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
@@ -247,7 +248,6 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     """Write the code to paste and the page. Return the code's files, and the error that stopped the rest."""
     from fsdpbench.base.files.shared_log import records
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
-    from fsdpbench.launch import fork_server
     from fsdpbench.reports.analysis.processes import kept
     from fsdpbench.reports.pages import write_report
     from fsdpbench.sweep.recommended import write_recommended
@@ -300,7 +300,6 @@ def _tell_end(
 
 def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     """Return the best of each number of GPUs."""
-    from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.results.records import Status
 
     running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_json_object
@@ -23,6 +24,7 @@ from fsdpbench.cli.requests.options import (
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
 from fsdpbench.cli.terminal.units import (
     compiled_words,
+    goal_unit,
     interval_lines,
     is_shared,
     plus_minus,
@@ -150,10 +152,7 @@ def _tell(line: str) -> None:
 
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
-    from rich.text import Text
-
     from fsdpbench.answers.tune.front import ranks
-    from fsdpbench.cli.terminal.units import goal_unit
 
     console = make_console()
     if console.is_terminal:

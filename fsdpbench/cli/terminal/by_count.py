@@ -10,6 +10,7 @@ import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import with_unit
+from fsdpbench.cli.output import make_console, make_table
 from fsdpbench.cli.values import Positive, grouped
 
 if TYPE_CHECKING:
@@ -139,8 +140,6 @@ def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     """Print the table, and below it the best configuration of each number of GPUs."""
     from rich.text import Text
-
-    from fsdpbench.cli.output import make_console, make_table
 
     console = make_console()
     unit = rows[0].unit
