@@ -97,10 +97,10 @@ class GatherTiming:
         return {
             "step": self.step,
             "phase": self.phase,
-            "issued_s": seconds(self.issued - origin),
-            "started_s": seconds(self.started - origin),
-            "ended_s": seconds(self.ended - origin),
-            "needed_s": seconds(self.needed - origin),
+            **{
+                f"{name}_s": seconds(getattr(self, name) - origin)
+                for name in ("issued", "started", "ended", "needed")
+            },
             "late_s": seconds(self.late if self.cause is not None else 0),
             "cause": None if self.cause is None else str(self.cause),
             "waited_s": {str(cause): seconds(ns) for cause, ns in self.waited.items()},

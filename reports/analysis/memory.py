@@ -89,9 +89,7 @@ class MemoryAnalysis:
     def to_dict(self) -> dict[str, Any]:
         return {
             "peak_bytes": {
-                "allocated": self.peak_allocated,
-                "active": self.peak_active,
-                "reserved": self.peak_reserved,
+                kind: getattr(self, f"peak_{kind}") for kind in ("allocated", "active", "reserved")
             },
             "peak_phase": self.peak_phase,
             "unused_at_peak_bytes": self.unused_at_peak,

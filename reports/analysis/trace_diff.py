@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.base.reading import printable
-from fsdpbench.reports.analysis.figures import CollectiveFigures
+from fsdpbench.reports.analysis.figures import PARTS, CollectiveFigures
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
 from fsdpbench.reports.analysis.records import seconds
 
 _TIMES = ("time", "exposed")
-PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
 
 
 @dataclass(frozen=True)

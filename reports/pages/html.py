@@ -163,17 +163,18 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
     ]
 
 
-def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """Return groups of name and value: the rows' environments and hardware, each different one once."""
-    groups: list[dict[str, Any]] = []
+def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return titles and pairs of name and value: the rows' environments and hardware, each different one
+    once."""
+    groups = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),
         ("Hardware", [row.hardware for row in rows if row.hardware]),
     ):
         different = {json.dumps(mapping, sort_keys=True, default=str): mapping for mapping in found}
         for number, mapping in enumerate(different.values(), start=1):
-            words = name if len(different) == 1 else f"{name} {number} of {len(different)}"
-            groups.append({"name": words, "pairs": list(_flat(mapping))})
+            title = name if len(different) == 1 else f"{name} {number} of {len(different)}"
+            groups.append((title, _flat(mapping)))
     return groups
 
 
