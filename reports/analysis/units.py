@@ -267,13 +267,10 @@ def _rounds(spans: list[_Span]) -> list[list[_Span]]:
 
 def _name_round(spans: list[_Span], root: str) -> list[Annotation]:
     outermost = next(span for span in spans if span.name == _FORWARD)
-    first = {
-        name: [span for span in spans if span.name == name and outermost.encloses(span)] for name in _HOOKS
-    }
-    later = {
-        name: [span for span in spans if span.name == name and not outermost.encloses(span)]
-        for name in _HOOKS
-    }
+    first, later = (
+        {name: [s for s in spans if s.name == name and outermost.encloses(s) is inside] for name in _HOOKS}
+        for inside in (True, False)
+    )
     forwards = first[_FORWARD]
     names = [root, *(f"unit.{number}" for number in range(len(forwards) - 1))]
     by_end = [names[place] for place in sorted(range(len(forwards)), key=lambda place: forwards[place].end)]

@@ -126,14 +126,12 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
         row: dict[str, Any] = {"name": config.name, "config": config.to_dict()}
         if foreseen is not None:
             prediction = foreseen.predictions[index]
+            names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")
             row["prediction"] = {
                 "simulated": True,
                 "fits": prediction.fits if prediction.status is not None else None,
                 "reason": prediction.reason,
-                "step_time_s": prediction.step_time_s,
-                "peak_reserved_bytes": prediction.peak_reserved_bytes,
-                "alloc_retries_per_step": prediction.alloc_retries_per_step,
-                "risky": prediction.risky,
+                **{name: getattr(prediction, name) for name in names},
                 "rank": foreseen.ranks[index],
                 "interval": prediction.interval,
             }

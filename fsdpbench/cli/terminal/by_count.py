@@ -45,11 +45,6 @@ class Budget:
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
             raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
 
-    @property
-    def is_asked(self) -> bool:
-        """Return whether tokens or a price were named."""
-        return self.tokens is not None or self.price is not None
-
 
 @dataclass(frozen=True)
 class Row:
@@ -72,7 +67,7 @@ class Row:
         """Return the tokens (or samples) of 24 hours."""
         return self.rate * _DAY_S
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | float | None]:
         """Return the row as JSON holds it."""
         return {
             "gpus": self.gpus,
@@ -134,7 +129,7 @@ def row_of(
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
     """Return whether the table says more than the ranking does."""
-    return bool(rows) and (len(rows) > 1 or budget.is_asked)
+    return bool(rows) and (len(rows) > 1 or budget != Budget())
 
 
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
