@@ -72,7 +72,7 @@ def read_by_people() -> list[Path]:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     folders = ("docs/", "fsdpbench/", "impl/", "reports/", "workloads/", "ci/", ".github/")
-    kinds = (".md", ".py", ".jinja", ".html")
+    kinds = (".md", ".py", ".jinja", ".html", "/options.csv")
     chosen = [
         name for name in listed if ("/" not in name or name.startswith(folders)) and name.endswith(kinds)
     ]

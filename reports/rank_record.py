@@ -12,18 +12,9 @@ from fsdpbench.reports.result import JsonObject, Status
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """Fields that the records of scripts alone have."""
 OPTIONAL = (
-    *OF_SCRIPTS,
-    "parameters",
-    "sanitizer",
-    "memory_account",
-    "compilation",
-    "memory_traffic",
-    "soak",
-    "graph",
-    "buffer_rows",
-    "unread_settings",
-    "network_share",
-)
+    *OF_SCRIPTS, "parameters", "sanitizer", "memory_account", "compilation", "memory_traffic", "soak",
+    "graph", "buffer_rows", "unread_settings", "network_share",
+)  # fmt: skip
 """Fields that a record has only where there is something to say; its result has them too."""
 _REAL_TIME = ("loader",)
 """Likewise; it is measured in real time, and is in the result's `bench`."""

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, quantiles
-from typing import Any
 
 from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.rank_record import RankRecord
+from fsdpbench.reports.result import PeakMemory
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def hfu(ran: Ran) -> float | None:
     return ran.share_of_peak("hardware")
 
 
-def peak_memory(ran: Ran) -> dict[str, Any] | None:
+def peak_memory(ran: Ran) -> dict[str, int | None] | None:
     """Return the peaks over steps and ranks, bytes."""
     if not ran.memory:
         return None
     steps = [step for rank in ran.memory for step in rank]
     return {
         kind: max((value for step in steps if (value := step.get(kind)) is not None), default=None)
-        for kind in ("allocated", "active", "reserved")
+        for kind in PeakMemory.__struct_fields__
     }
 
 
@@ -143,7 +143,7 @@ work = _traced(lambda ran, slowest: slowest.work.to_dict(max(len(slowest.steps),
 communication = _traced(lambda ran, slowest: _mean_communication(slowest))
 
 
-def _mean_communication(rank: RankAnalysis) -> dict[str, Any]:
+def _mean_communication(rank: RankAnalysis) -> dict[str, dict[str, float | int | None]]:
     """Return counts, bytes and times of a mean step; the bandwidth is that of all steps."""
     steps = max(len(rank.steps), 1)
 
@@ -171,7 +171,7 @@ def loss(ran: Ran) -> list[float] | None:
     return [sum(values) / len(values) for values in zip(*known, strict=False)]
 
 
-def measured(ran: Ran) -> dict[str, Any] | None:
+def measured(ran: Ran) -> dict[str, list[float] | float | None] | None:
     """Return how the slowest rank's step time was measured: its samples (seconds), their spread, the warm-up,
     and what the profiler cost. None where nothing was timed."""
     timed = [record for record in ran.records if record.step_times_s]

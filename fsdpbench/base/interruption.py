@@ -126,17 +126,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have this process killed when the thread that started it ends. Linux only; elsewhere nothing happens.
+    """Have this process killed when the thread that started it ends.
 
     `parent`: the process of that thread. If this process has another parent already, it has ended before, and
     this process ends too.
     """
-    if sys.platform.startswith("linux"):
-        import ctypes  # not before: a command begins with this module
+    import ctypes  # not before: a command begins with this module
 
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
-        if parent is not None and os.getppid() != parent:
-            os._exit(1)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def die_with_named_parent() -> None:

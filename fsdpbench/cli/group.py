@@ -12,12 +12,14 @@ import platform
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 
 import click
 
 from fsdpbench import __version__, is_command
 from fsdpbench.base import interruption
 from fsdpbench.base.errors import BenchError, ExitCode
+from fsdpbench.base.files.documents import rows_beside
 from fsdpbench.cli.output import say
 from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.startup import check_place
@@ -78,7 +80,20 @@ def command_named(name: str) -> click.Command | None:
         return None
     module, _, function = _PLACES.get(name, f"commands.{name}.command").rpartition(".")
     command: click.Command = getattr(importlib.import_module(f"fsdpbench.cli.{module}"), function)
+    words = {(row["command"], row["option"]): row["help"] for row in rows_beside(__file__, "options.csv")}
+    _describe_options(command, name, words)
     return command
+
+
+def _describe_options(command: click.Command, name: str, words: Mapping[tuple[str, str], str]) -> None:
+    """Give each option without a help text the one of `options.csv`: a command's own row, else the row that
+    all commands share. Raises `KeyError` for an option that has none."""
+    for option in command.params:
+        if isinstance(option, click.Option) and option.help is None and not option.hidden:
+            flag = max(option.opts, key=len)
+            option.help = words.get((name, flag)) or words["", flag]
+    for part in command.commands.values() if isinstance(command, click.Group) else ():
+        _describe_options(part, f"{name} {part.name}", words)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

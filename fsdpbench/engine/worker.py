@@ -29,7 +29,7 @@ from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.engine.devices import make_device
-from fsdpbench.engine.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.engine.devices.base import Device, Placement
 from fsdpbench.engine.measuring.soak import (
     Batch,
     ShapedBatches,
@@ -107,8 +107,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
     if config.measurement.traced_steps:
         record.trace = path.relative_to(folder).as_posix()
-        if isinstance(device, TellsTraffic):
-            record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
+        record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
     record.memory_per_step = [asdict(peaks) for peaks in steps.memory if peaks is not None] or None
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
@@ -239,10 +238,8 @@ def _training_loop(
     batches = _maker_of_batches(config, placement, device, workload)(settings.batch, seq, settings.seed)
     optimizer = system.make_optimizer(model, asked)
     loop = TrainingLoop(asked, system, model, optimizer, batches, device.torch_device, on_loss)
-    if isinstance(device, HasTrainer):
-        loop.around_microbatch = device.trainer(model)
-    if isinstance(device, Captures):
-        device.capture(loop)
+    loop.around_microbatch = device.trainer(model)
+    device.capture(loop)
     return loop
 
 

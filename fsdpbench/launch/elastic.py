@@ -21,6 +21,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
@@ -164,14 +165,10 @@ class _Watch:
         self._pids = pids
         self._deadline = time.monotonic() + config.measurement.timeout_s
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._guard, name="timeout", daemon=True)]
-        if hasattr(os, "waitid"):  # the launcher itself tells the exit code of the first failed rank only
-            self._threads += [
-                threading.Thread(
-                    target=self._learn_exit, args=(rank,), name=f"exit of rank {rank}", daemon=True
-                )
-                for rank in range(config.gpus)
-            ]
+        # The launcher itself tells the exit code of the first failed rank only.
+        tasks = [("timeout", self._guard)]
+        tasks += [(f"exit of rank {rank}", partial(self._learn_exit, rank)) for rank in range(config.gpus)]
+        self._threads = [threading.Thread(target=task, name=name, daemon=True) for name, task in tasks]
 
     def __enter__(self) -> _Watch:
         for thread in self._threads:
@@ -212,8 +209,6 @@ class _Watch:
 
 def _is_child(pid: int) -> bool:
     """Return whether `pid` is a child of this process that has not been reaped."""
-    if not hasattr(os, "waitid"):
-        return True
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

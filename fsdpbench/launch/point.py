@@ -26,6 +26,7 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.shared_log import add_record
 from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.writing import remove
+from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import environment_of, observe
 from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
@@ -90,8 +91,6 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 
             return run_elastic(config, folder, run_real_rank)
         return run_elastic(config, folder)
-    from fsdpbench.engine.devices.base import Placement
-
     if config.script is not None and config.script.check_ranks:
         from fsdpbench.launch.rank_check import run_checked
 

@@ -13,6 +13,8 @@ from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measur
 from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
+from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
+from fsdpbench.sim.model.software import load_software, software_names
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
@@ -96,8 +98,6 @@ def simulated_nodes(
 ) -> tuple[str, int, int | None]:
     """The machine's name with what is stated of its nodes, the GPUs of a node, and how many of them are used
     where that is not all. Raises `UsageError`."""
-    from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
-
     try:
         hardware = stated_machine(hardware, per_node, nic_gb_s)
         whole = load_profile(hardware).gpus_per_node
@@ -167,9 +167,6 @@ def check_systems(names: Sequence[str]) -> list[str]:
 
 def check_software(name: str, device: str) -> str:
     """The name or path of a software profile that can be read. Raises `UsageError`, on real devices too."""
-    from fsdpbench.sim.model.profile import ProfileError
-    from fsdpbench.sim.model.software import load_software, software_names
-
     if device != "sim":
         raise UsageError(f"--software {name} is for simulated GPUs; leave it out with --device {device}")
     try:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.devices.detection import profile_of_this_machine
@@ -87,12 +89,6 @@ class Forecast:
             [each.throughput if each.fits else None for each in self.predictions],
             [each.interval["apart"] if each.interval else 0.0 for each in self.predictions],
         )
-
-    @property
-    def fastest(self) -> Prediction | None:
-        """The point with the highest throughput; None if no point has one."""
-        running = [prediction for prediction in self.predictions if prediction.throughput]
-        return max(running, key=lambda prediction: prediction.throughput or 0.0, default=None)
 
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:
@@ -215,8 +211,6 @@ def _on_this_cpu(config: Config, trial: Trial) -> Prediction:
 @functools.cache
 def _flops_a_core() -> float:
     """FLOP/s of one core in an fp32 matrix product; small models reach about half of it."""
-    import numpy as np
-
     size = 384
     a = np.ones((size, size), dtype=np.float32)
     best = float("inf")

@@ -28,7 +28,7 @@ from fsdpbench.reports.analysis.naming import (
 from fsdpbench.reports.analysis.peaks import Links
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans
 from fsdpbench.reports.readers import MISSING, Category, CollectiveInfo, Trace, dtype_bytes
-from fsdpbench.reports.readers.trace import Bool, Float64, Int8, Int32, Int64
+from fsdpbench.reports.readers.trace import Bool, Columns, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Stands for "no launch recorded"."""
@@ -39,7 +39,7 @@ _STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveTyp
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Work(Columns):
     """Events of the device in order of their start: kernels and copies (GPU), operators and spans (CPU).
 
     row: row in the trace.  launch, launch_lane: when and on which thread the CPU asked for it (`UNKNOWN_TIME`
@@ -54,18 +54,6 @@ class Work:
     stream: Int32
     is_communication: Bool
     is_copy: Bool
-
-    def select(self, mask: Bool | Int64) -> Work:
-        return Work(
-            self.row[mask],
-            self.start[mask],
-            self.end[mask],
-            self.launch[mask],
-            self.launch_lane[mask],
-            self.stream[mask],
-            self.is_communication[mask],
-            self.is_copy[mask],
-        )
 
     def mainline(self) -> Work:
         """Return the computation of the stream that computes most, in order of its launch.
@@ -154,16 +142,8 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
     named = trace.names_that(is_communication_kernel)[events.name[rows]]
     described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
     communication = is_kernel & (named | described)
-    return Work(
-        rows,
-        events.start[rows],
-        events.end[rows],
-        launch,
-        lane,
-        events.stream[rows],
-        communication,
-        ~is_kernel,
-    )
+    start, end, stream = events.start[rows], events.end[rows], events.stream[rows]
+    return Work(rows, start, end, launch, lane, stream, communication, ~is_kernel)
 
 
 def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
@@ -196,17 +176,9 @@ def _cpu_work(trace: Trace) -> Work:
     lane = events.lane[rows].copy()
     launch[: len(spans)], lane[: len(spans)] = _issues(trace, spans)
     order = np.argsort(events.start[rows], kind="stable")
-    rows, is_span = rows[order], is_span[order]
-    return Work(
-        rows,
-        events.start[rows],
-        events.end[rows],
-        launch[order],
-        lane[order],
-        np.full(len(rows), MISSING, np.int32),
-        is_span,
-        np.zeros(len(rows), np.bool_),
-    )
+    rows, is_span, launch, lane = rows[order], is_span[order], launch[order], lane[order]
+    start, end, stream = events.start[rows], events.end[rows], np.full(len(rows), MISSING, np.int32)
+    return Work(rows, start, end, launch, lane, stream, is_span, np.zeros(len(rows), np.bool_))
 
 
 def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,9 @@ from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
 from fsdpbench.reports.readers import MISSING
 from fsdpbench.reports.readers.trace import Bool
+
+PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
+"""The parts of a step's time, which sum to it."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,7 @@ class TimeParts:
         return TimeParts(compute, overlapped, exposed, idle, self.memory_copy // count)
 
     def to_dict(self) -> dict[str, float]:
-        return {
-            "compute_only": seconds(self.compute_only),
-            "overlapped": seconds(self.overlapped),
-            "exposed_communication": seconds(self.exposed_communication),
-            "idle": seconds(self.idle),
-        }
+        return {name: seconds(getattr(self, name)) for name in PARTS}
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,9 @@ CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 """Always present in `communication`, others where they happened."""
 
 
-def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
+def communication_dict(
+    communication: dict[str, CollectiveFigures],
+) -> dict[str, dict[str, float | int | None]]:
     """Return the figures by type as plain values, types of the contract first."""
     names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}

@@ -49,6 +49,11 @@ class Verdict(Record):
     sentence: str
     findings: tuple[Finding, ...] = ()
 
+    @property
+    def texts(self) -> list[str]:
+        """Return a sentence a cause, in order of what they cost; where there are none, why."""
+        return [finding.text for finding in self.findings] or [self.sentence]
+
 
 def remedies(cause: str) -> tuple[Suggestion, ...]:
     """Return the settings that help against `cause`, in the table's order."""

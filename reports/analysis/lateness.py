@@ -17,7 +17,7 @@ event (memory, a cast), and in transfer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -30,7 +30,7 @@ from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, NOTHING, FsdpSpans, unit_of
 from fsdpbench.reports.analysis.windows import Mark, Window, containing
 from fsdpbench.reports.readers import MISSING
-from fsdpbench.reports.readers.trace import Bool, Int32, Int64
+from fsdpbench.reports.readers.trace import Bool, Columns, Int32, Int64
 
 TOLERANCE_NS = 1000
 """Lateness below this does not count: launch latencies and the clock's grain."""
@@ -97,10 +97,10 @@ class GatherTiming:
         return {
             "step": self.step,
             "phase": self.phase,
-            "issued_s": seconds(self.issued - origin),
-            "started_s": seconds(self.started - origin),
-            "ended_s": seconds(self.ended - origin),
-            "needed_s": seconds(self.needed - origin),
+            **{
+                f"{name}_s": seconds(getattr(self, name) - origin)
+                for name in ("issued", "started", "ended", "needed")
+            },
             "late_s": seconds(self.late if self.cause is not None else 0),
             "cause": None if self.cause is None else str(self.cause),
             "waited_s": {str(cause): seconds(ns) for cause, ns in self.waited.items()},
@@ -130,7 +130,7 @@ def time_gathers(
 
 
 @dataclass(frozen=True, eq=False)
-class _Gathers:
+class _Gathers(Columns):
     """All-gathers in order of their issue, one row each; times in ns.
 
     row: among `activity.collectives`, of the first where several broadcasts are one all-gather.  around: row
@@ -144,10 +144,6 @@ class _Gathers:
     issued: Int64
     started: Int64
     ended: Int64
-
-    def select(self, rows: Bool | Int64) -> _Gathers:
-        """Return the rows of a mask or of an index array, in its order."""
-        return _Gathers(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 def _gathers(activity: Activity, spans: FsdpSpans, unit: Int32) -> _Gathers:

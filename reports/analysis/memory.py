@@ -89,9 +89,7 @@ class MemoryAnalysis:
     def to_dict(self) -> dict[str, Any]:
         return {
             "peak_bytes": {
-                "allocated": self.peak_allocated,
-                "active": self.peak_active,
-                "reserved": self.peak_reserved,
+                kind: getattr(self, f"peak_{kind}") for kind in ("allocated", "active", "reserved")
             },
             "peak_phase": self.peak_phase,
             "unused_at_peak_bytes": self.unused_at_peak,
@@ -156,10 +154,12 @@ class _Places:
         self.running = running_index(spans)
 
     def step(self, times: Int64) -> list[int | None]:
+        """Return the number of the step at each time."""
         found = containing([step.mark for step in self.steps], times).tolist()
         return [self.steps[place].index if place >= 0 else None for place in found]
 
     def phase(self, times: Int64) -> list[str | None]:
+        """Return the phase at each time."""
         found = containing(self.phases, times).tolist()
         return [self.phases[place].name if place >= 0 else None for place in found]
 
@@ -170,14 +170,9 @@ class _Places:
         computing = running.innermost(lane, times)
         found: list[tuple[str | None, str]] = []
         for row, place in zip(annotated.tolist(), computing.tolist(), strict=True):
-            if row != NOTHING:
-                found.append(
-                    (self.spans.units[self.spans.unit[row]], self.spans.events[self.spans.event[row]])
-                )
-            elif place != NOTHING:
-                found.append((self.spans.units[units[place]], COMPUTATION))
-            else:
-                found.append((None, COMPUTATION))
+            number = self.spans.unit[row] if row != NOTHING else units[place] if place != NOTHING else None
+            unit = None if number is None else self.spans.units[number]
+            found.append((unit, COMPUTATION if row == NOTHING else self.spans.events[self.spans.event[row]]))
         return found
 
 

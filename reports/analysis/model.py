@@ -26,7 +26,7 @@ from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, Any]:
     """Return as plain values how many all-gathers were late, by how much (s), and why."""
     late = [gather for gather in gathers if gather.cause is not None]
-    causes: dict[str, Any] = {}
+    causes: dict[str, dict[str, float]] = {}
     for cause in sorted({str(gather.cause) for gather in late}):
         of_cause = [gather for gather in late if str(gather.cause) == cause]
         causes[cause] = {"count": len(of_cause), "time_s": seconds(sum(gather.late for gather in of_cause))}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -48,14 +48,10 @@ class Rate:
 
     def __add__(self, other: Rate) -> Rate:
         """Return the sum; a figure that one side alone knows is that side's."""
-        return Rate(
-            self.time + other.time,
-            _sum(self.flops, other.flops),
-            _sum(self.bytes, other.bytes),
-            _sum(self.least, other.least),
-        )
+        sides = (getattr(side, each.name) for each in fields(self) for side in (self, other))
+        return Rate(*map(_sum, sides, sides))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, float | None]:
         known = self.time > 0
         return {
             "tflops": self.flops / self.time / 1e3 if known and self.flops else None,

@@ -18,7 +18,7 @@ from fsdpbench.reports.analysis.snapshots import (
     own_line,
     read_snapshot,
 )
-from fsdpbench.reports.readers import TraceError, TraceLimits
+from fsdpbench.reports.readers import TraceError
 from fsdpbench.reports.readers.oom_log import OomReport
 from fsdpbench.reports.readers.out_of_memory import OomMessage
 
@@ -240,10 +240,10 @@ class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
         return super().to_dict() | {"lines": lines}
 
 
-def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:
+def read_oom_snapshot(path: Path) -> list[SnapshotOom]:
     """Return one result for each device that has memory or history. Raises `TraceError` for other files."""
-    totals = read_snapshot(path, limits)
-    histories = list(load_snapshot(path, limits).get("device_traces") or [])
+    totals = read_snapshot(path)
+    histories = list(load_snapshot(path).get("device_traces") or [])
     found = []
     for each in totals:
         history = histories[each.device] if 0 <= each.device < len(histories) else []

@@ -13,7 +13,7 @@ Unpickling is kept from creating anything but plain values, so that a file from 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +73,14 @@ class SnapshotAnalysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, without the curves."""
+        kinds = ("allocated", "active", "reserved")
         return {
             "file": str(self.path),
             "device": self.device,
-            "end_bytes": {"allocated": self.allocated, "active": self.active, "reserved": self.reserved},
-            "peak_bytes": {
-                "allocated": self.peak_allocated,
-                "active": self.peak_active,
-                "reserved": self.peak_reserved,
-            },
-            "rounding_bytes": self.rounding,
-            "split_bytes": self.split,
-            "largest_free_bytes": self.largest_free,
-            "at_peak": [{"where": h.where, "bytes": h.bytes, "count": h.count} for h in self.holders],
+            "end_bytes": {kind: getattr(self, kind) for kind in kinds},
+            "peak_bytes": {kind: getattr(self, f"peak_{kind}") for kind in kinds},
+            **{f"{name}_bytes": getattr(self, name) for name in ("rounding", "split", "largest_free")},
+            "at_peak": [asdict(holder) for holder in self.holders],
             "ooms": list(self.ooms),
         }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fsdpbench.reports.analysis.model import StepAnalysis
 from fsdpbench.reports.analysis.units import FsdpSpans, fsdp_spans, unit_of_work
 from fsdpbench.reports.analysis.windows import phase_marks
 from fsdpbench.reports.readers import MISSING, Trace
+from fsdpbench.reports.readers.trace import Int32
 
 MAX_BARS = 600
 
@@ -90,21 +90,15 @@ def _work_rows(
 _ORDER = ("computation", "communication", "copy")
 
 
-def _bars(trace: Trace, work: Work, unit: Any, spans: FsdpSpans, start: int, end: int) -> list[Bar]:
+def _bars(trace: Trace, work: Work, unit: Int32, spans: FsdpSpans, start: int, end: int) -> list[Bar]:
     low = np.maximum(work.start, start) - start
     high = np.minimum(work.end, end) - start
     category = np.where(work.is_communication, 1, np.where(work.is_copy, 2, 0))
+    columns = (low, high - low, work.row, category, unit)
+    names = {MISSING: None, **dict(enumerate(spans.units))}
     return [
-        Bar(
-            begin,
-            until - begin,
-            trace.name_of(row),
-            _ORDER[kind],
-            None if number == MISSING else spans.units[number],
-        )
-        for begin, until, row, kind, number in zip(
-            low.tolist(), high.tolist(), work.row.tolist(), category.tolist(), unit.tolist(), strict=True
-        )
+        Bar(begin, duration, trace.name_of(row), _ORDER[kind], names[number])
+        for begin, duration, row, kind, number in zip(*(each.tolist() for each in columns), strict=True)
     ]
 
 
@@ -154,34 +148,25 @@ def _join(bars: Sequence[Bar]) -> Bar:
 
 def _annotation_rows(trace: Trace, spans: FsdpSpans, start: int, end: int, max_bars: int) -> list[Row]:
     """Return the phases, and for each thread its FSDP annotations (nested ones follow their parents)."""
+
+    def bar(begin: int, until: int, name: str, category: str, unit: str | None) -> Bar:
+        """Return the bar of what lasts from `begin` to `until`, cut at the ends of what is drawn."""
+        low = max(begin, start)
+        return Bar(low - start, min(until, end) - low, name, category, unit)
+
     rows: list[Row] = []
-    phases = [
-        Bar(
-            max(mark.start, start) - start,
-            min(mark.end, end) - max(mark.start, start),
-            mark.name,
-            "phase",
-            None,
-        )
-        for mark in phase_marks(trace)
-        if mark.start < end and mark.end > start
-    ]
-    if phases:
-        rows.append(Row("CPU phases", "annotation", tuple(phases)))
+    marks = [mark for mark in phase_marks(trace) if mark.start < end and mark.end > start]
+    if marks:
+        phases = tuple(bar(mark.start, mark.end, mark.name, "phase", None) for mark in marks)
+        rows.append(Row("CPU phases", "annotation", phases))
     inside = (spans.start < end) & (spans.end > start)
     for lane in np.unique(spans.lane[inside]).tolist():
         numbers = np.flatnonzero(inside & (spans.lane == lane)).tolist()
         bars = [
-            Bar(
-                max(int(spans.start[i]), start) - start,
-                min(int(spans.end[i]), end) - max(int(spans.start[i]), start),
-                spans.events[spans.event[i]],
-                "fsdp",
-                spans.units[spans.unit[i]],
-            )
+            bar(begin, until, spans.events[spans.event[i]], "fsdp", spans.units[spans.unit[i]])
             for i in numbers
+            for begin, until in [(int(spans.start[i]), int(spans.end[i]))]
         ]
-        rows.append(
-            Row(f"CPU thread {trace.lanes[lane][1]}: FSDP", "annotation", tuple(_thin(bars, max_bars)))
-        )
+        label = f"CPU thread {trace.lanes[lane][1]}: FSDP"
+        rows.append(Row(label, "annotation", tuple(_thin(bars, max_bars))))
     return rows

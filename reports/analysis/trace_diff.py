@@ -8,17 +8,16 @@ has are compared with nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.base.reading import printable
-from fsdpbench.reports.analysis.figures import CollectiveFigures
+from fsdpbench.reports.analysis.figures import PARTS, CollectiveFigures
 from fsdpbench.reports.analysis.model import Analysis, RankAnalysis
 from fsdpbench.reports.analysis.records import seconds
 
 _TIMES = ("time", "exposed")
-PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")
 
 
 @dataclass(frozen=True)
@@ -65,27 +64,25 @@ class TraceDiff:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with times in seconds."""
+        sides = {"before": self.before, "after": self.after}
         return {
-            "before": {"trace": str(self.before.path), "rank": self.before.rank},
-            "after": {"trace": str(self.after.path), "rank": self.after.rank},
+            **{side: {"trace": str(rank.path), "rank": rank.rank} for side, rank in sides.items()},
             "trusted": self.before.trusted and self.after.trusted,
-            "step_time_s": _pair(self.step, 1e-9),
-            "time_s": _pairs(self.parts, 1e-9),
-            "phases_s": _pairs(self.phases, 1e-9),
-            "idle_causes_s": _pairs(self.idle, 1e-9),
+            "step_time_s": _in_seconds(self.step),
+            "time_s": {each.name: _in_seconds(each) for each in self.parts},
+            "phases_s": {each.name: _in_seconds(each) for each in self.phases},
+            "idle_causes_s": {each.name: _in_seconds(each) for each in self.idle},
             "communication": {
                 kind: {
-                    f"{each.name}_s" if each.name in _TIMES else each.name: _pair(
-                        each, 1e-9 if each.name in _TIMES else 1
-                    )
-                    for each in changes
+                    **{each.name: _as_it_is(each) for each in changes if each.name not in _TIMES},
+                    **{f"{each.name}_s": _in_seconds(each) for each in changes if each.name in _TIMES},
                 }
                 for kind, changes in self.collectives.items()
             },
-            "units_exposed_s": _pairs(self.units, 1e-9),
-            "memory_bytes": _pairs(self.memory, 1),
+            "units_exposed_s": {each.name: _in_seconds(each) for each in self.units},
+            "memory_bytes": {each.name: _as_it_is(each) for each in self.memory},
             "names": [
-                {"name": each.name, "count": _pair(each.count, 1), "time_s": _pair(each.time, 1e-9)}
+                {"name": each.name, "count": _as_it_is(each.count), "time_s": _in_seconds(each.time)}
                 for each in self.names
             ],
         }
@@ -181,14 +178,12 @@ def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:
     return tuple(sorted(changes, key=lambda each: (-abs(each.time.by), each.name)))
 
 
-def _pair(change: Change, scale: float) -> dict[str, float]:
-    if scale == 1:
-        return {"before": change.before, "after": change.after}
+def _as_it_is(change: Change) -> dict[str, float]:
+    return {"before": change.before, "after": change.after}
+
+
+def _in_seconds(change: Change) -> dict[str, float]:
     return {"before": seconds(round(change.before)), "after": seconds(round(change.after))}
-
-
-def _pairs(changes: Iterable[Change] | Sequence[Change], scale: float) -> dict[str, dict[str, float]]:
-    return {change.name: _pair(change, scale) for change in changes}
 
 
 _MS = 1e6

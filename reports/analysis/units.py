@@ -74,39 +74,19 @@ def parse_annotation(name: str) -> tuple[str, str] | None:
 
 def fsdp_spans(trace: Trace) -> FsdpSpans:
     """Return the trace's annotations; units are in the order in which they first appear."""
-    named = _named_annotations(trace)
-    annotations = named or number_units(trace, ROOT_UNIT)
-    events: dict[str, int] = {}
-    units: dict[str, int] = {}
-    columns = np.array(
-        [
-            (
-                each.start,
-                each.end,
-                each.lane,
-                events.setdefault(each.event, len(events)),
-                units.setdefault(each.unit, len(units)),
-            )
-            for each in annotations
-        ],
-        np.int64,
-    ).reshape(-1, 5)
+    parsed = trace.parsed_annotations(parse_annotation)
+    named = [Annotation(start, end, lane, *words) for words, start, end, lane in parsed]
+    found = named or number_units(trace, ROOT_UNIT)
+    events = {name: number for number, name in enumerate(dict.fromkeys(each.event for each in found))}
+    units = {name: number for number, name in enumerate(dict.fromkeys(each.unit for each in found))}
+    rows = [(each.start, each.end, each.lane, events[each.event], units[each.unit]) for each in found]
+    columns = np.array(rows, np.int64).reshape(-1, 5)
     start, end = columns[:, 0], columns[:, 1]
     lane, event, unit = (columns[:, place].astype(np.int32) for place in (2, 3, 4))
     rank = np.array([_rank(name) for name in events], np.int32)[event]
     index = index_spans(lane, start, end, rank)
-    return FsdpSpans(
-        start,
-        end,
-        lane,
-        event,
-        unit,
-        tuple(events),
-        tuple(units),
-        index,
-        index.parents_by_row(),
-        numbered=bool(annotations) and not named,
-    )
+    names, numbered = (tuple(events), tuple(units)), bool(found) and not named
+    return FsdpSpans(start, end, lane, event, unit, *names, index, index.parents_by_row(), numbered)
 
 
 def _rank(event: str) -> int:
@@ -116,14 +96,6 @@ def _rank(event: str) -> int:
     if event.startswith(("pre_", "post_")):
         return 1
     return 2 if event.endswith("_prefetch") else 3
-
-
-def _named_annotations(trace: Trace) -> list[Annotation]:
-    """Return the annotations that name their unit, by start."""
-    return [
-        Annotation(start, end, lane, *parsed)
-        for parsed, start, end, lane in trace.parsed_annotations(parse_annotation)
-    ]
 
 
 def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
@@ -295,13 +267,10 @@ def _rounds(spans: list[_Span]) -> list[list[_Span]]:
 
 def _name_round(spans: list[_Span], root: str) -> list[Annotation]:
     outermost = next(span for span in spans if span.name == _FORWARD)
-    first = {
-        name: [span for span in spans if span.name == name and outermost.encloses(span)] for name in _HOOKS
-    }
-    later = {
-        name: [span for span in spans if span.name == name and not outermost.encloses(span)]
-        for name in _HOOKS
-    }
+    first, later = (
+        {name: [s for s in spans if s.name == name and outermost.encloses(s) is inside] for name in _HOOKS}
+        for inside in (True, False)
+    )
     forwards = first[_FORWARD]
     names = [root, *(f"unit.{number}" for number in range(len(forwards) - 1))]
     by_end = [names[place] for place in sorted(range(len(forwards)), key=lambda place: forwards[place].end)]
@@ -361,14 +330,8 @@ def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
     """Return columns (lane, start, end, unit) of the stretches in which a unit's own code runs on the CPU."""
     found: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[str, int], tuple[int, int]] = {}
-    for event, unit, lane, start, end in zip(
-        spans.event.tolist(),
-        spans.unit.tolist(),
-        spans.lane.tolist(),
-        spans.start.tolist(),
-        spans.end.tolist(),
-        strict=True,
-    ):
+    columns = (spans.event, spans.unit, spans.lane, spans.start, spans.end)
+    for event, unit, lane, start, end in zip(*(each.tolist() for each in columns), strict=True):
         name = spans.events[event]
         if name in _OPENS:
             # The first opening counts: a unit with several outputs may announce its backward more than once.
@@ -377,8 +340,8 @@ def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
             opened_lane, opened = open_at.pop((_CLOSES[name], unit))
             if opened_lane == lane:
                 found.append((lane, opened, end, unit))
-    columns = np.array(found, np.int64).reshape(-1, 4)
-    return columns[:, 0].astype(np.int32), columns[:, 1], columns[:, 2], columns[:, 3].astype(np.int32)
+    table = np.array(found, np.int64).reshape(-1, 4)
+    return table[:, 0].astype(np.int32), table[:, 1], table[:, 2], table[:, 3].astype(np.int32)
 
 
 def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:

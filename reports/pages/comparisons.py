@@ -19,9 +19,11 @@ from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
 from fsdpbench.reports.pages.whole_run import (
     Chart,
     Table,
+    axis,
     breakdown,
     chart_text,
     effect_chart,
+    scatter,
     throughput_against_memory,
 )
 
@@ -47,16 +49,11 @@ def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) ->
         _scaling_line(dict(sorted(points.items())), others, metric, place)
         for place, points in enumerate(long_enough[:MOST_LINES])
     ]
+    ticks = {"tickvals": counts, "ticktext": [str(gpus) for gpus in counts]}
     layout = {
         "height": 400,
-        "xaxis": {
-            "title": {"text": "GPUs"},
-            "type": "log",
-            "tickvals": counts,
-            "ticktext": [str(gpus) for gpus in counts],
-            "zeroline": False,
-        },
-        "yaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
+        "xaxis": axis("GPUs", type="log", **ticks, zeroline=False),
+        "yaxis": axis(metric.words, rangemode="tozero", zeroline=False),
     }
     rows = [row for points in long_enough for row in _scaling_rows(dict(sorted(points.items())), others)]
     table = Table(("configuration", "GPUs", metric.words, "of the fewest GPUs'"), tuple(rows))
@@ -69,17 +66,16 @@ def _scaling_line(
     points: dict[int, Ranked], others: Sequence[str], metric: Metric, place: int
 ) -> dict[str, Any]:
     first = next(iter(points.values()))
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": chart_text(short_label(first.row, others), 50),
-        "x": list(points),
-        "y": [entry.throughput for entry in points.values()],
-        "line": {"color": f"var({_COLOURS[place]})", "width": 2},
-        "marker": {"symbol": _SYMBOLS[place], "size": 8},
-        "customdata": [[entry.row.folder.name] for entry in points.values()],
-        "hovertemplate": "%{x} GPUs<br>%{y:.5~g} " + metric.words + "<extra>%{fullData.name}</extra>",
-    }
+    return scatter(
+        "lines+markers",
+        chart_text(short_label(first.row, others), 50),
+        list(points),
+        [entry.throughput for entry in points.values()],
+        line={"color": f"var({_COLOURS[place]})", "width": 2},
+        marker={"symbol": _SYMBOLS[place], "size": 8},
+        customdata=[[entry.row.folder.name] for entry in points.values()],
+        hovertemplate="%{x} GPUs<br>%{y:.5~g} " + metric.words + "<extra>%{fullData.name}</extra>",
+    )
 
 
 def _scaling_rows(points: dict[int, Ranked], others: Sequence[str]) -> list[tuple[str, ...]]:
@@ -105,33 +101,19 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
     predicted = [(one.row.result.step_time_s or 0.0) * 1e3 for one, _ in pairs]
     measured = [(other.row.result.step_time_s or 0.0) * 1e3 for _, other in pairs]
     top = 1.05 * max(*predicted, *measured)
+    line = {"color": "var(--muted)", "width": 1, "dash": "dot"}
+    runs = [[other.row.folder.name, chart_text(short_label(other.row, others), 80)] for _, other in pairs]
+    hover = "%{customdata[1]}<br>measured %{x:.4g} ms, predicted %{y:.4g} ms<extra></extra>"
+    marker = {"color": "var(--compute)", "size": 9}
+    about = {"marker": marker, "customdata": runs, "hovertemplate": hover}
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "equal",
-            "x": [0, top],
-            "y": [0, top],
-            "line": {"color": "var(--muted)", "width": 1, "dash": "dot"},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "configurations",
-            "x": measured,
-            "y": predicted,
-            "marker": {"color": "var(--compute)", "size": 9},
-            "customdata": [
-                [other.row.folder.name, chart_text(short_label(other.row, others), 80)] for _, other in pairs
-            ],
-            "hovertemplate": "%{customdata[1]}<br>measured %{x:.4g} ms, predicted %{y:.4g} ms<extra></extra>",
-        },
+        scatter("lines", "equal", [0, top], [0, top], line=line, hoverinfo="skip"),
+        scatter("markers", "configurations", measured, predicted, **about),
     ]
     layout = {
         "height": 400,
-        "xaxis": {"title": {"text": "measured step, ms"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": "predicted step, ms"}, "rangemode": "tozero"},
+        "xaxis": axis("measured step, ms", rangemode="tozero"),
+        "yaxis": axis("predicted step, ms", rangemode="tozero"),
     }
     rows = tuple(
         (label(other.row, others), number(one), number(two), signed_percent(one / two - 1))

@@ -28,11 +28,6 @@ class CompiledPair:
     eager: Configuration
     compiled: Configuration
 
-    @property
-    def gain(self) -> float:
-        """Return how much faster the compiled one is: 0.14 for 14 % more throughput."""
-        return (self.eager.result.step_time_s or 0.0) / (self.compiled.result.step_time_s or 1.0) - 1
-
 
 def compiled_pairs(ranked: Sequence[Ranked]) -> list[CompiledPair]:
     """Return all pairs, those of the best configurations first."""
@@ -94,7 +89,3 @@ def _figures(
 def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
     value = (figures or {}).get(name)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _gain(gain: float) -> str:
-    return signed_percent(gain)

@@ -9,7 +9,7 @@ from typing import Any
 
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.shell import write_page
-from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
+from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text, scatter
 
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
 MOST_LINES = 24
@@ -132,15 +132,12 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
     every = max(1, len(commits) // 12)
     places = list(range(0, len(commits), every))
     unit = "change since the first, %" if relative else series[0]["unit"]
+    ticks = {"tickvals": places, "ticktext": [_label(commits[p]["revision"]) for p in places]}
     layout = {
         "height": 300,
         "showlegend": len(series) <= 6,
-        "xaxis": {
-            "tickmode": "array",
-            "tickvals": places,
-            "ticktext": [_label(commits[p]["revision"]) for p in places],
-        },
-        "yaxis": {"title": {"text": unit}, "zeroline": relative},
+        "xaxis": {"tickmode": "array", **ticks},
+        "yaxis": axis(unit, zeroline=relative),
     }
     rows = tuple(
         (each["configuration"], *(display.NOTHING if v is None else f"{v:.6g}" for v in each["values"]))
@@ -153,23 +150,19 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
 
 
 def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, Any]:
-    base = _first(each["values"]) or 1.0
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": chart_text(each["configuration"], 40),
-        "x": list(range(len(marks))),
-        "y": [
-            None if value is None else 100 * (value / base - 1) if relative else value
-            for value in each["values"]
-        ],
-        "line": {"color": f"var({colour})", "width": 1.5, "shape": "hv"},
-        "marker": {"size": marks},
-        "customdata": [
-            display.NOTHING if value is None else f"{value:.6g} {each['unit']}" for value in each["values"]
-        ],
-        "hovertemplate": "%{customdata}<br>" + chart_text(each["configuration"], 70) + "<extra></extra>",
-    }
+    values, base = each["values"], _first(each["values"]) or 1.0
+    shown = [None if v is None else 100 * (v / base - 1) if relative else v for v in values]
+    known = [display.NOTHING if v is None else f"{v:.6g} {each['unit']}" for v in values]
+    return scatter(
+        "lines+markers",
+        chart_text(each["configuration"], 40),
+        list(range(len(marks))),
+        shown,
+        line={"color": f"var({colour})", "width": 1.5, "shape": "hv"},
+        marker={"size": marks},
+        customdata=known,
+        hovertemplate="%{customdata}<br>" + chart_text(each["configuration"], 70) + "<extra></extra>",
+    )
 
 
 def _first(values: Sequence[float | None]) -> float | None:

@@ -19,7 +19,7 @@ from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
-from fsdpbench.reports.pages.recommendation import advice, best_lines, findings
+from fsdpbench.reports.pages.recommendation import best_lines, findings
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
@@ -49,6 +49,7 @@ def write_report(
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
+    judged = details[0].verdict if details else None
     return write_page(
         target,
         "report",
@@ -60,7 +61,7 @@ def write_report(
         overview=overview_chart(view, ranked, metric_of(view)),
         code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
-        advice=advice(details[0].verdict if details and ranked[0].place else None),
+        advice=judged.texts if judged and ranked[0].place else [],
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),
@@ -162,17 +163,18 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
     ]
 
 
-def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """Return groups of name and value: the rows' environments and hardware, each different one once."""
-    groups: list[dict[str, Any]] = []
+def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return titles and pairs of name and value: the rows' environments and hardware, each different one
+    once."""
+    groups = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),
         ("Hardware", [row.hardware for row in rows if row.hardware]),
     ):
         different = {json.dumps(mapping, sort_keys=True, default=str): mapping for mapping in found}
         for number, mapping in enumerate(different.values(), start=1):
-            words = name if len(different) == 1 else f"{name} {number} of {len(different)}"
-            groups.append({"name": words, "pairs": list(_flat(mapping))})
+            title = name if len(different) == 1 else f"{name} {number} of {len(different)}"
+            groups.append((title, _flat(mapping)))
     return groups
 
 

@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis.memory import MemoryCurve, Retry, device_clock, 
 from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB
-from fsdpbench.reports.pages.whole_run import Chart, Table, capacity_line, rule
+from fsdpbench.reports.pages.whole_run import Chart, Table, axis, capacity_line, rule, scatter
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.result import SoakReport
 
@@ -41,20 +41,11 @@ def memory_chart(
     ]
     if len(curve.retry_time):
         lines.append(_retries(curve))
-    layout: dict[str, Any] = {
-        "height": 330,
-        "xaxis": {
-            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"},
-            "zeroline": False,
-        },
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
-        "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
-        "annotations": [
-            _step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps
-        ],
-    }
-    if capacity:
-        layout["shapes"].append(capacity_line(capacity, "y"))
+    layout = _layout(f"ms from the start of the first traced step{_BY_DEVICE * bool(clock)}", capacity)
+    starts = [(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps]
+    style = {"color": "var(--line)", "width": 1}
+    layout["shapes"][:0] = [rule("x", at, style) | {"layer": "below"} for _, at in starts]
+    layout["annotations"] = [_step_words(index, at) for index, at in starts]
     return Chart("memory", "", lines, layout, _table(curve, capacity, analysis.memory.retries))
 
 
@@ -69,16 +60,16 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> d
 def _lines_of(
     name: str, x: list[Any], y: list[float], line: dict[str, Any], fill: dict[str, Any], template: str
 ) -> dict[str, Any]:
-    """Return a trace of plotly's: `y` in GiB over `x`."""
-    drawn = {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
-    return {**drawn, "line": line | {"simplify": False}, **fill, "hovertemplate": template}
+    """Return a line of plotly's: `y` in GiB over `x`."""
+    style = line | {"simplify": False}
+    return scatter("lines", name, x, y, line=style, **fill, hovertemplate=template)
 
 
 def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, Any]:
     """Return marks of allocator retries at `y` GiB, with `words` on each."""
     marker = {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"}
-    drawn = {"type": "scatter", "mode": "markers", "name": "allocator retry", "x": x, "y": y}
-    return {**drawn, "marker": marker, "customdata": words, "hovertemplate": f"{template}<extra></extra>"}
+    about = {"customdata": words, "hovertemplate": f"{template}<extra></extra>"}
+    return scatter("markers", "allocator retry", x, y, marker=marker, **about)
 
 
 def _retries(curve: MemoryCurve) -> dict[str, Any]:
@@ -93,8 +84,11 @@ def _retries(curve: MemoryCurve) -> dict[str, Any]:
     )
 
 
-def _step_line(at: float) -> dict[str, Any]:
-    return rule("x", at, {"color": "var(--line)", "width": 1}) | {"layer": "below"}
+def _layout(title: str, capacity: float | None) -> dict[str, Any]:
+    """Return the layout of GiB over what `title` says, with a line at the device's memory."""
+    lines = [capacity_line(capacity, "y")] if capacity else []
+    x, y = axis(title, zeroline=False), axis("GiB", rangemode="tozero")
+    return {"height": 330, "xaxis": x, "yaxis": y, "shapes": lines}
 
 
 def _step_words(index: int, at: float) -> dict[str, Any]:
@@ -165,14 +159,7 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
     retried = [at for at, count in enumerate(over.alloc_retries) if count]
     if retried:
         lines.append(_soak_retries(soak, retried[-most_points:]))
-    layout: dict[str, Any] = {
-        "height": 330,
-        "xaxis": {"title": {"text": "training step"}, "zeroline": False},
-        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
-        "shapes": [],
-    }
-    if capacity:
-        layout["shapes"].append(capacity_line(capacity, "y"))
+    layout = _layout("training step", capacity)
     return Chart("soak", SOAK_WORDS, lines, layout, _soak_table(soak))
 
 
@@ -201,11 +188,8 @@ def _soak_retries(soak: SoakReport, places: Sequence[int]) -> dict[str, Any]:
 def _soak_table(soak: SoakReport) -> Table:
     over = soak.over_steps
     rows = []
-    for words, values in (
-        ("peak allocated", over.allocated),
-        ("peak reserved", over.reserved),
-        ("free, in fragments", over.inactive_split),
-    ):
+    for name, words, _ in _LINES:
+        values = getattr(over, name)
         known = [value or 0 for value in values]
         highest = known.index(max(known))
         rows.append((words, display.gib(known[highest]), str(over.training_step[highest])))

@@ -45,18 +45,13 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A configuration with its cells, and what is needed to repeat it."""
+    """A configuration with its cells. `chosen`: its step can be shown; `links`: to its files."""
 
-    folder: str
-    name: str
-    key: str
+    of: Configuration
     place: int | None
     label: str
-    status: str
     chosen: bool
     cells: tuple[Cell, ...]
-    command: str | None
-    problem: str | None
     links: tuple[dict[str, str], ...]
 
 
@@ -156,19 +151,8 @@ def _row(
     cells = [_setting_cell(row, name) for name in varying]
     cells += [_figure_cell(entry, figure, share=place == 0) for place, figure in enumerate(shown)]
     cells.append(_status_cell(row))
-    return Row(
-        folder=row.folder.name,
-        name=row.name,
-        key=row.config.key,
-        place=entry.place,
-        label=label(row, varying),
-        status=row.status.words,
-        chosen=row.folder.name in with_detail,
-        cells=tuple(cells),
-        command=row.command,
-        problem=row.problem,
-        links=tuple(links(row)),
-    )
+    chosen = row.folder.name in with_detail
+    return Row(row, entry.place, label(row, varying), chosen, tuple(cells), tuple(links(row)))
 
 
 def _setting_cell(row: Configuration, name: str) -> Cell:

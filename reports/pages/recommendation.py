@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.pages.display import count, gib, number, percent, setting
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.overview import interval_findings, plus_minus
@@ -170,13 +169,6 @@ def findings(view: RunView) -> list[str]:
     if view.left_out:
         found.append(f"{_rows(len(view.left_out))} of an earlier sweep in this folder left out.")
     return found
-
-
-def advice(verdict: Verdict | None) -> list[str]:
-    """Return the trace's verdict, a sentence a cause."""
-    if verdict is None:
-        return []
-    return [finding.text for finding in verdict.findings] or [verdict.sentence]
 
 
 def endings(rows: Sequence[Configuration]) -> str:

@@ -23,18 +23,9 @@ from fsdpbench.reports.readers import Trace
 
 # In the order of `Timeline.KINDS` in timeline.js.
 KINDS = (
-    *(
-        "compute",
-        "all_gather",
-        "reduce_scatter",
-        "all_reduce",
-        "communication",
-        "memory",
-        "phase",
-        "event",
-        "wait",
-    ),
-)
+    "compute", "all_gather", "reduce_scatter", "all_reduce", "communication", "memory", "phase", "event",
+    "wait",
+)  # fmt: skip
 MOST_ROWS = 16
 _KIND_OF_CATEGORY = {"computation": "compute", "copy": "memory", "phase": "phase", "fsdp": "event"}
 

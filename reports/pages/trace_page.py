@@ -13,7 +13,7 @@ from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.shell import write_page
 from fsdpbench.reports.pages.trace_parts import trace_parts
-from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, named_places
+from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, part_bars, part_layout
 from fsdpbench.reports.readers import Trace
 
 _MOST_NAMES = 3
@@ -176,26 +176,8 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
     if not bars:
         return None
     shown = bars[:MOST_BARS]
-    positions = list(range(len(shown)))
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": words,
-            "y": positions,
-            "x": [getattr(parts, part) / 1e6 for _, parts in shown],
-            "marker": {"color": colour},
-            "hovertemplate": words + " %{x:.4g} ms<extra></extra>",
-        }
-        for part, words, colour in PARTS
-    ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "height": 110 + 30 * len(shown),
-        "xaxis": {"title": {"text": "mean step, ms"}, "rangemode": "tozero"},
-        "yaxis": named_places([chart_text(name, 40) for name, _ in shown]) | {"showgrid": False},
-    }
+    data = part_bars([parts for _, parts in shown], [1e-6] * len(shown), "PART %{x:.4g} ms")
+    layout = part_layout("mean step, ms", [chart_text(name, 40) for name, _ in shown], 30)
     narrow = {"yaxis": {"ticktext": [chart_text(name, 14) for name, _ in shown]}}
     summary = "Stacked bars: compute only, overlapped, exposed communication and idle time of a mean step."
     note = f"The first {MOST_BARS} of {len(bars)}; the table has all." if len(bars) > MOST_BARS else ""

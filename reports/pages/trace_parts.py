@@ -41,7 +41,7 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
         "memory_note": None if memory else "The trace has no memory events.",
         "units": units
         and {"lead": units.summary, "figure": units.figure(), "table": island_table(units.table)},
-        "verdict": _verdict(analysis),
+        "verdict": analysis.verdict.texts if analysis.verdict else [],
         "held": island_table(held_table(analysis.memory)),
         "held_by_unit": island_table(held_by_unit(analysis.memory)),
         "idle": island_table(idle_table(analysis)),
@@ -97,14 +97,6 @@ def _communication(analysis: RankAnalysis) -> Table | None:
     roof = f"of {analysis.links.name}'s peak" if analysis.links else "of the best one seen"
     columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
     return Table(columns, rows)
-
-
-def _verdict(analysis: RankAnalysis) -> list[str]:
-    """Return the analysis' findings in order of what they cost, or why there are none."""
-    verdict = analysis.verdict
-    if verdict is None:
-        return []
-    return [finding.text for finding in verdict.findings] or [verdict.sentence]
 
 
 def _ms(ns: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from fsdpbench.reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.whole_run import Chart, Table, chart_text
+from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text
 
 _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
 _OTHER = "other"
@@ -51,7 +51,7 @@ def units_chart(analysis: RankAnalysis) -> Chart | None:
         "height": 330,
         "bargap": 0.2,
         "xaxis": {**_ticks(names, _MOST_TICKS), "tickangle": -90, "showgrid": False},
-        "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
+        "yaxis": axis("ms a step", rangemode="tozero"),
     }
     narrow = {"xaxis": _ticks(names, _MOST_NARROW_TICKS)}
     return Chart("units", _lead(analysis, steps), data, layout, _table(analysis.units, steps), narrow)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fsdpbench.reports.analysis.figures import TimeParts
 from fsdpbench.reports.pages.display import (
     GIB,
     NOTHING,
@@ -24,6 +25,7 @@ from fsdpbench.reports.pages.display import (
 )
 from fsdpbench.reports.pages.effects import Effect
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+from fsdpbench.reports.result import StepParts
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
 MOST_BARS = 30
@@ -107,6 +109,47 @@ def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, Any]:
     }
 
 
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return an axis of plotly's with a title."""
+    return {"title": {"text": title}, **more}
+
+
+def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
+    """Return a scatter of plotly's; `mode`: `lines`, `markers` or both."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
+
+
+def part_bars(
+    steps: Sequence[StepParts | TimeParts], scales: Sequence[float], hover: str, **more: Any
+) -> list[dict[str, Any]]:
+    """Return stacked bars: the four parts of each step, times `scales`. `hover`: the text under the pointer,
+    with `PART` for the part's name."""
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": words,
+            "y": list(range(len(steps))),
+            "x": [getattr(step, part) * scale for step, scale in zip(steps, scales, strict=True)],
+            "marker": {"color": colour},
+            "hovertemplate": f"{hover.replace('PART', words)}<extra></extra>",
+            **more,
+        }
+        for part, words, colour in PARTS
+    ]
+
+
+def part_layout(title: str, names: Sequence[str], each: int) -> dict[str, Any]:
+    """Return the layout of `part_bars`: `names` beside the bars, `each` pixels a bar, a title below."""
+    return {
+        "barmode": "stack",
+        "bargap": 0.3,
+        "height": 110 + each * len(names),
+        "xaxis": axis(title, rangemode="tozero"),
+        "yaxis": named_places(names) | {"showgrid": False},
+    }
+
+
 def chart_text(text: str, longest: int = 60) -> str:
     """Return a name for a chart: cut to `longest` characters and with plotly's markup taken out of force."""
     text = " ".join(text.split())
@@ -125,39 +168,19 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) 
         return None
     shown = timed[:MOST_BARS]
     scales, unit = _scales(shown, metric)
-    positions = list(range(len(shown)))
-    places = [str(entry.place) for entry in shown]
     names = [f"{entry.place}  {chart_text(short_label(entry.row, varying), 46)}" for entry in shown]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": words,
-            "y": positions,
-            "x": [
-                getattr(entry.row.result.time_s, part) * 1e3 * scale
-                for entry, scale in zip(shown, scales, strict=True)
-            ],
-            "marker": {"color": colour},
-            "customdata": [[entry.row.folder.name, text] for entry, text in zip(shown, names, strict=True)],
-            "hovertemplate": "%{customdata[1]}<br>" + words + " %{x:.4g} " + unit + "<extra></extra>",
-        }
-        for part, words, colour in PARTS
-    ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "height": 110 + 24 * len(shown),
-        "xaxis": {"title": {"text": f"traced step, {unit}"}, "rangemode": "tozero"},
-        "yaxis": named_places(names) | {"showgrid": False},
-    }
-    cut = (
-        f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
+    data = part_bars(
+        [parts for entry in shown if (parts := entry.row.result.time_s)],
+        [1e3 * scale for scale in scales],
+        f"%{{customdata[1]}}<br>PART %{{x:.4g}} {unit}",
+        customdata=[[entry.row.folder.name, text] for entry, text in zip(shown, names, strict=True)],
     )
-    narrow = {"yaxis": {"ticktext": places}}
+    cut = f"The first {len(shown)} of {len(timed)}; the table below has all." * (len(shown) < len(timed))
+    narrow = {"yaxis": {"ticktext": [str(entry.place) for entry in shown]}}
     summary = (
         "Stacked bars: compute only, overlapped, exposed communication and idle time of each traced step."
     )
+    layout = part_layout(f"traced step, {unit}", names, 24)
     return Chart("breakdown", summary, data, layout, _breakdown_table(timed, varying), narrow, cut)
 
 
@@ -193,16 +216,10 @@ def throughput_against_memory(
     calm = [entry for entry in shown if not entry.row.result.alloc_retries_per_step]
     retried = [entry for entry in shown if entry.row.result.alloc_retries_per_step]
     front = pareto_front(shown)
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "Pareto front",
-            "x": [(reserved(entry.row) or 0) / GIB for entry in front],
-            "y": [entry.throughput for entry in front],
-            "line": {"color": "var(--muted)", "width": 1.5, "dash": "dot"},
-            "hoverinfo": "skip",
-        },
+    line = {"color": "var(--muted)", "width": 1.5, "dash": "dot"}
+    speeds = [entry.throughput for entry in front]
+    data = [
+        scatter("lines", "Pareto front", _memory_gib(front), speeds, line=line, hoverinfo="skip"),
         _points(calm, front, varying, metric, "no retries", "var(--compute)", "circle"),
     ]
     if retried:
@@ -210,23 +227,24 @@ def throughput_against_memory(
             _points(retried, front, varying, metric, "allocator retries", "var(--exposed)", "diamond")
         )
     capacity = max((entry.row.capacity_bytes or 0.0 for entry in shown), default=0.0)
-    memories = [(reserved(entry.row) or 0.0) / GIB for entry in shown]
+    memories = _memory_gib(shown)
     least, most = min(memories), max(*memories, capacity / GIB)
     margin = 0.05 * (most - least or most)
+    bounds = [least - margin, most + margin]
     layout = {
         "height": 400,
-        "xaxis": {
-            "title": {"text": "peak reserved memory, GiB"},
-            "zeroline": False,
-            "range": [least - margin, most + margin],
-        },
-        "yaxis": {"title": {"text": metric.words}, "zeroline": False},
+        "xaxis": axis("peak reserved memory, GiB", zeroline=False, range=bounds),
+        "yaxis": axis(metric.words, zeroline=False),
     }
     if capacity:
         layout["shapes"] = [capacity_line(capacity, "x")]
         layout["annotations"] = [_capacity_words(capacity)]
     summary = "Scatter of throughput against peak reserved memory; a dotted line joins the Pareto front."
     return Chart("memory-scatter", summary, data, layout, _scatter_table(shown, front, varying, metric))
+
+
+def _memory_gib(entries: Sequence[Ranked]) -> list[float]:
+    return [(reserved(entry.row) or 0.0) / GIB for entry in entries]
 
 
 def _points(
@@ -240,39 +258,26 @@ def _points(
 ) -> dict[str, Any]:
     on_front = {id(entry) for entry in front}
     hover = "%{customdata[1]}<br>%{y:.5~g} " + metric.words + "<br>%{x:.1f} GiB reserved<extra></extra>"
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "name": words,
-        "x": [(reserved(entry.row) or 0) / GIB for entry in entries],
-        "y": [entry.throughput for entry in entries],
-        "text": [str(entry.place) if id(entry) in on_front else "" for entry in entries],
-        "textposition": "top center",
-        "customdata": [
-            [entry.row.folder.name, f"{entry.place}  {chart_text(short_label(entry.row, varying), 80)}"]
-            for entry in entries
-        ],
-        "hovertemplate": hover,
-        "marker": {
-            "color": colour,
-            "symbol": symbol,
-            "size": 9,
-            "line": {"color": "var(--surface)", "width": 1},
-        },
-    }
+    line = {"color": "var(--surface)", "width": 1}
+    names = [f"{entry.place}  {chart_text(short_label(entry.row, varying), 80)}" for entry in entries]
+    return scatter(
+        "markers+text",
+        words,
+        _memory_gib(entries),
+        [entry.throughput for entry in entries],
+        text=[str(entry.place) if id(entry) in on_front else "" for entry in entries],
+        textposition="top center",
+        customdata=[[entry.row.folder.name, name] for entry, name in zip(entries, names, strict=True)],
+        hovertemplate=hover,
+        marker={"color": colour, "symbol": symbol, "size": 9, "line": line},
+    )
 
 
 def _capacity_words(capacity: float) -> dict[str, Any]:
+    font = {"color": "var(--muted)", "size": 11}
+    place = {"x": capacity / GIB, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
     text = f"device memory {gib(capacity)} GiB"
-    place = {
-        "x": capacity / GIB,
-        "y": 0,
-        "yref": "paper",
-        "xanchor": "right",
-        "yanchor": "bottom",
-        "xshift": -4,
-    }
-    return {"text": text, "showarrow": False, "font": {"color": "var(--muted)", "size": 11}, **place}
+    return {"text": text, "showarrow": False, "font": font, **place, "xshift": -4}
 
 
 def _scatter_table(
@@ -306,50 +311,31 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
 
 
 def _effects(shown: Sequence[Effect]) -> list[dict[str, Any]]:
-    positions = range(len(shown))
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "single pairs, smallest to largest",
-            "x": [x for e in shown for x in (_points_of(e.smallest), _points_of(e.largest), None)],
-            "y": [y for position in positions for y in (position, position, None)],
-            "line": {"color": "var(--overlapped)", "width": 7},
-            "hoverinfo": "skip",
-        },
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "mean with its 95 % interval",
-            "x": [_points_of(effect.ratio) for effect in shown],
-            "y": list(positions),
-            "marker": {"color": "var(--compute)", "size": 9},
-            "error_x": _interval_bars(shown),
-            "customdata": [
-                [
-                    chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90),
-                    e.pairs,
-                    signed_percent((e.ratio or 1) - 1),
-                ]
-                for e in shown
-            ],
-            "hovertemplate": "%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
-        },
-    ]
+    places = range(len(shown))
+    ends = [x for e in shown for x in (_points_of(e.smallest), _points_of(e.largest), None)]
+    rows = [y for place in places for y in (place, place, None)]
+    line = {"color": "var(--overlapped)", "width": 7}
+    named = [chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90) for e in shown]
+    changes = [signed_percent((e.ratio or 1) - 1) for e in shown]
+    mean = scatter(
+        "markers",
+        "mean with its 95 % interval",
+        [_points_of(effect.ratio) for effect in shown],
+        list(places),
+        marker={"color": "var(--compute)", "size": 9},
+        error_x=_interval_bars(shown),
+        customdata=[[named[place], shown[place].pairs, changes[place]] for place in places],
+        hovertemplate="%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
+    )
+    pairs = "single pairs, smallest to largest"
+    return [scatter("lines", pairs, ends, rows, line=line, hoverinfo="skip"), mean]
 
 
 def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
     names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
-    return {
-        "height": 130 + 28 * len(shown),
-        "xaxis": {
-            "title": {"text": "change of throughput, %"},
-            "zeroline": True,
-            "zerolinecolor": "var(--text)",
-            "range": _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)]),
-        },
-        "yaxis": named_places(names),
-    }
+    bounds = _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)])
+    changes = axis("change of throughput, %", zeroline=True, zerolinecolor="var(--text)", range=bounds)
+    return {"height": 130 + 28 * len(shown), "xaxis": changes, "yaxis": named_places(names)}
 
 
 def _aside(effect: Effect) -> str:
@@ -373,37 +359,28 @@ def _points_of(ratio: float | None) -> float | None:
 def _interval_bars(shown: Sequence[Effect]) -> dict[str, Any]:
     above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
     below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": above,
-        "arrayminus": below,
-        "color": "var(--compute)",
-    }
+    ends = {"array": above, "arrayminus": below}
+    return {"type": "data", "symmetric": False, **ends, "color": "var(--compute)"}
 
 
 def _effect_table(found: Sequence[Effect]) -> Table:
+    def change(ratio: float | None) -> str:
+        return signed_percent(ratio - 1) if ratio else NOTHING
+
     def interval(low: float | None, high: float | None) -> str:
-        return (
-            NOTHING
-            if low is None or high is None
-            else f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
-        )
+        if low is None or high is None:
+            return NOTHING
+        return f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
 
     rows = tuple(
         (
-            effect.name,
-            effect.value,
-            effect.reference,
-            signed_percent(effect.ratio - 1) if effect.ratio else NOTHING,
-            interval(effect.low, effect.high),
-            interval(effect.smallest, effect.largest),
-            signed_percent(effect.memory - 1) if effect.memory else NOTHING,
-            f"{effect.pairs} with retries" if effect.with_retries else str(effect.pairs),
-            f"{signed_percent(effect.other_ratio - 1)} ({effect.other_pairs})" if effect.other_ratio else "",
-            str(effect.out_of_memory) if effect.out_of_memory else "",
+            *(each.name, each.value, each.reference, change(each.ratio), interval(each.low, each.high)),
+            *(interval(each.smallest, each.largest), change(each.memory)),
+            f"{each.pairs} with retries" if each.with_retries else str(each.pairs),
+            f"{change(each.other_ratio)} ({each.other_pairs})" if each.other_ratio else "",
+            str(each.out_of_memory) if each.out_of_memory else "",
         )
-        for effect in found
+        for each in found
     )
     columns = (
         *("setting", "value", "instead of", "throughput", "95 % interval", "single pairs"),

@@ -189,11 +189,9 @@ def _entry(raw: Mapping[str, Any]) -> Entry:
 
 
 def _frames(raw: Any) -> tuple[Frame, ...]:
-    if not isinstance(raw, (list, tuple)):
-        return ()
     return tuple(
         Frame(_text(each.get("filename"), "?"), _number(each.get("line"), 0), _text(each.get("name"), "?"))
-        for each in raw[:_MOST_FRAMES]
+        for each in _listed(raw)[:_MOST_FRAMES]
         if isinstance(each, Mapping)
     )
 
@@ -222,19 +220,20 @@ def _status(raw: Any) -> dict[str, GroupStatus]:
 
 
 def _sizes(raw: Any) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(raw, (list, tuple)):
-        return ()
     return tuple(
         tuple(_number(size, 0) for size in shape[:_MOST_DIMENSIONS])
-        for shape in raw[:_MOST_TENSORS]
+        for shape in _listed(raw)[:_MOST_TENSORS]
         if isinstance(shape, (list, tuple))
     )
 
 
 def _texts(raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, (list, tuple)):
-        return ()
-    return tuple(_text(each, "?") for each in raw[:_MOST_TENSORS])
+    return tuple(_text(each, "?") for each in _listed(raw)[:_MOST_TENSORS])
+
+
+def _listed(raw: Any) -> Sequence[Any]:
+    """Return a list of the file; empty where something else is in its place."""
+    return raw if isinstance(raw, (list, tuple)) else ()
 
 
 def _text(raw: Any, otherwise: str) -> str:

@@ -37,33 +37,17 @@ _MARK = re.compile(
     re.VERBOSE,
 )
 _TRACES = (
-    "py_callstack",
-    "exc_info",
-    "exception",
-    "traceback",
-    "stack_trace",
-    "stacktrace",
-    "stack",
-    "extraInfo",
-)
+    "py_callstack", "exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "extraInfo",
+)  # fmt: skip
 _WORDS = ("message", "msg", "log", "text", "event", "error", "body", "textPayload", "jsonPayload")
 _RANKS = ("rank", "global_rank", "RANK")
 _LINES_AROUND, _MOST_LINES = (400, 40), 10_000
 _HINTS = (
-    *(
-        "out of mem",
-        "out_of_me",
-        "outofmemory",
-        "oom",
-        "exceed allowed",
-        "to allocate",
-        "alloc_failed",
-        "calloc",
-    ),
-    *("allocfailed", "cannot allocate", "memoryallocation", "memory_error", "memoryerror", "bad_alloc"),
-    *("host alloc", "shared memory", "space left", "cache blocks", "kv cache", "free memory on", "killed"),
-    *("sigkill", "exitcode", "exit code", "return code", "low on", "memory pressure"),
-)
+    "out of mem", "out_of_me", "outofmemory", "oom", "exceed allowed", "to allocate", "alloc_failed",
+    "calloc", "allocfailed", "cannot allocate", "memoryallocation", "memory_error", "memoryerror",
+    "bad_alloc", "host alloc", "shared memory", "space left", "cache blocks", "kv cache", "free memory on",
+    "killed", "sigkill", "exitcode", "exit code", "return code", "low on", "memory pressure",
+)  # fmt: skip
 """A line with a message has one of these, in lower case."""
 _READ_WHOLE = _LARGEST_JSON_LINE = 1 << 20
 _FRAME = re.compile(

@@ -15,6 +15,7 @@ aten/src/ATen/mps/MPSAllocator.mm of these releases."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -142,20 +143,9 @@ def _of_form(source: str, match: re.Match[str]) -> OomMessage:
     figures = {name: _whole(text) if text.isdigit() else _bytes(text) for name, text in named.items()}
     if source == "vLLM" and "free" in named:
         figures["free"] = _bytes(f"{named['free']} GiB")
-    known = figures.get
-    return OomMessage(
-        source,
-        asked=known("asked"),
-        gpu=known("gpu"),
-        total=known("total"),
-        free=known("free"),
-        process=_sum(known("reserved"), known("beside")),
-        allowed=known("allowed"),
-        allocated=known("allocated"),
-        reserved=known("reserved"),
-        rank=known("rank"),
-        position=match.start(),
-    )
+    process = _sum(figures.get("reserved"), figures.pop("beside", None))
+    known: Mapping[str, Any] = {**figures, "process": process, "position": match.start()}
+    return OomMessage(source, **known)
 
 
 def _of_allocator(start: re.Match[str], text: str) -> OomMessage:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +61,23 @@ class Category(IntEnum):
     MODULE = 9
 
 
+class Columns:
+    """A dataclass of arrays of equal length, one row an event."""
+
+    def __len__(self) -> int:
+        return len(self.columns()[0])
+
+    def columns(self) -> tuple[Any, ...]:
+        """Return the arrays, in the order of their declaration."""
+        return tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
+    def select(self, rows: Bool | Int64) -> Self:
+        """Return the rows of a mask or of an index array, in its order."""
+        return type(self)(*(column[rows] for column in self.columns()))
+
+
 @dataclass(frozen=True, eq=False)
-class Events:
+class Events(Columns):
     """Complete events as columns of equal length.
 
     start, duration: int64, ns.  category: int8, `Category`.  name: int32, index into `Trace.names`.
@@ -80,21 +95,10 @@ class Events:
     stream: Int32
     device: Int32
 
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def end(self) -> Int64:
         """Return the ends, int64 ns."""
         return self.start + self.duration
-
-    def select(self, rows: Bool | Int64) -> Events:
-        """Return the rows of a mask or of an index array, in its order."""
-        return Events(*(column[rows] for column in self.columns()))
-
-    def columns(self) -> tuple[Any, ...]:
-        """Return the arrays, in the order of their declaration (and of `DTYPES`)."""
-        return tuple(getattr(self, column.name) for column in fields(self))
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class OperatorCall:
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryEvents:
+class MemoryEvents(Columns):
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
     the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total with what
     other streams still use, MISSING as a rule: only simulated traces tell it)."""
@@ -142,20 +146,14 @@ class MemoryEvents:
     device_id: Int64
     active: Int64
 
-    def __len__(self) -> int:
-        return len(self.time)
-
 
 @dataclass(frozen=True, eq=False)
-class RetryEvents:
+class RetryEvents(Columns):
     """Allocator retries: int64 columns time (ns), bytes asked for, bytes freed by the retry."""
 
     time: Int64
     bytes: Int64
     freed: Int64
-
-    def __len__(self) -> int:
-        return len(self.time)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,10 @@ from dataclasses import fields
 from itertools import islice
 from math import prod
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from fsdpbench.reports.readers.trace import (
     CATEGORIES,
@@ -55,6 +55,7 @@ _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
 
 AnyEvent = FloatEvent | ExactEvent
+_Arguments = TypeVar("_Arguments", bound=Struct)
 
 
 class _Numbering(dict[Any, int]):
@@ -172,21 +173,24 @@ class ColumnBuilder:
                 time, present = _times(chosen, [event.ts for event in chosen])
                 kept.add(time, present, [event.args for event in chosen])
 
+    def _arguments(
+        self, events: Sequence[AnyEvent], rows: Sequence[int], kind: type[_Arguments]
+    ) -> list[_Arguments]:
+        """Return the arguments of the events in these rows; broken ones are counted."""
+        arguments, broken = decode_arguments([events[row].args for row in rows], kind)
+        self._broken += broken
+        return arguments
+
     def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
         rows = np.flatnonzero(category == Category.RUNTIME)
-        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], CallArguments)
-        self._broken += broken
+        arguments = self._arguments(events, rows.tolist(), CallArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
 
     def _add_device(
         self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
     ) -> None:
-        on_device = (
-            (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
-        )
-        rows = np.flatnonzero(on_device)
-        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], DeviceArguments)
-        self._broken += broken
+        rows = np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))
+        arguments = self._arguments(events, rows.tolist(), DeviceArguments)
         correlation[rows] = integers([each.correlation for each in arguments])
         stream[rows] = _small_ints([each.stream for each in arguments])
         device[rows] = _small_ints([each.device for each in arguments])
@@ -197,8 +201,7 @@ class ColumnBuilder:
     def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
         operators = np.flatnonzero(category == Category.CPU_OP).tolist()
         rows = [row for row in operators if is_shaped(events[row].name)]
-        arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
-        self._broken += broken
+        arguments = self._arguments(events, rows, CalledArguments)
         for row, each in zip(rows, arguments, strict=True):
             texts = (each.sizes, each.types, each.values, each.strides)
             key = (*map(bytes, texts), each.gigabytes)
@@ -213,8 +216,7 @@ class ColumnBuilder:
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
         rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
-        arguments, broken = decode_arguments([events[row].args for row in rows], SpanArguments)
-        self._broken += broken
+        arguments = self._arguments(events, rows, SpanArguments)
         for row, each in zip(rows, arguments, strict=True):
             self._collectives[self._rows + row] = _from_input_shapes(events[row].name, each)
 
@@ -430,7 +432,7 @@ def in_order(memory: MemoryEvents) -> MemoryEvents:
         found = search.order(rows[low:high], before)
         if found:
             order[rows[low:high]] = found
-    return MemoryEvents(*(getattr(memory, each.name)[order] for each in fields(memory)))
+    return memory.select(order)
 
 
 def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:

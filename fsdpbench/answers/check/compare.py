@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
-from typing import Any
 
 from fsdpbench.answers.check.metrics import METRICS, communicates
 from fsdpbench.answers.check.noise import effect, holm, least_p_value, p_value, runs_needed
@@ -192,21 +191,21 @@ def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change
         if too_few:
             yield replace(change, chance=None, verdict=Verdict.UNKNOWN, reason=too_few)
         else:
-            yield replace(change, chance=chance, **_shown(change, chance, thresholds))
+            yield _judged(change, chance, thresholds)
 
 
-def _shown(change: Change, chance: float, thresholds: Thresholds) -> dict[str, Any]:
-    """Return the verdict on a tested figure. What other figures speak against may be worse, but no better."""
-    size = change.relative or 0.0
+def _judged(change: Change, chance: float, thresholds: Thresholds) -> Change:
+    """Return a tested figure with its verdict. One that others speak against may be worse, but not better."""
+    size, tested = change.relative or 0.0, replace(change, chance=chance)
     certain = chance < thresholds.level and abs(size) >= thresholds.least_effect(change.metric)
     assert isinstance(change.before, int | float)
     assert isinstance(change.after, int | float)
     if certain and (change.after - change.before) * size <= 0:
         reason = "has medians that say another thing than the ranks of its runs"
-        return {"verdict": Verdict.UNKNOWN, "reason": reason}
+        return replace(tested, verdict=Verdict.UNKNOWN, reason=reason)
     if change.reason and not (certain and change.verdict is Verdict.WORSE):
-        return {"verdict": Verdict.UNKNOWN}
-    return {} if certain else {"verdict": Verdict.NOISE}
+        return replace(tested, verdict=Verdict.UNKNOWN)
+    return tested if certain else replace(tested, verdict=Verdict.NOISE)
 
 
 def _too_few(tested: list[Change], level: float) -> str | None:

@@ -74,14 +74,14 @@ def _collective(kind: str, name: str) -> Rule:
     return rule
 
 
-def _prefetch(changes: Changes) -> str | None:
-    fewer = -_rise(changes, "prefetched_all_gathers")
-    if fewer <= 0:
-        return None
-    return (
-        f"{fewer:g} fewer all-gathers of the trace were issued ahead of their unit's turn: "
-        f"prefetch is off or shallower"
-    )
+def _risen(metric: str, words: str, sign: int = 1) -> Rule:
+    """Return a rule for a figure that rose (`sign` -1: fell); `words` say by how much: `MORE`."""
+
+    def rule(changes: Changes) -> str | None:
+        more = sign * _rise(changes, metric)
+        return words.replace("MORE", f"{more:g}") if more > 0 else None
+
+    return rule
 
 
 def _limiter(changes: Changes) -> str | None:
@@ -92,16 +92,9 @@ def _limiter(changes: Changes) -> str | None:
     return f"the rate limiter {done}: the CPU runs ahead, and gathered parameters pile up"
 
 
-def _copies(changes: Changes) -> str | None:
-    more = _rise(changes, "copies")
-    return f"{more:g} more copies a step (kernels and memcpy that only move data)" if more > 0 else None
-
-
 def _kernels(changes: Changes) -> str | None:
     more = _rise(changes, "kernels")
-    if more <= 0 or _rise(changes, "copies") > 0:
-        return None
-    return f"{more:g} more kernels a step"
+    return f"{more:g} more kernels a step" if more > 0 and _rise(changes, "copies") <= 0 else None
 
 
 def _slower_work(changes: Changes) -> str | None:
@@ -125,12 +118,9 @@ def _memory(changes: Changes) -> str | None:
 
 def _retries(changes: Changes) -> str | None:
     more = _rise(changes, "alloc_retries_per_step")
-    if more <= 0:
-        return None
-    return (
-        f"{more:g} more allocator {'retry' if more == 1 else 'retries'} a step: memory is short, and each "
-        "waits for the device and gives the cache back"
-    )
+    noun = "retry" if more == 1 else "retries"
+    why = "memory is short, and each waits for the device and gives the cache back"
+    return f"{more:g} more allocator {noun} a step: {why}" if more > 0 else None
 
 
 def _slower_step(changes: Changes) -> str | None:
@@ -147,10 +137,15 @@ _RULES: dict[str, Rule] = {
     "more_all_gathers": _collective("all_gather", "all-gather"),
     "more_reduce_scatters": _collective("reduce_scatter", "reduce-scatter"),
     "more_all_reduces": _collective("all_reduce", "all-reduce"),
-    "less_prefetch": _prefetch,
+    "less_prefetch": _risen(
+        "prefetched_all_gathers",
+        "MORE fewer all-gathers of the trace were issued ahead of their unit's turn: prefetch is off or "
+        "shallower",
+        sign=-1,
+    ),
     "limiter_off": _limiter,
     "more_retries": _retries,
-    "more_copies": _copies,
+    "more_copies": _risen("copies", "MORE more copies a step (kernels and memcpy that only move data)"),
     "more_kernels": _kernels,
     "slower_kernels": _slower_work,
     "more_memory": _memory,

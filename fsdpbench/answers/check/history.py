@@ -250,22 +250,22 @@ def exact_steps(values: Sequence[float]) -> list[int]:
     ]
 
 
-def measured_steps(values: Sequence[float], *, level: float = LEVEL, seed: int = 0) -> list[int]:
+def measured_steps(values: Sequence[float]) -> list[int]:
     """Places where a new level begins, in order. The same for the same values: permutations have a seed."""
     series = np.asarray(values, np.float64)
     found: list[int] = []
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     parts = [(0, len(series))]
     while parts:
         low, high = parts.pop()
-        split = _split(series[low:high], level, random)
+        split = _split(series[low:high], random)
         if split is not None:
             found.append(low + split)
             parts += [(low, low + split), (low + split, high)]
     return sorted(found)
 
 
-def _split(series: Floats, level: float, random: np.random.Generator) -> int | None:
+def _split(series: Floats, random: np.random.Generator) -> int | None:
     """Return the most likely place, if it is one."""
     if len(series) < 2 * LEAST_SEGMENT or not np.ptp(series):
         return None
@@ -275,7 +275,7 @@ def _split(series: Floats, level: float, random: np.random.Generator) -> int | N
     for _ in range(PERMUTATIONS):
         order = random.permutation(len(series))
         as_good += _farthest(apart[np.ix_(order, order)])[0] >= best
-    return place if (as_good + 1) / (PERMUTATIONS + 1) <= level else None
+    return place if (as_good + 1) / (PERMUTATIONS + 1) <= LEVEL else None
 
 
 def _farthest(apart: Floats) -> tuple[float, int]:

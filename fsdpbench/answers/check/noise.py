@@ -46,7 +46,7 @@ class Noise:
         }
 
 
-def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
+def measure_noise(entries: Mapping[str, Entry]) -> Noise:
     """Return the noise of repeated runs. Metrics that were equal in all runs have none.
 
     Raises `CannotJudgeError` for simulated entries, for what failed or has impossible figures, and where
@@ -65,7 +65,7 @@ def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
             f"{runs} runs a configuration are too few to split in two: at least {_FEWEST_RUNS} are needed "
             f"(--repeat {_FEWEST_RUNS})"
         )
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     effects: dict[str, float] = {}
     judged = [metric.name for metric in METRICS.values() if metric.worse is not Worse.NEITHER]
     for entry in entries.values():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import tomllib
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fsdpbench.base.reading import UnreadableError, read_json
+from fsdpbench.base.reading import UnreadableError, read_json, read_rows
 from fsdpbench.base.reading import read_text as read_text
 
 T = TypeVar("T")
@@ -66,8 +65,7 @@ def table_beside(module: str, name: str) -> dict[str, Any]:
 def rows_beside(module: str, name: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file of the package, `name` in the folder of the file `module`, by column;
     lines that begin with `#` are comments."""
-    lines = Path(module).with_name(name).read_text(encoding="utf-8").splitlines()
-    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    return read_rows(Path(module).with_name(name))
 
 
 def typed_rows(module: str, name: str, kind: type[T]) -> tuple[T, ...]:

@@ -24,25 +24,13 @@ if TYPE_CHECKING:
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, type=PossiblePath())
-@click.option("--against", type=PossiblePath(), help="Older trace or folder: show what changed since.")
-@click.option(
-    "--hardware", help="Hardware profile for the peak bandwidth of links (default: from the trace)."
-)
-@click.option("--hta", is_flag=True, help="Also run HolisticTraceAnalysis on the traces (extra `hta`).")
-@click.option(
-    "--jobs",
-    type=whole(most=MOST_JOBS),
-    help="Number of traces to read in parallel (default: by cores and memory).",
-)
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Limit of what a file may contain: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
-)
-@click.option("-o", "--output", type=PlaceForFile(), help="Write an offline HTML page there as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--against", type=PossiblePath())
+@click.option("--hardware")
+@click.option("--hta", is_flag=True)
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--limit", "limits", multiple=True, metavar="NAME=VALUE")
+@click.option("-o", "--output", type=PlaceForFile())
+@click.option("--json", "as_json", is_flag=True)
 def command(
     paths: tuple[Path, ...],
     against: Path | None,

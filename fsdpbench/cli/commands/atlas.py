@@ -33,13 +33,13 @@ def command() -> None:
 
 
 @command.command("build")
-@click.option("--models", help="Models, comma-separated (default: the atlas's ten).")
-@click.option("--hardware", help="Hardware profiles, comma-separated (default: the atlas's eight).")
-@click.option("--gpus", help="Numbers of GPUs, comma-separated (default: 8 to 1024).")
-@click.option("--small", is_flag=True, help="3 models, 3 chips and 4 numbers of GPUs.")
-@click.option("-o", "--output", type=PossiblePath(), default=_FOLDER, help="Folder of pages and runs.")
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
-@click.option("--json", "as_json", is_flag=True, help="The atlas, as one JSON object on stdout.")
+@click.option("--models")
+@click.option("--hardware")
+@click.option("--gpus")
+@click.option("--small", is_flag=True)
+@click.option("-o", "--output", type=PossiblePath(), default=_FOLDER)
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--json", "as_json", is_flag=True)
 def build_command(
     models: str | None,
     hardware: str | None,
@@ -89,14 +89,10 @@ def build_command(
 
 @command.command("show")
 @click.argument("model")
-@click.option(
-    "--hardware", default="h100-80gb", help="Chip, as in the atlas: h100, a100-80gb (default h100)."
-)
-@click.option("--gpus", type=whole(most=MOST_GPUS), default=8, help="GPUs in all (default 8).")
-@click.option(
-    "--atlas", "place", type=PossiblePath(), default=_FOLDER, help="Folder or file of a built atlas."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--hardware", default="h100-80gb")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=8)
+@click.option("--atlas", "place", type=PossiblePath(), default=_FOLDER)
+@click.option("--json", "as_json", is_flag=True)
 def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: bool) -> None:
     """Show the best settings of a model on a number of GPUs, from a built atlas. Nothing is run."""
     import msgspec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
-from fsdpbench.engine.devices.detection import number_of_launcher
+from fsdpbench.engine.devices.detection import number_of_launcher, profile_like, visible_gpus
 from fsdpbench.reports.result import Result
+from fsdpbench.sim.model.profile import load_profile, profile_names, stated_machine
 
 if TYPE_CHECKING:
     from fsdpbench.lab.calibrate import Machine
@@ -25,34 +28,16 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
-@click.option("--name", help="Name of the profile (default: the name of the file).")
-@click.option(
-    "--base", help="Profile of the most similar hardware, for figures that cannot be measured here."
-)
+@click.option("--name")
+@click.option("--base")
 @click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
-@click.option("--hardware", help="With --device sim: the profile to measure, to test the calibration itself.")
-@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: number of ranks.")
-@click.option("--quick", is_flag=True, help="Do not wait until the GPU is warm.")
-@click.option(
-    "--from-result",
-    "results",
-    multiple=True,
-    type=PossiblePath(),
-    help="Scale a packaged profile by a measured run instead: a result.json, a run's folder, or a CSV of "
-    "runs as `validate --runs` takes it. May be given several times.",
-)
-@click.option(
-    "--fit", help="With --from-result: what is scaled, of compute, memory, network, latency, host (as 'a,b')."
-)
-@click.option(
-    "--nccl-tests",
-    "measured",
-    multiple=True,
-    type=PossiblePath(dir_okay=False),
-    help="Fit the network to what nccl-tests printed (all_gather_perf and others, text or JSON). May be "
-    "given several times: one file for each collective and number of nodes.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--hardware")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1)
+@click.option("--quick", is_flag=True)
+@click.option("--from-result", "results", multiple=True, type=PossiblePath())
+@click.option("--fit")
+@click.option("--nccl-tests", "measured", multiple=True, type=PossiblePath(dir_okay=False))
+@click.option("--json", "as_json", is_flag=True)
 def command(
     output: Path,
     name: str | None,
@@ -98,12 +83,9 @@ def command(
 
         calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)
         return
-    from fsdpbench.base.files.documents import to_toml
     from fsdpbench.base.files.whole_files import write_whole
-    from fsdpbench.engine.devices.detection import visible_gpus
     from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.launch.rehearse import rehearse_launched
-    from fsdpbench.sim.model.profile import load_profile
 
     if device == "cuda" and not visible_gpus():
         raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
@@ -143,8 +125,6 @@ def _check_output(output: Path) -> None:
 @contextmanager
 def _process_group(device: str) -> Iterator[None]:
     """Hold an NCCL process group of the ranks that torchrun started; none for one process or a simulation."""
-    import datetime
-
     import torch
     import torch.distributed as dist
 
@@ -162,9 +142,6 @@ def _process_group(device: str) -> Iterator[None]:
 
 def _base_of(machine: Machine) -> str:
     """Return the name of the packaged profile nearest to `machine`. Raises `UsageError` if there is none."""
-    from fsdpbench.engine.devices.detection import profile_like
-    from fsdpbench.sim.model.profile import profile_names
-
     found = profile_like(machine.name, machine.module.mem_get_info()[1])
     if found is None:
         known = ", ".join(profile_names())
@@ -180,7 +157,6 @@ def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | N
     """Fit the network of the packaged profile `base` to tables of nccl-tests and write the profile."""
     from fsdpbench.lab.calibrate.nccl_tests import points_of_files
     from fsdpbench.lab.calibrate.network_fit import fit_network
-    from fsdpbench.sim.model.profile import load_profile, profile_names
 
     if base not in profile_names():
         known = ", ".join(profile_names())
@@ -251,8 +227,6 @@ def _one_chip(runs: Sequence[MeasuredRun]) -> str:
 
 def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
     """Return `chip` with the node size that all runs on several nodes share; `chip` where they do not."""
-    from fsdpbench.sim.model.profile import stated_machine
-
     sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
     stated = len(sizes) == 1 and "+" not in chip and not any(run.config.gpus_used_per_node for run in runs)
     return stated_machine(chip, sizes.pop()) if stated else chip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from fsdpbench.answers.check import LEAVE_OUT
 from fsdpbench.base import interruption
@@ -33,22 +34,13 @@ if TYPE_CHECKING:
 _NOISE_RUNS = 20
 _MOST_SHOWN = 3
 _LONGEST = 500
+_FORMATS = ("text", "md", "json", "github-benchmark")
 
 
 _output_options = grouped(
-    click.option(
-        "--thresholds",
-        type=PossiblePath(),
-        help="TOML file with the changes that are allowed (example: ci/thresholds.toml).",
-    ),
-    click.option(
-        "--format",
-        "form",
-        type=click.Choice(["text", "md", "json", "github-benchmark"]),
-        default="text",
-        help="Output: text, Markdown, JSON, or the figures of B for github-action-benchmark.",
-    ),
-    click.option("--json", "form", flag_value="json", help="Same as --format json."),
+    click.option("--thresholds", type=PossiblePath()),
+    click.option("--format", "form", type=click.Choice(_FORMATS), default="text"),
+    click.option("--json", "form", flag_value="json"),
 )
 
 
@@ -81,15 +73,11 @@ def _named(lines: Sequence[str]) -> str:
 
 @click.command("check")
 @click.argument("folder", required=False, type=PossiblePath())
-@click.option("--baseline", type=PossiblePath(), help="Baseline file to compare with.")
-@click.option("--noise", is_flag=True, help="Measure this machine's noise and write it as --thresholds.")
-@click.option(
-    "--history", is_flag=True, help="Show the baseline's figures over its commits, and where they changed."
-)
-@click.option("-o", "--output", type=PlaceForFile(), help="With --history: write an HTML page of it.")
-@click.option(
-    "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
-)
+@click.option("--baseline", type=PossiblePath())
+@click.option("--noise", is_flag=True)
+@click.option("--history", is_flag=True)
+@click.option("-o", "--output", type=PlaceForFile())
+@click.option("--repeat", type=whole(most=MOST_RUNS))
 @_output_options
 def command(
     folder: Path | None,
@@ -157,8 +145,6 @@ def _history(baseline: Path | None, folder: Path | None, output: Path | None, no
 
 
 def _write_noise(side: Side, path: Path | None) -> None:
-    from msgspec.structs import replace
-
     from fsdpbench.answers.check.noise import measure_noise
     from fsdpbench.answers.check.thresholds import read_thresholds
 
@@ -300,14 +286,8 @@ def baseline_command() -> None:
 
 
 _baseline_options = grouped(
-    click.option(
-        LEAVE_OUT,
-        "leave_out",
-        metavar="NAME",
-        multiple=True,
-        help="Configuration to leave out of the baseline, for example one that failed; may be repeated.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print the baseline as one JSON object."),
+    click.option(LEAVE_OUT, "leave_out", metavar="NAME", multiple=True),
+    click.option("--json", "as_json", is_flag=True),
 )
 
 
@@ -336,9 +316,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
 
 @baseline_command.command("update")
 @click.argument("file", type=PossiblePath())
-@click.option(
-    "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
-)
+@click.option("--repeat", type=whole(most=MOST_RUNS))
 @_baseline_options
 def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: bool) -> None:
     """Run FILE's own sweep again and write its figures into FILE, for the installed version of torch.

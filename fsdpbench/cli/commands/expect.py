@@ -23,21 +23,11 @@ _TRACE = (".json.gz", ".json", ".gz")
 
 
 @click.command("expect")
-@click.option(
-    "--measured",
-    metavar="SPEED",
-    help="The measured speed, of one GPU: 21.3s (a step), 850ms, 3212tokens/s/gpu, 350TFLOPS, 41%MFU.",
-)
-@click.option(
-    "--from",
-    "source",
-    metavar="RUN",
-    help="Take speed and configuration from a run on real GPUs (its folder or result.json), or the speed "
-    "alone from a Kineto trace.",
-)
+@click.option("--measured", metavar="SPEED")
+@click.option("--from", "source", metavar="RUN")
 @target_options
 @script_options
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option("--jobs", type=whole(most=MOST_JOBS))
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Say whether a measured speed is normal for its configuration, and what would explain it if not.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from fsdpbench.base.errors import UsageError
+from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_standard_input
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.requests.options import setting_options, target_options
 from fsdpbench.cli.requests.script_request import config_asked_for, script_options
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from fsdpbench.answers.explain import Advice
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.reports.readers.oom_log import OomReport
+    from fsdpbench.reports.result import Result
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
@@ -27,18 +30,12 @@ _WAITING = "waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gi
 
 
 @click.command("explain")
-@click.option(
-    "--from", "source", metavar="FILE", help="Message, log or snapshot to read, for use with --script."
-)
+@click.option("--from", "source", metavar="FILE")
 @target_options
 @script_options
-@click.option(
-    "-o", "--output", type=PlaceForFile(), help="Also write the explanation as an offline page (.html)."
-)
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
-@click.option(
-    "--no-changes", is_flag=True, help="Only say what held memory; do not search for changes that fit."
-)
+@click.option("-o", "--output", type=PlaceForFile())
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--no-changes", is_flag=True)
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Explain why memory ran out, and find the smallest changes that fit, with their cost in speed.
@@ -131,8 +128,7 @@ def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Con
     if source != _STDIN and not path.exists():
         raise UsageError(f"{source}: no such file or folder (- reads stdin)")
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
-        record, result = recorded(path)
-        return _measured_config(path, record, result, options, explanation)
+        return _measured_config(path, recorded(path), options, explanation)
     if path.suffix in SUFFIXES:
         explanation.add_snapshot(path)
     else:
@@ -142,7 +138,6 @@ def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Con
 
 def _read_message(source: str) -> OomReport:
     """Return the message in a log, or on standard input. Raises `UsageError` if there is none."""
-    from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_standard_input
     from fsdpbench.reports.readers.oom_log import read_log
 
     try:
@@ -165,10 +160,11 @@ def _read_message(source: str) -> OomReport:
     return report
 
 
-def recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return configuration and result of a folder that ran out of memory. Raises `UsageError`."""
+def recorded(path: Path) -> Result:
+    """Return the result in a folder that ran out of memory, or in a file. Raises `UsageError`."""
     from fsdpbench.base.files.documents import read_json_object
     from fsdpbench.engine.results.store import RESULT_FILE, SWEEP_FILE, Store
+    from fsdpbench.reports.result import Result
 
     if path.is_dir() and (path / SWEEP_FILE).is_file():
         points = [p for p in Store.open(path).points() if p.result.status == "oom"]
@@ -178,38 +174,36 @@ def recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             tell(f"{len(points)} configurations ran out of memory; the first is explained. For another one:")
             for point in points[1:4]:
                 tell(f"  fsdpbench explain {point.folder}")
-        return points[0].config, points[0].result.to_dict()
+        return points[0].result
     if path.is_dir() and not (path / RESULT_FILE).is_file():
         raise UsageError(
             f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "
             "wrote, such as runs/NAME, or a file with the message"
         )
-    result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
-    if not isinstance(result.get("config"), dict):
+    try:
+        result = Result.of(read_json_object(path / RESULT_FILE if path.is_dir() else path))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: is not a result ({error})") from None
+    if result.config is None:
         raise UsageError(f"{path}: it holds no configuration; name a run folder or a result.json")
-    return result["config"], result
+    return result
 
 
-def _measured_config(
-    path: Path,
-    record: dict[str, Any],
-    result: dict[str, Any],
-    options: dict[str, Any],
-    explanation: Explanation,
-) -> Config:
+def _measured_config(path: Path, result: Result, options: dict[str, Any], explanation: Explanation) -> Config:
     """Return the recorded configuration, to be simulated on the GPUs that it ran on; explain the message of
     real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.reports.readers.oom_log import read_log
 
+    record, machine = result.config or {}, result.machine
     if record.get("device") == "cuda" and not options.get("hardware"):
-        name, memory = (_field(result, "hardware", key) for key in ("name", "memory_bytes"))
+        name, memory = machine.get("name"), machine.get("memory_bytes")
         found = profile_like(str(name), memory if isinstance(memory, int) else 0)
         if found is None:
             raise UsageError(f"{path}: no profile is like its {name}; name one with --hardware")
         options["hardware"] = found
-    report = read_log(str(_field(result, "cause", "message") or ""))
+    report = read_log(result.message or "")
     if report is not None and record.get("device") == "cuda":
         explanation.add_message(report)
     try:
@@ -218,15 +212,7 @@ def _measured_config(
         raise UsageError(f"{path}: its configuration cannot be read ({error})") from None
 
 
-def _field(result: dict[str, Any], name: str, key: str) -> Any:
-    """Return a value of an object in the result; None where there is no such object."""
-    found = result.get(name)
-    return found.get(key) if isinstance(found, dict) else None
-
-
 def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice:
-    from dataclasses import replace
-
     from fsdpbench.answers.explain import advise
     from fsdpbench.sweep.prediction import PROBE, as_simulated
     from fsdpbench.sweep.trials import jobs_for

@@ -16,6 +16,7 @@ from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.cli.output import make_console, show, show_json
 
 if TYPE_CHECKING:
+    from fsdpbench.base.settings.setting import Trade
     from fsdpbench.lab.doctor import Finding
 
 
@@ -24,7 +25,7 @@ Row = dict[str, Any]
 
 @click.command("list")
 @click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list to stdout.")
+@click.option("--json", "as_json", is_flag=True)
 def command(what: str, as_json: bool) -> None:
     """List models, systems, hardware profiles, software profiles or settings.
 
@@ -79,19 +80,13 @@ def systems() -> list[Row]:
 
     rows: list[Row] = []
     for offer in offers():
-        system = offer.thing
-        state = offer.problem or "ready"
+        system, state = offer.thing, offer.problem or "ready"
         if system is not None and not system.is_installed:
             state = f"{system.package} is not installed: {system.installation}"
-        rows.append(
-            {
-                "name": offer.name,
-                "summary": "-" if system is None else system.summary,
-                "devices": [] if system is None else sorted(system.devices),
-                "from": offer.origin,
-                "state": state,
-            }
-        )
+        about = {"summary": "-", "devices": []}
+        if system is not None:
+            about = {"summary": system.summary, "devices": sorted(system.devices)}
+        rows.append({"name": offer.name, **about, "from": offer.origin, "state": state})
     return rows
 
 
@@ -125,26 +120,16 @@ def software() -> list[Row]:
 
 def settings() -> list[Row]:
     """Return a row for every setting, with the reason of its default."""
+    names = ("name", "default", "values", "meaning", "reason")
     return [
-        {
-            "name": setting.name,
-            "default": setting.default,
-            "values": setting.values,
-            "meaning": setting.meaning,
-            "reason": setting.reason,
-            "trades": [
-                {
-                    "value": trade.written,
-                    "memory": trade.memory.name.lower(),
-                    "time": trade.time.name.lower(),
-                    "meaning": trade.words,
-                    "script": trade.script,
-                }
-                for trade in setting.trades
-            ],
-        }
+        {name: getattr(setting, name) for name in names} | {"trades": list(map(_trade, setting.trades))}
         for setting in SETTINGS.values()
     ]
+
+
+def _trade(trade: Trade) -> dict[str, str | None]:
+    effects = {"memory": trade.memory.name.lower(), "time": trade.time.name.lower()}
+    return {"value": trade.written, **effects, "meaning": trade.words, "script": trade.script}
 
 
 _LISTS: dict[str, Callable[[], list[Row]]] = {
@@ -212,8 +197,8 @@ def _print_table(rows: list[dict[str, str]]) -> None:
 
 
 @click.command("doctor")
-@click.option("--quick", is_flag=True, help="Only look; do not run a small model on each device.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--quick", is_flag=True)
+@click.option("--json", "as_json", is_flag=True)
 def doctor_command(quick: bool, as_json: bool) -> None:
     """Test what this machine can run, and say what is missing for the rest.
 

@@ -31,16 +31,11 @@ _GRACE_S = 3.0
 
 @click.command("watch")
 @click.argument("folder", type=PossiblePath())
-@click.option("-o", "--output", type=PlaceForFile(), help="The page (default: FOLDER/report.html).")
-@click.option("--no-page", is_flag=True, help="Only the terminal; write nothing.")
-@click.option(
-    "--wait", type=Positive(MOST_SECONDS), default=60.0, show_default=True, metavar="S",
-    help="Seconds to wait for a sweep in FOLDER to begin.",
-)  # fmt: skip
-@click.option(
-    "--timeout", type=Positive(MOST_SECONDS), metavar="S", help="Stop watching after this many seconds."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the last state as one JSON object.")
+@click.option("-o", "--output", type=PlaceForFile())
+@click.option("--no-page", is_flag=True)
+@click.option("--wait", type=Positive(MOST_SECONDS), default=60.0, show_default=True, metavar="S")
+@click.option("--timeout", type=Positive(MOST_SECONDS), metavar="S")
+@click.option("--json", "as_json", is_flag=True)
 def command(
     folder: Path, output: Path | None, no_page: bool, wait: float, timeout: float | None, as_json: bool
 ) -> None:
@@ -274,9 +269,9 @@ def _table_of(state: SweepState, slurm: str, width: int) -> Group:
 
 @click.command("report")
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PossiblePath())
-@click.option("-o", "--output", type=PlaceForFile(), help="Output file (default: in the run folder).")
+@click.option("-o", "--output", type=PlaceForFile())
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
-@click.option("--json", "form", flag_value="json", help="Same as --format json.")
+@click.option("--json", "form", flag_value="json")
 def report_command(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from fsdpbench.cli.commands.sweep import announced, fitted, request_from
 from fsdpbench.cli.output import make_console, show_json, tell
@@ -50,9 +51,9 @@ _GIB = 2**30
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option("--jobs", type=whole(most=MOST_JOBS))
 @budget_options
-@click.option("--no-predict", is_flag=True, help="Only list the configurations; predict nothing.")
+@click.option("--no-predict", is_flag=True)
 @setting_options(many=True)
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
@@ -124,14 +125,12 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
         row: dict[str, Any] = {"name": config.name, "config": config.to_dict()}
         if foreseen is not None:
             prediction = foreseen.predictions[index]
+            names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")
             row["prediction"] = {
                 "simulated": True,
                 "fits": prediction.fits if prediction.status is not None else None,
                 "reason": prediction.reason,
-                "step_time_s": prediction.step_time_s,
-                "peak_reserved_bytes": prediction.peak_reserved_bytes,
-                "alloc_retries_per_step": prediction.alloc_retries_per_step,
-                "risky": prediction.risky,
+                **{name: getattr(prediction, name) for name in names},
                 "rank": foreseen.ranks[index],
                 "interval": prediction.interval,
             }
@@ -143,8 +142,6 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
 
 
 def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, budget: Budget) -> None:
-    from rich.text import Text
-
     console = make_console()
     if foreseen is None:
         numbers = [str(number) for number in range(1, len(points) + 1)]
@@ -173,8 +170,6 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
 
 
 def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> None:
-    from rich.text import Text
-
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
     rows = [settings_of(found.config) for found, _ in shown]

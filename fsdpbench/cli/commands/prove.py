@@ -23,22 +23,18 @@ _MOST_RANKS = 16
 @click.command("prove")
 @click.argument("script", required=False, type=PossiblePath(dir_okay=False))
 @click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--module", metavar="NAME", help="Prove a Python module instead, like `torchrun -m`.")
-@click.option("--gpus", metavar="N", help="Number of simulated GPUs (default 8).")
-@click.option("--hardware", help="Hardware profile (default: that of `run`).")
-@click.option("--only", metavar="PARTS", help="Run these parts only, e.g. gradients,races.")
-@click.option("--ranks", default="4,2", metavar="N,M", help="Real CPU ranks of gradients and resume.")
-@click.option("--baseline", type=PossiblePath(), help="Speed: compare with this baseline (docs/gate.md).")
-@click.option("--thresholds", type=PossiblePath(), help="Speed: changes that are allowed.")
-@click.option(
-    "--resume-with", default="", metavar="ARGUMENTS", help="Resume: arguments that load a checkpoint."
-)
-@click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0, help="Seconds for each run (120).")
-@click.option(
-    "--to-the-end", is_flag=True, help="Simulate to the end of the script, evaluation and saving too."
-)
-@click.option("--junit", type=PlaceForFile(), help="Also write JUnit XML.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--module", metavar="NAME")
+@click.option("--gpus", metavar="N")
+@click.option("--hardware")
+@click.option("--only", metavar="PARTS")
+@click.option("--ranks", default="4,2", metavar="N,M")
+@click.option("--baseline", type=PossiblePath())
+@click.option("--thresholds", type=PossiblePath())
+@click.option("--resume-with", default="", metavar="ARGUMENTS")
+@click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0)
+@click.option("--to-the-end", is_flag=True)
+@click.option("--junit", type=PlaceForFile())
+@click.option("--json", "as_json", is_flag=True)
 def command(
     script: Path | None, module: str | None, as_json: bool, junit: Path | None, **options: Any
 ) -> None:

@@ -10,9 +10,11 @@ import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError, unknown
 from fsdpbench.base.files.documents import to_json
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION
+from fsdpbench.engine.results.store import disk_errors
+from fsdpbench.lab.reproduce.catalogue import NAMES, PUBLICATION, figures
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
@@ -27,11 +29,9 @@ _PROFILES = "profiles"
 @click.command("reproduce")
 @click.argument("publication", metavar="fsdp-paper")
 @click.option("--only", help=f"Figures to do, comma-separated, of {', '.join(NAMES)} (default: all).")
-@click.option(
-    "-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"), help="Folder of page and runs."
-)
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"))
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--json", "as_json", is_flag=True)
 def command(publication: str, only: str | None, output: Path, jobs: int | None, as_json: bool) -> None:
     """Simulate every figure of the FSDP paper and draw it with the published one, on one offline page.
 
@@ -45,10 +45,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     names = _names(only)
     fork_server.start("sim")
     began = time.monotonic()
-    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.engine.results.store import disk_errors
-    from fsdpbench.lab.reproduce.catalogue import figures
     from fsdpbench.lab.reproduce.document import as_dict
     from fsdpbench.lab.reproduce.outcome import outcome_of
     from fsdpbench.lab.reproduce.page import write_page

@@ -27,7 +27,13 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
-from fsdpbench.cli.terminal.notes import buffer_notes, sanitizer_notes, script_notes, soak_notes
+from fsdpbench.cli.terminal.notes import (
+    buffer_notes,
+    describe_script,
+    sanitizer_notes,
+    script_notes,
+    soak_notes,
+)
 from fsdpbench.cli.values import PossiblePath, SectionedCommand, grouped, help_all_option, whole
 from fsdpbench.launch import fork_server
 
@@ -43,30 +49,11 @@ _WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
 
 
 soak_options = grouped(
-    click.option(
-        "--soak",
-        type=whole(),
-        metavar="STEPS",
-        help="Instead of timed and traced steps: run this many consecutive steps and show memory over them.",
-    ),
-    click.option(
-        "--seq-lengths",
-        metavar="LENGTHS",
-        help="With --soak: lengths of samples, lognormal:MEAN,SIGMA or a file, and how they are laid out "
-        "(,layout=padded|packed,buckets=16,multiple=64,least=1,seed=0). --seq is the longest.",
-    ),
-    click.option(
-        "--eval-every", type=whole(), metavar="STEPS", help="With --soak: evaluate after so many steps."
-    ),
-    click.option(
-        "--eval-steps", type=whole(), metavar="BATCHES", help="Batches of an evaluation (default 8)."
-    ),
-    click.option(
-        "--no-replay",
-        is_flag=True,
-        default=None,
-        help="With --soak on simulated GPUs: execute every step, also those known already.",
-    ),
+    click.option("--soak", type=whole(), metavar="STEPS"),
+    click.option("--seq-lengths", metavar="LENGTHS"),
+    click.option("--eval-every", type=whole(), metavar="STEPS"),
+    click.option("--eval-steps", type=whole(), metavar="BATCHES"),
+    click.option("--no-replay", is_flag=True, default=None),
 )
 """`--soak`, `--seq-lengths`, `--eval-every`: many steps of different lengths (docs/lengths.md)."""
 
@@ -107,24 +94,10 @@ _POLL_S = 0.2
 @click.command("run", cls=SectionedCommand)
 @help_all_option
 @target_options
-@click.option(
-    "-o",
-    "--output",
-    type=PossiblePath(),
-    help="Output folder (default: runs/NAME of the configuration, or runs/NAME-2 while that is in use).",
-)
+@click.option("-o", "--output", type=PossiblePath())
 @script_options
-@click.option(
-    "--jitter",
-    metavar="SEED",
-    help="Simulated GPUs: random noise and late ranks (a seed, or "
-    "seed=1,kernels=0.02,arrival_us=20,straggler=0).",
-)
-@click.option(
-    "--advise",
-    is_flag=True,
-    help="Simulate variants of the script, each one line away: what each gains, and the line to write.",
-)
+@click.option("--jitter", metavar="SEED")
+@click.option("--advise", is_flag=True)
 @sanitize_option
 @soak_options
 @setting_options(many=False)
@@ -137,7 +110,6 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     """
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
     fork_server.start(device, asks_to_compile(options, assignments))
-    from fsdpbench.cli.terminal.notes import describe_script
     from fsdpbench.cli.terminal.progress import describe_result
     from fsdpbench.engine.results.records import Status
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, ExitCode, UsageError
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
@@ -58,23 +59,13 @@ if TYPE_CHECKING:
 
 
 launcher_options = grouped(
-    click.option(
-        "--launcher",
-        type=click.Choice(["local", "torchrun", "slurm"]),
-        default="local",
-        help="local: this machine. torchrun: several machines, the same command on each. slurm: Slurm jobs.",
-    ),
-    click.option("--nnodes", type=whole(most=MOST_GPUS), help="torchrun: number of machines."),
-    click.option("--node-rank", type=whole(0, MOST_GPUS), help="torchrun: number of this machine, from 0."),
-    click.option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: address of node 0."),
-    click.option("--partition", help="slurm: partition."),
-    click.option("--account", help="slurm: account."),
-    click.option(
-        "--time",
-        "time_minutes",
-        type=whole(most=MOST_SECONDS // 60),
-        help="slurm: time limit of a job, minutes.",
-    ),
+    click.option("--launcher", type=click.Choice(["local", "torchrun", "slurm"]), default="local"),
+    click.option("--nnodes", type=whole(most=MOST_GPUS)),
+    click.option("--node-rank", type=whole(0, MOST_GPUS)),
+    click.option("--rdzv-endpoint", metavar="HOST:PORT"),
+    click.option("--partition"),
+    click.option("--account"),
+    click.option("--time", "time_minutes", type=whole(most=MOST_SECONDS // 60)),
 )
 """`--launcher`, and the options of each launcher."""
 
@@ -145,11 +136,11 @@ _PATIENCE_S = 300.0
 @target_options
 @space_options
 @launcher_options
-@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/NAME).")
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
-@click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Number of runs of each configuration.")
-@click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
-@click.option("--fail-fast", is_flag=True, help="Stop at the first failed configuration.")
+@click.option("-o", "--output", type=PossiblePath())
+@click.option("--jobs", type=whole(most=MOST_JOBS))
+@click.option("--repeat", type=whole(most=MOST_RUNS), default=1)
+@click.option("--retry-failed", is_flag=True)
+@click.option("--fail-fast", is_flag=True)
 @sanitize_option
 @budget_options
 @setting_options(many=True)
@@ -265,7 +256,6 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     """Write the code to paste and the page. Return the code's files, and the error that stopped the rest."""
     from fsdpbench.base.files.shared_log import records
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
-    from fsdpbench.launch import fork_server
     from fsdpbench.reports.analysis.processes import kept
     from fsdpbench.reports.pages import write_report
     from fsdpbench.sweep.recommended import write_recommended
@@ -319,7 +309,6 @@ def _tell_end(
 
 def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     """Return the best of each number of GPUs."""
-    from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.results.records import Status
 
     running = [each for each in stored if each.result.status is Status.OK and each.result.step_time_s]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.text import Text
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_json_object
@@ -23,6 +24,7 @@ from fsdpbench.cli.requests.options import (
 from fsdpbench.cli.terminal.table import Column, print_table, shared_words
 from fsdpbench.cli.terminal.units import (
     compiled_words,
+    goal_unit,
     interval_lines,
     is_shared,
     plus_minus,
@@ -52,38 +54,15 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option(
-    "--for",
-    "goal",
-    default="tokens_per_s",
-    help="What to maximise: tokens_per_s (default), samples_per_s, tflops or mfu.",
-)
-@click.option("--memory", help="Memory limit of one GPU: 80GB, 40GiB.")
-@click.option(
-    "--trials", type=whole(most=1_000_000), default=160, help="Maximum number of configurations to simulate."
-)
-@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Random seed of the search.")
-@click.option(
-    "--finalists",
-    type=whole(most=MOST_RUNS),
-    default=8,
-    help="Number of best simulated configurations to run in full.",
-)
-@click.option(
-    "--real-runs",
-    type=whole(most=MOST_RUNS),
-    help="Real devices: maximum number of configurations to measure, the finalists first.",
-)
-@click.option(
-    "--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: time limit for measuring, minutes."
-)
-@click.option(
-    "--repeat",
-    type=whole(most=MOST_RUNS),
-    default=1,
-    help="Real devices: number of runs of each of the best configurations.",
-)
-@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/tune-NAME).")
+@click.option("--for", "goal", default="tokens_per_s")
+@click.option("--memory")
+@click.option("--trials", type=whole(most=1_000_000), default=160)
+@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0)
+@click.option("--finalists", type=whole(most=MOST_RUNS), default=8)
+@click.option("--real-runs", type=whole(most=MOST_RUNS))
+@click.option("--real-time", type=Positive(MOST_SECONDS // 60))
+@click.option("--repeat", type=whole(most=MOST_RUNS), default=1)
+@click.option("-o", "--output", type=PossiblePath())
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
@@ -173,10 +152,7 @@ def _tell(line: str) -> None:
 
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
-    from rich.text import Text
-
     from fsdpbench.answers.tune.front import ranks
-    from fsdpbench.cli.terminal.units import goal_unit
 
     console = make_console()
     if console.is_terminal:

@@ -17,29 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command("validate")
-@click.option(
-    "--runs",
-    type=PossiblePath(),
-    multiple=True,
-    help="CSV file of published runs to add to the known ones; may be repeated.",
-)
-@click.option(
-    "--system", help="System to simulate them with (default: the one each run used, as it was then)."
-)
-@click.option("--only", help="Only cases whose name or group contains this text.")
-@click.option(
-    "--held-out/--no-held-out",
-    default=True,
-    help="Also predict the rows of --runs with constants fitted to another chip's runs.",
-)
-@click.option(
-    "--operators",
-    type=PossiblePath(),
-    help="Compare operators instead of runs: folder with measured ones (nccl.csv, gemm.csv, "
-    "attention_forward.csv).",
-)
+@click.option("--runs", type=PossiblePath(), multiple=True)
+@click.option("--system")
+@click.option("--only")
+@click.option("--held-out/--no-held-out", default=True)
+@click.option("--operators", type=PossiblePath())
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("--json", "as_json", is_flag=True)
 def command(
     runs: tuple[Path, ...],
     system: str | None,

@@ -23,101 +23,35 @@ from fsdpbench.cli.requests.completion import (
 from fsdpbench.cli.values import MOST_SECONDS, F, Positive, grouped, whole
 from fsdpbench.sweep.spaces.space_file import read_space
 
-sanitize_option = click.option(
-    "--sanitize",
-    is_flag=True,
-    default=None,
-    help="Simulated GPUs: find data races (accesses to the same memory that no event orders). A finding "
-    "gives status race and exit code 4 (docs/races.md).",
-)
+sanitize_option = click.option("--sanitize", is_flag=True, default=None)
 
 target_options = grouped(
-    click.option(
-        "--model",
-        shell_complete=proposals(model_names),
-        help="Model: a named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME from the "
-        "local Hugging Face cache.",
-    ),
-    click.option(
-        "--hf-config",
-        metavar="PATH",
-        help="Model from a Hugging Face config.json, or from its folder, instead of --model "
-        "(docs/models.md).",
-    ),
-    click.option("--shape", help="Change fields of the model's shape: layers=32,d_model=4096,..."),
-    click.option(
-        "--system",
-        shell_complete=proposals(system_names),
-        help="FSDP implementation(s) to run, comma-separated (`fsdpbench list systems`).",
-    ),
-    click.option(
-        "--device",
-        default=None,
-        help="cuda (real GPUs), cpu, sim (simulated GPUs) or auto (default: cuda if enough GPUs are "
-        "visible, else sim).",
-    ),
-    click.option(
-        "--hardware",
-        shell_complete=proposals(hardware_names),
-        help="Hardware profile to simulate: a name (`fsdpbench list hardware`) or FILE.toml.",
-    ),
-    click.option(
-        "--nic-gb-s",
-        type=Positive(1e6),
-        default=None,
-        metavar="GB/S",
-        help="Network of one node each way, of as many GPUs as --gpus-per-node says: 50 for 400 Gb/s.",
-    ),
+    click.option("--model", shell_complete=proposals(model_names)),
+    click.option("--hf-config", metavar="PATH"),
+    click.option("--shape"),
+    click.option("--system", shell_complete=proposals(system_names)),
+    click.option("--device", default=None),
+    click.option("--hardware", shell_complete=proposals(hardware_names)),
+    click.option("--nic-gb-s", type=Positive(1e6), default=None, metavar="GB/S"),
     click.option("--emulate", is_flag=True, default=None, hidden=True),
-    click.option(
-        "--software",
-        shell_complete=proposals(software_names),
-        help="Simulated GPUs: behave like older software (fsdp1-2022; `fsdpbench list software`), or "
-        "FILE.toml.",
-    ),
-    click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
-    click.option("--gpus-per-node", type=whole(), help="GPUs that one node has (default: the profile's)."),
-    click.option(
-        "--gpus-used-per-node",
-        type=whole(),
-        help="Simulated GPUs: run ranks on only so many GPUs of each node (default: all).",
-    ),
-    click.option(
-        "--data",
-        help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "
-        "synthetic data from the seed.",
-    ),
-    click.option(
-        "--timeout",
-        type=Positive(MOST_SECONDS),
-        default=None,
-        help="Time limit of one configuration, seconds.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
+    click.option("--software", shell_complete=proposals(software_names)),
+    click.option("--gpus", default=None),
+    click.option("--gpus-per-node", type=whole()),
+    click.option("--gpus-used-per-node", type=whole()),
+    click.option("--data"),
+    click.option("--timeout", type=Positive(MOST_SECONDS), default=None),
+    click.option("--json", "as_json", is_flag=True),
 )
 """`--model`, `--gpus`, `--device`, ...: the model to run and the ranks to run it on."""
 
 
 space_options = grouped(
-    click.option(
-        "--preset",
-        help="Ready-made set of settings to sweep: default, memory, accumulation, scaling, hybrid, wide.",
-    ),
-    click.option(
-        "--when",
-        multiple=True,
-        metavar="'A=V => B=V,V'",
-        help="Sweep the values of B only where A has this value (any setting, system or gpus).",
-    ),
-    click.option(
-        "--exclude",
-        multiple=True,
-        metavar="'A=V B=V'",
-        help="Leave out configurations that match all of these.",
-    ),
-    click.option("--reference", help="Systems to run once for comparison, comma-separated."),
-    click.option("--max-points", type=whole(), help="Maximum number of configurations to sample."),
-    click.option("--sample-seed", type=whole(0), help="Seed of that sample (default 0)."),
+    click.option("--preset"),
+    click.option("--when", multiple=True, metavar="'A=V => B=V,V'"),
+    click.option("--exclude", multiple=True, metavar="'A=V B=V'"),
+    click.option("--reference"),
+    click.option("--max-points", type=whole()),
+    click.option("--sample-seed", type=whole(0)),
 )
 """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
 
@@ -136,12 +70,7 @@ def setting_options(many: bool) -> Callable[[F], F]:
                 help=setting.help(many),
             )(function)
         return click.option(
-            "--set",
-            "assignments",
-            multiple=True,
-            metavar="KEY=VALUE",
-            shell_complete=assignments,
-            help="Set any setting by name.",
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", shell_complete=assignments
         )(function)
 
     return decorate

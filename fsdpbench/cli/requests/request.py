@@ -12,6 +12,7 @@ from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.engine.devices.detection import Choice, choose_device
 from fsdpbench.engine.results.provenance import node_stated
+from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_config, make_target
 from fsdpbench.sweep.spaces.presets import CHECKPOINTING, Preset, get_preset, of_what_is_named
@@ -103,8 +104,6 @@ class SweepRequest:
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
-            from fsdpbench.sim.model.profile import load_profile
-
             profile, largest = load_profile(target.hardware or ""), max(self.space.targets, key=_size)
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
             title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
@@ -273,8 +272,6 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
         if (stated := _count(given, name)) is not None:
             return stated
     if largest.device == "sim":
-        from fsdpbench.sim.model.profile import load_profile
-
         return load_profile(largest.hardware or "").gpus_per_node
     return largest.gpus_per_node
 

@@ -21,35 +21,11 @@ _SYSTEM = "script"
 
 
 script_options = grouped(
-    click.option(
-        "--script",
-        type=PossiblePath(dir_okay=False),
-        help="Run this training script on simulated GPUs instead of a model; write its arguments after `--`.",
-    ),
-    click.option(
-        "--module",
-        metavar="NAME",
-        help="Run a Python module instead, like `torchrun -m` (torchtitan.train).",
-    ),
-    click.option(
-        "--steps-by",
-        type=click.Choice([way.value for way in StepsBy]),
-        default=None,
-        help="What ends a step of the script: the step of its first optimizer (default) or of its profiler.",
-    ),
-    click.option(
-        "--to-the-end",
-        is_flag=True,
-        help="Continue to the end of the script after the measured steps (7).",
-    ),
-    click.option(
-        "--check-ranks",
-        metavar="[N]",
-        is_flag=False,
-        flag_value="",
-        default=None,
-        help="Run N ranks and compare their collectives (without N: ranks 0, 1, a middle one and the last).",
-    ),
+    click.option("--script", type=PossiblePath(dir_okay=False)),
+    click.option("--module", metavar="NAME"),
+    click.option("--steps-by", type=click.Choice([way.value for way in StepsBy]), default=None),
+    click.option("--to-the-end", is_flag=True),
+    click.option("--check-ranks", metavar="[N]", is_flag=False, flag_value="", default=None),
     click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
 )
 """`--script` and its options; the script's own arguments come after `--`."""

@@ -11,6 +11,7 @@ import click
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import with_unit
+from fsdpbench.cli.output import make_console, make_table
 from fsdpbench.cli.terminal.units import words_of
 from fsdpbench.cli.values import Positive, grouped
 
@@ -26,18 +27,9 @@ _MOST_HOURS = 1e12
 
 
 budget_options = grouped(
-    click.option(
-        "--tokens", metavar="N", help="Number of training tokens (300B, 1T), to show days and GPU-hours."
-    ),
-    click.option(
-        "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
-    ),
-    click.option(
-        "--gpu-mtbf",
-        type=Positive(_MOST_HOURS),
-        help="Mean GPU-hours between failures, for the days of --tokens with checkpoints and failures "
-        "(default 50000, as in the training of Llama 3).",
-    ),
+    click.option("--tokens", metavar="N"),
+    click.option("--price", type=Positive(_MOST_PRICE)),
+    click.option("--gpu-mtbf", type=Positive(_MOST_HOURS)),
 )
 """`--tokens`, `--price` and `--gpu-mtbf`."""
 
@@ -64,11 +56,6 @@ class Budget:
         """Raise `UsageError` if tokens are asked of a model that has none."""
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
             raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
-
-    @property
-    def is_asked(self) -> bool:
-        """Return whether tokens or a price were named."""
-        return self.tokens is not None or self.price is not None
 
 
 @dataclass(frozen=True)
@@ -100,7 +87,7 @@ class Row:
         share = self.endured.waiting.share
         return self.days / share if share else math.inf
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the row as JSON holds it."""
         return {
             "gpus": self.config.gpus,
@@ -157,14 +144,12 @@ def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, 
 
 def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
     """Return whether the table says more than the ranking does."""
-    return bool(rows) and (len(rows) > 1 or budget.is_asked)
+    return bool(rows) and (len(rows) > 1 or budget != Budget())
 
 
 def print_rows(rows: Sequence[Row], budget: Budget) -> None:
     """Print the table, and below it the best configuration of each number of GPUs."""
     from rich.text import Text
-
-    from fsdpbench.cli.output import make_console, make_table
 
     console = make_console()
     unit = rows[0].unit
@@ -193,8 +178,6 @@ def print_endured(rows: Sequence[Row]) -> None:
         return
     from rich.text import Text
 
-    from fsdpbench.cli.output import make_console
-
     console = make_console()
     for line in _endured_lines(fastest):
         console.print(Text(line))
@@ -211,7 +194,7 @@ def _endured_lines(row: Row) -> Iterator[str]:
     if not waiting.share or not row.days_in_all:
         yield f"The fastest never ends: {every}, and {span(waiting.blocked_s)} to save a checkpoint."
         return
-    in_background = row.days / row.endured.in_background.share
+    in_background = row.days / (row.endured.in_background.share or math.nan)
     yield (
         f"The fastest takes {amount(row.days)} days of computing, {amount(row.days_in_all)} with checkpoints "
         f"and failures ({amount(in_background)} if checkpoints are written in the background)."
@@ -227,9 +210,8 @@ def span(seconds: float) -> str:
     """Return a time as `38 min`, from seconds to days."""
     for unit, size in (("days", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
-            return (
-                f"{seconds / size:,.3g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
-            )
+            count = seconds / size
+            return f"{count:,.3g} {unit}" if count < 100 else f"{count:,.0f} {unit}"
     return f"{seconds:.2g} s"
 
 

@@ -34,10 +34,8 @@ _GAP = 2
 """Columns between a name and its figures."""
 
 
-def make_progress(quiet: bool = False) -> Progress:
-    """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
-    if quiet:
-        return Progress()
+def make_progress() -> Progress:
+    """Return a live table for a terminal, lines for a file or a pipe."""
     console = make_console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 

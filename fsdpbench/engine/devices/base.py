@@ -9,9 +9,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from fsdpbench.engine.measuring.warmup import Tracer as Tracer
+from fsdpbench.reports.result import JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -72,30 +73,6 @@ class AllocatorReadings:
         return taken
 
 
-@runtime_checkable
-class HasTrainer(Protocol):
-    """A device that adds a trainer's work to the training loop; real ones have the loop alone."""
-
-    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
-        """Return the context to enter around each microbatch of `model`, which is wrapped."""
-
-
-@runtime_checkable
-class Captures(Protocol):
-    """A device that can capture the steps of a training loop in a graph, if its configuration says so."""
-
-    def capture(self, loop: TrainingLoop) -> None:
-        """Prepare `loop` for it."""
-
-
-@runtime_checkable
-class TellsTraffic(Protocol):
-    """A device that knows the bytes that its kernels read and write."""
-
-    def memory_traffic(self, steps: int) -> dict[str, Any]:
-        """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps."""
-
-
 class Device(Protocol):
     """One kind of device, in one process. Times are in seconds, memory in bytes."""
 
@@ -122,6 +99,17 @@ class Device(Protocol):
     def take_memory(self) -> StepMemory | None:
         """Return peaks and counts since the last call; `None` where the device keeps none."""
 
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        """Return the context to enter around each microbatch of `model`, which is wrapped: the work that a
+        trainer does beside the training loop. Real devices have the loop alone."""
+
+    def capture(self, loop: TrainingLoop) -> None:
+        """Prepare `loop` to be captured in a graph, if the configuration says so."""
+
+    def memory_traffic(self, steps: int) -> JsonObject | None:
+        """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps; `None` where
+        the device does not know what its kernels read and write."""
+
     def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
         """Return the replay of a soak's steps, of these kinds in order; or why all are executed."""
 
@@ -137,5 +125,5 @@ class Device(Protocol):
     def peak_flops(self, compute_type: str) -> float | None:
         """Return the peak FLOP/s in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Return the `hardware` of a result: at least `name`, `simulated` and `source`."""

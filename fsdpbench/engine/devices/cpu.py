@@ -11,10 +11,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +22,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.writing import replacing
 from fsdpbench.engine.devices.base import REAL_STEPS, Placement, StepMemory, Tracer
+from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import is_stable
 from fsdpbench.engine.results.provenance import machine
+from fsdpbench.reports.result import JsonObject
 
 COLLECTIVE_GRACE_S = 60.0
 """Collectives give up this long after the configuration's own timeout, which should end the run first."""
@@ -50,6 +51,15 @@ class RealDevice:
 
     def replays(self, kinds: Sequence[Hashable]) -> str:
         return REAL_STEPS
+
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        return nullcontext
+
+    def capture(self, loop: TrainingLoop) -> None:
+        """Do nothing: steps are launched kernel by kernel."""
+
+    def memory_traffic(self, steps: int) -> None:
+        return None
 
     def loss_value(self, loss: torch.Tensor) -> float | None:
         return float(loss.item())
@@ -117,14 +127,10 @@ class CpuDevice(RealDevice):
     def peak_flops(self, compute_type: str) -> float | None:
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         found = machine()
-        return {
-            "name": found["processor"] or "CPU",
-            "simulated": False,
-            "source": "measured on this machine",
-            "cores": found["cores"],
-        }
+        name, source = found["processor"] or "CPU", "measured on this machine"
+        return {"name": name, "simulated": False, "source": source, "cores": found["cores"]}
 
 
 def _duration(step: Callable[[], object]) -> float:

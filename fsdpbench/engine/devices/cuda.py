@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from fsdpbench.base.torch_internals import cuda_attach_out_of_memory_observer
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.cpu import RealDevice
 from fsdpbench.engine.devices.detection import peak_flops_of
+from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim.model.chips import peaks_source
 
 
@@ -70,7 +70,7 @@ class CudaDevice(RealDevice):
     def peak_flops(self, compute_type: str) -> float | None:
         return peak_flops_of(torch.cuda.get_device_name(self.torch_device), compute_type)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         properties = torch.cuda.get_device_properties(self.torch_device)
         rehearsed = simulated_cuda()
         source = "measured on this machine"

@@ -13,6 +13,7 @@ from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.sim.model.chips import chip_of
+from fsdpbench.sim.model.profile import load_profile, profile_names
 
 if TYPE_CHECKING:
     from fsdpbench.reports.analysis.peaks import Chip
@@ -120,8 +121,6 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
     """Return the profile with the device's name and closest memory, of equals the shortest name; or None."""
-    from fsdpbench.sim.model.profile import load_profile, profile_names
-
     words = device_name.lower().replace("-", " ").split()
     alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
     gib = memory_bytes / 2**30

@@ -19,6 +19,7 @@ from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import Replays, TrainingLoop
 from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
+from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.followers.account import Lines, MemoryAccount
 from fsdpbench.sim.followers.graph import GraphSession
@@ -29,6 +30,7 @@ from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import CURRENT, TrainerSoftware, load_software
 from fsdpbench.sim.model.timeline import Timeline
 from fsdpbench.workloads import replacements
+from fsdpbench.workloads.families.gpt import GPT
 
 
 class Tells:
@@ -41,7 +43,7 @@ class Tells:
         self._simulation: Simulation | None = None
         self._account: MemoryAccount | None = None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         described = {
             "name": self._profile.name,
             "title": self._profile.title,
@@ -59,13 +61,13 @@ class Tells:
         return described
 
     @property
-    def sanitizer(self) -> dict[str, Any] | None:
+    def sanitizer(self) -> JsonObject | None:
         """Return the findings of the sanitizer so far, if it runs."""
         found = None if self._simulation is None else self._simulation.sanitizer
         return None if found is None else found.to_dict()
 
     @property
-    def memory_account(self) -> dict[str, Any] | None:
+    def memory_account(self) -> JsonObject | None:
         """Return the present holders of memory, if an account is kept."""
         return None if self._account is None else self._account.report()
 
@@ -83,12 +85,12 @@ class Tells:
             return None
         return simulation.accelerator.between_nodes_ns / (simulation.cpu_ns() - since)
 
-    def memory_traffic(self, steps: int) -> dict[str, Any]:
+    def memory_traffic(self, steps: int) -> JsonObject:
         """Return the bytes of memory-bound kernels in a mean traced step, of `steps`."""
         return {"bytes": round(self._open_simulation().accelerator.bytes_traced / steps)}
 
     @property
-    def compilation(self) -> dict[str, Any] | None:
+    def compilation(self) -> JsonObject | None:
         """Return the compiled graphs and their kernels, if anything was compiled."""
         front_end = sys.modules.get("fsdpbench.sim.torch_device.compile.front_end")
         return front_end.compile_report() if front_end is not None else None
@@ -168,7 +170,7 @@ class SimDevice(Tells):
             loop.batches, loop.on_loss = self._graph.feed(loop.batches), _forget
 
     @property
-    def graph(self) -> dict[str, Any] | None:
+    def graph(self) -> JsonObject | None:
         """Return the captured step, if capture is on."""
         return None if self._graph is None else self._graph.to_dict()
 
@@ -276,8 +278,6 @@ class Trainer:
         self._software = software
         self._outputs: Tensor | None = None
         if software.keeps_outputs:
-            from fsdpbench.workloads.families.gpt import GPT
-
             gpt = next(module for module in model.modules() if isinstance(module, GPT))
             gpt.lm_head.register_forward_hook(self._keep)
 

@@ -155,6 +155,4 @@ def _doubts(config: Config) -> dict[str, list[str]]:
 
 def _software(config: Config) -> dict[str, str]:
     """Return the software profile's own name, where it is not the default."""
-    from fsdpbench.sim.model.software import load_software
-
     return {} if config.software is None else {"software": load_software(config.software).name}

@@ -169,7 +169,9 @@ def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLi
     path = tmp_path / "result.json"
     for name, wanted in (("NVIDIA H100 80GB HBM3", "h100-80gb"), ("GTX 9", None)):
         hardware = {"name": name, "memory_bytes": 85_000_000_000}
-        path.write_text(json.dumps({"config": config, "hardware": hardware, "cause": {"message": told}}))
+        path.write_text(
+            json.dumps({"status": "oom", "config": config, "hardware": hardware, "cause": {"message": told}})
+        )
         options: dict[str, Any] = {}
         if wanted is None:
             assert "--hardware" in fsdpbench("explain", str(path)).stderr

@@ -24,7 +24,6 @@ from fsdpbench.reports.pages import load_run
 from fsdpbench.reports.pages.details import Detail, build_details
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.ranking import rank, varying_settings
-from fsdpbench.reports.pages.recommendation import advice
 from fsdpbench.reports.pages.trace_parts import held_by_unit, held_table, ranks_table
 from fsdpbench.reports.pages.units_chart import CAUSES, units_chart
 from fsdpbench.reports.readers import Trace, read_trace
@@ -102,9 +101,8 @@ def test_retries_of_the_shown_step_are_marked_inside_it(details: list[Detail]) -
 def test_advice_is_what_the_trace_says() -> None:
     suggestions = (Suggestion("backward_prefetch", "none"), Suggestion("batch", "more"))
     finding = Finding("no_prefetch", 0.2, 0.2, "A fifth of the step waits.", suggestions)
-    assert advice(Verdict(Outcome.FOUND, finding.text, (finding,))) == [finding.text]
-    assert advice(Verdict(Outcome.FINE, "Nothing to gain.")) == ["Nothing to gain."]
-    assert advice(None) == []
+    assert Verdict(Outcome.FOUND, finding.text, (finding,)).texts == [finding.text]
+    assert Verdict(Outcome.FINE, "Nothing to gain.").texts == ["Nothing to gain."]
 
 
 def test_ranks_stand_side_by_side_and_the_straggler_is_named(sweep: Path, tmp_path: Path) -> None:

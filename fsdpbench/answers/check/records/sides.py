@@ -298,10 +298,10 @@ class _SeenResult(msgspec.Struct, frozen=True):
     environment: _Environment | None = None
 
 
-def checked_result(content: Any) -> dict[str, Any]:
+def checked_result(content: Any) -> Result:
     """`content`, if it is a result. Raises `UsageError` saying where and what it is not."""
     strictly(content, _SeenResult, "its result")
-    result: dict[str, Any] = content
+    result: Result = content
     return result
 
 
