@@ -25,12 +25,18 @@ _WIDTHS = re.compile(
 _HEADS = re.compile(r"(?:\w+_)?(?:n_?)?(?:kv_|key_value_|q_)?heads?", re.IGNORECASE)
 _HEAD_DIM = re.compile(r"(?:\w+_)?head_(?:dim|size)", re.IGNORECASE)
 _MOST = {
-    r"(?:\w+_)?(?:layers?|blocks?|depth)": 2,
-    r"(?:\w+_)?vocab(?:_?size)?": 512,
-    r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)": 32,
-    r"(?:\w+_)?(?:batch|batch_size|bs)": 4,
-    r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)": 6,
-    r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)": 1,
+    re.compile(r"(?:\w+_)?(?:layers?|blocks?|depth)", re.IGNORECASE): 2,
+    re.compile(r"(?:\w+_)?vocab(?:_?size)?", re.IGNORECASE): 512,
+    re.compile(
+        r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)",
+        re.IGNORECASE,
+    ): 32,
+    re.compile(r"(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
+    re.compile(r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", re.IGNORECASE): 6,
+    re.compile(
+        r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)",
+        re.IGNORECASE,
+    ): 1,
 }
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
@@ -98,7 +104,7 @@ def shrunk(numbers: Mapping[str, int]) -> dict[str, int]:
         name: most
         for pattern, most in _MOST.items()
         for name, value in numbers.items()
-        if value > most and re.fullmatch(pattern, name, re.IGNORECASE)
+        if value > most and pattern.fullmatch(name)
     }
     heads = {name: value for name, value in numbers.items() if _HEADS.fullmatch(name)}
     each = {name: value for name, value in numbers.items() if _HEAD_DIM.fullmatch(name)}
