@@ -322,7 +322,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             msgspec.ValidationError: a field is missing or of a wrong type; the message names it.
         """
-        return converted({**content, "content": content}, cls)
+        named = {**content, "content": content} if isinstance(content, Mapping) else content
+        return converted(named, cls)
 
     def to_dict(self) -> JsonObject:
         """Return what is written to `result.json`, keys that no field names among it."""

@@ -4,6 +4,7 @@ contract, and a sweep that goes on in such a folder ends with the results of one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -176,7 +177,11 @@ def damage(run: Path, drawn: random.Random) -> tuple[Path, str, bool]:
                 told.append(f"renamed to {new!r}")
             else:
                 copy = os.fsencode(run) + b"/" + drawn.choice(NAMES).replace(b"..", b"dots") + b"-deadbeef"
-                shutil.copytree(run / points[0], Path(os.fsdecode(copy)), dirs_exist_ok=True)
+                with contextlib.suppress(shutil.Error):  # a pipe cannot be copied; the rest is
+                    # Links stay links: one to /dev/zero would fill the disk.
+                    shutil.copytree(
+                        run / points[0], Path(os.fsdecode(copy)), symlinks=True, dirs_exist_ok=True
+                    )
                 told.append(f"a configuration of the name {copy[-40:]!r}")
     return run, "; ".join(told), blocked
 

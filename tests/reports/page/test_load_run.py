@@ -55,6 +55,7 @@ def test_every_configuration_is_a_row_with_its_settings_and_figures(sweep: Path)
             lambda folder: (folder / "result.json").write_text('{"status": "ok", "step_time_s": 0}'),
             "step_time_s is 0",
         ),
+        (lambda folder: (folder / "result.json").write_text("[]"), "Expected `object`, got `array`"),
         (lambda folder: (folder / "config.json").write_text("[" * 100_000), "config.json"),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json"),
     ],
