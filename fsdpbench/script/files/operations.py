@@ -184,6 +184,7 @@ class ScriptFiles:
         *args: Any,
         **options: Any,
     ) -> Any:
+        """Call `act` with the resolved paths of a call, or `original` where the layer is not concerned."""
         named = [options[name] for name in names[len(args) :] if name in options]
         given = [*args[: len(names)], *named]
         if not all(concerns(self._overlay, each, options) for each in given):
