@@ -24,6 +24,7 @@ from fsdpbench.script.interposing import around
 from fsdpbench.script.observed.calls import Wrapped
 from fsdpbench.script.own_files import Place
 from fsdpbench.sim import Simulation
+from fsdpbench.sim.torch_device.distributed.communicator import Collective
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators import kernels
 from fsdpbench.sim.torch_device.operators.known_values import written
@@ -87,19 +88,11 @@ class Exchange:
         return len(reached & set(range(world))) >= world
 
     def _around_collective(
-        self,
-        original: Callable[..., Any],
-        group: SimProcessGroup,
-        kind: str,
-        nbytes: int,
-        inputs: Any,
-        outputs: Any,
-        *more: Any,
-        **named: Any,
+        self, original: Callable[..., Any], group: SimProcessGroup, what: Collective
     ) -> Any:
-        made = original(group, kind, nbytes, inputs, outputs, *more, **named)
+        made = original(group, what)
         if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():
-            self._mark_collective(kind, group.ranks, inputs, outputs)
+            self._mark_collective(what.kind, group.ranks, what.inputs, what.outputs)
         return made
 
     def _mark_collective(
