@@ -114,4 +114,4 @@ MECHANISMS: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
     "attention.unpads": partial(replaced, gpt.GPTAttention, attend=unpadded),
     "trainer.fused_loss": partial(replaced, gpt, token_loss=fused_cross_entropy),
 }
-"""Key of a software profile -> what puts the mechanism in place of the models' own, while it is entered."""
+"""By key of a software profile: a context in which the mechanism replaces what the models do themselves."""

@@ -23,7 +23,7 @@ Before = Callable[[Any, Arguments], None]
 
 
 def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Have `call(original, *arguments)` answer calls of the function `name` of a module or class."""
+    """Replace the function `name` of a module or class by one that returns `call(original, *arguments)`."""
     setattr(owner, name, passing_to(call)(getattr(owner, name)))
 
 

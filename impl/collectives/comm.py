@@ -102,7 +102,7 @@ class Comm(ABC):
 
 
 class AllGather(Comm):
-    """Gathers equal 1-D shards; as all-gathers usually do, where a subclass only brings memory of its own."""
+    """Gathers equal 1-D shards. A subclass that brings only memory makes the ordinary all-gather in it."""
 
     def __call__(
         self,
@@ -117,7 +117,7 @@ class AllGather(Comm):
 
 
 class ReduceScatter(Comm):
-    """Reduces a 1-D tensor and leaves each rank its part; as usual, where a subclass only brings memory."""
+    """Reduces a 1-D tensor and leaves each rank its part; the ordinary one if only memory is brought."""
 
     def __call__(
         self,

@@ -173,28 +173,7 @@ class ScriptFiles:
     ) -> Callable[[Any], Any]:
         """Return a wrapper that calls `act(original, *paths, *others)` with resolved paths, if the layer may
         be over all of them. `names`: the paths' parameters; `follow`: follow a link at their end."""
-        return passing_to(functools.partial(self._acting, act, names, follow))
-
-    def _acting(
-        self,
-        act: Callable[..., Any],
-        names: tuple[str, ...],
-        follow: bool,
-        original: Callable[..., Any],
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        named = [options[name] for name in names[len(args) :] if name in options]
-        given = [*args[: len(names)], *named]
-        if not all(concerns(self._overlay, each, options) for each in given):
-            return original(*args, **options)
-        paths = [self._overlay.resolve(each, follow=follow) for each in given]
-        others = {
-            name: value
-            for name, value in options.items()
-            if name not in names and not name.endswith("dir_fd")
-        }
-        return act(original, *paths, *args[len(names) :], **others)
+        return passing_to(functools.partial(_act_on_paths, self._overlay, act, names, follow))
 
     def _change(self, original: Any, path: str, *args: Any, **options: Any) -> Any:
         overlay = self._overlay
@@ -296,6 +275,27 @@ def concerns(layer: Layer, path: Any, options: dict[str, Any]) -> bool:
     """Return whether a call with `options` is about a path that the layer may be over."""
     given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     return given and layer.concerns(path)
+
+
+def _act_on_paths(
+    layer: Layer,
+    act: Callable[..., Any],
+    names: tuple[str, ...],
+    follow: bool,
+    original: Callable[..., Any],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Call `act` with the resolved paths of a call, or `original` where the layer is not concerned."""
+    named = [options[name] for name in names[len(args) :] if name in options]
+    given = [*args[: len(names)], *named]
+    if not all(concerns(layer, each, options) for each in given):
+        return original(*args, **options)
+    paths = [layer.resolve(each, follow=follow) for each in given]
+    others = {
+        name: value for name, value in options.items() if name not in names and not name.endswith("dir_fd")
+    }
+    return act(original, *paths, *args[len(names) :], **others)
 
 
 class Looking:

@@ -88,10 +88,7 @@ class Exchange:
         return len(reached & set(range(world))) >= world
 
     def _around_collective(
-        self,
-        original: Callable[..., Any],
-        group: SimProcessGroup,
-        what: Collective,
+        self, original: Callable[..., Any], group: SimProcessGroup, what: Collective
     ) -> Any:
         made = original(group, what)
         if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():

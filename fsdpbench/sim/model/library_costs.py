@@ -30,7 +30,7 @@ def attention_seconds(
 def grid_coordinates(
     batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the coordinates in `AttentionTable.factors`: `batch` x `heads`, `length`, shared, head size."""
+    """Return the axes of `AttentionTable.factors`: `batch` x `heads`, `length`, heads a key, head size."""
     return batch * heads, length, heads / kv_heads, head_dim
 
 

@@ -55,7 +55,7 @@ class Collective(NamedTuple):
 
 
 class Communicator(Membership):
-    """One communicator of the simulated device: runs each collective, or collects it among coalesced ones."""
+    """One communicator of the simulated device, which runs collectives one by one, or several as one."""
 
     _coalesced: list[Collective] | None = None
     asked_backend = ""
