@@ -44,6 +44,7 @@ _COMMANDS = {
     "atlas": "Look up the best settings of known models on known chips.",
     "doctor": "Test what this machine can run.",
     "list": "List models, systems, hardware profiles and settings.",
+    "mcp": "Serve these commands to agents (Model Context Protocol).",
     "completion": "Print shell completion for bash, zsh or fish.",
 }
 

@@ -14,7 +14,9 @@ from fsdpbench.base.errors import BenchError
 
 
 def begin() -> None:
-    """Prepare the locale and the standard streams of this process."""
+    """Prepare the locale and the standard streams of this process, and its end with who started it."""
+    if os.environ.get(interruption.PARENT):
+        interruption.die_with_named_parent()
     _in_utf8()
     _open_streams()
 

@@ -60,7 +60,7 @@ def make_files(folder: Path, traced: Path, made_by_the_page: set[str]) -> None:
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     shutil.copytree(ROOT / "ci", folder / "ci", ignore=shutil.ignore_patterns("measured"))
     shutil.copy(ROOT / "docs" / "examples" / "oom.txt", folder / "oom.txt")
-    (folder / "train.py").write_text(_WITH_ARGUMENTS)
+    (folder / "train.py").write_text(TRAINING)
     (folder / "space.toml").write_text('model = "gpt-tiny"\n[settings]\nbatch = [2, 4]\n')
     (folder / "mine.toml").write_text('name = "mine"\nbase = "h100-80gb"\n')
     published = json.loads((ROOT / "tests" / "data" / "hf_configs.json").read_text())["qwen3-8b"]["config"]
@@ -121,7 +121,7 @@ _ATLAS = {
     "gpus": [64],
     "cells": [_CELL],
 }
-_WITH_ARGUMENTS = """
+TRAINING = """
 import sys
 
 import torch

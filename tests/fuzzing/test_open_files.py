@@ -28,7 +28,7 @@ COMMANDS = (
     "check swept --baseline none.json", "baseline create swept b.json", f"tune {SHAPE} --trials 2 -o tuned",
     "calibrate --device sim --hardware h100-80gb -o p.toml", "validate --only none", "atlas",
     "watch swept --wait 1",
-    "reproduce", "completion bash", "prove none.py --only speed",
+    "reproduce", "completion bash", "prove none.py --only speed", "mcp --skills skills",
 )  # fmt: skip
 _FIRST = 5
 _PROGRAM = ("-c", "import sys; from fsdpbench.cli import main; main()")

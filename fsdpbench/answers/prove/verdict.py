@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from enum import StrEnum
 from xml.etree import ElementTree
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 import msgspec
 
 from fsdpbench.base.errors import ExitCode
-from fsdpbench.base.reading import printable_lines
+from fsdpbench.base.reading import one_line, printable_lines
 
 SCHEMA = 1
 _LISTED = 2
@@ -47,6 +48,13 @@ class PartVerdict(msgspec.Struct, frozen=True):
     mark: str = ""
     seconds: float = 0.0
 
+    @property
+    def word(self) -> str:
+        """Return the table's word."""
+        words = {Verdict.UNKNOWN: "unknown", Verdict.SKIPPED: "-"}
+        found = str(len(self.findings)) if self.findings else self.verdict.value
+        return self.mark or words.get(self.verdict, found)
+
 
 class Proof(msgspec.Struct, frozen=True):
     """The verdicts of all parts that were asked for."""
@@ -71,11 +79,17 @@ class Proof(msgspec.Struct, frozen=True):
         """Return the table: a line for each part, findings below it."""
         lines = []
         for each in self.parts:
-            mark = each.mark or {Verdict.UNKNOWN: "unknown", Verdict.SKIPPED: "-"}.get(
-                each.verdict, each.verdict.value if not each.findings else str(len(each.findings))
-            )
-            lines.append(f"{each.part.value:<11} {mark:<8} {each.summary}")
+            lines.append(f"{each.part.value:<11} {each.word:<8} {each.summary}")
             lines += [f"{'':<20} {line}" for line in each.findings]
+        return "\n".join(lines)
+
+    def as_markdown(self) -> str:
+        """Return the table as Markdown, with the findings in its last column."""
+        place = f"`{_cell(self.script)}` on {self.gpus} simulated GPUs ({_cell(self.hardware)})"
+        lines = [f"**{_OUTCOMES[self.exit_code]}**: {place}", "", "| part | | |", "|---|---|---|"]
+        for each in self.parts:
+            said = "<br>".join(_cell(line) for line in (each.summary, *each.findings))
+            lines.append(f"| {each.part.value} | {each.word} | {said} |")
         return "\n".join(lines)
 
     def as_junit(self) -> str:
@@ -93,6 +107,14 @@ class Proof(msgspec.Struct, frozen=True):
                 below = ElementTree.SubElement(case, tags[each.verdict], said)
                 below.text = printable_lines("\n".join(each.findings))
         return ElementTree.tostring(suite, encoding="unicode")
+
+
+_OUTCOMES = ("Nothing found", "Findings", "", "Not judged as a whole")  # by exit code
+
+
+def _cell(text: str) -> str:
+    """Return text that ends no cell and makes no tag."""
+    return html.escape(one_line(text), quote=False).replace("|", "\\|").replace("`", "'")
 
 
 def shown(names: Sequence[str]) -> str:

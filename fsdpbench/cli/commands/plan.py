@@ -138,7 +138,10 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
     estimate = None
     if foreseen is not None:
         estimate = {"wall_s": round(foreseen.wall_s, 1), "disk_bytes": foreseen.disk_bytes}
-    return {"schema": 1, "points": rows, "notes": notes, "estimate": estimate}
+    ranks = foreseen.ranks if foreseen is not None else []
+    best = [config.name for config, rank in zip(points, ranks, strict=False) if rank == 1]
+    measure = best[:3] if len(best) > 1 else []
+    return {"schema": 1, "points": rows, "notes": notes, "estimate": estimate, "measure": measure}
 
 
 def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, budget: Budget) -> None:

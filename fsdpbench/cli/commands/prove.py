@@ -34,10 +34,9 @@ _MOST_RANKS = 16
 @click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0)
 @click.option("--to-the-end", is_flag=True)
 @click.option("--junit", type=PlaceForFile())
-@click.option("--json", "as_json", is_flag=True)
-def command(
-    script: Path | None, module: str | None, as_json: bool, junit: Path | None, **options: Any
-) -> None:
+@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text")
+@click.option("--json", "form", flag_value="json")
+def command(script: Path | None, module: str | None, form: str, junit: Path | None, **options: Any) -> None:
     """Prove that a training script is right before it gets GPUs: exit 0 proved, 1 a finding, 3 unknown.
 
     \b
@@ -66,10 +65,10 @@ def command(
     proof = prove(Request(config, parts, ranks, resume_with, baseline, thresholds, options["timeout"], tell))
     if junit is not None:
         write_whole(junit, proof.as_junit())
-    if as_json:
+    if form == "json":
         show_json(msgspec.to_builtins(proof), indent=1)
     else:
-        show(proof.as_text())
+        show(proof.as_markdown() if form == "md" else proof.as_text())
     raise click.exceptions.Exit(int(proof.exit_code))
 
 

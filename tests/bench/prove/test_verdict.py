@@ -40,9 +40,19 @@ def test_table_and_junit() -> None:
     assert lines[0].split() == ["races", "ok", "none"]
     assert lines[1].split()[:2] == ["ranks", "1"]
     assert lines[3].startswith("resume      unknown  could not judge: no checkpoint")
+    rows = proof.as_markdown().splitlines()
+    assert rows[0] == "**Findings**: `train.py` on 8 simulated GPUs (h100-80gb)"
+    assert rows[5] == "| ranks | 1 | differ<br>train.py:3: a\\x1b[0m |"
     suite = ElementTree.fromstring(proof.as_junit())
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["4", "1", "1", "1"]
     assert suite.find("testcase[@name='ranks']/failure") is not None
+
+
+def test_markdown_keeps_its_cells() -> None:
+    hostile = judged(Part.RACES, ["a | b <img src=x> `c`\n| d |"], "none")
+    last = Proof("a`b|c.py", 8, "h100-80gb", [hostile]).as_markdown().splitlines()
+    assert last[-1] == "| races | 1 | none<br>a \\| b &lt;img src=x&gt; 'c'\\n\\| d \\| |"
+    assert last[0] == "**Findings**: `a'b\\|c.py` on 8 simulated GPUs (h100-80gb)"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""The protocol: commands as tools, skills as prompts. An answer is the command's JSON, bounded."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+import mcp_types as types
+from mcp import MCPError
+from mcp.server import Server
+from mcp.server import ServerRequestContext as Context
+from mcp.server.stdio import stdio_server
+
+from fsdpbench import __version__
+from fsdpbench.base.errors import BenchError, written
+from fsdpbench.base.reading import one_line
+from fsdpbench.base.writing import write_whole
+from fsdpbench.cli.agents.child import end_all, run_command
+from fsdpbench.cli.agents.tools import ANSWERS, TOOLS, Tool
+
+MOST_BYTES = 48 << 10
+"""JSON of an answer. What is larger is in a file, and the answer has the beginnings of its lists."""
+_FEWEST_ITEMS, _AT_ONCE, _NOTES, _MOST_LINES = 4, 2, 8, 100
+_MEANINGS = ["ok", "finding or regression", "wrong request", "cannot judge", "a failure", "fsdpbench failed"]
+Page = types.PaginatedRequestParams | None
+Prompt = types.GetPromptResult
+Answer = types.CallToolResult
+
+
+@dataclass
+class AgentServer:
+    """The tools in one folder (resolved). limit_s: seconds that a call may take. skills: descriptions and
+    texts (Markdown) by name."""
+
+    folder: str
+    limit_s: float
+    skills: Mapping[str, tuple[str, str]]
+    _turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_AT_ONCE))
+
+    async def list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
+        """Return all tools with the schemas of their arguments and answers."""
+        return types.ListToolsResult(tools=[_described(Tool(name, self.folder)) for name in TOOLS])
+
+    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Answer:
+        """Run a command and return its answer; what goes wrong is a result as well, of one line."""
+        try:
+            if params.name not in TOOLS:
+                raise BenchError(f"no tool {params.name!r}: {', '.join(TOOLS)}")
+            words = Tool(params.name, self.folder).words(params.arguments or {})
+            lines = deque(["starting"], _MOST_LINES)
+            return self._answer(words, *await self._run(words, context, lines), [*lines][1:])
+        except BenchError as error:
+            return _failed(str(error))
+
+    async def list_prompts(self, context: Context, params: Page) -> types.ListPromptsResult:
+        """Return all skills."""
+        prompts = [types.Prompt(name=name, description=about) for name, (about, _) in self.skills.items()]
+        return types.ListPromptsResult(prompts=prompts)
+
+    async def get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Prompt:
+        """Return the text of a skill."""
+        if params.name not in self.skills:
+            known = one_line(f"no prompt {params.name!r}: {', '.join(self.skills)}")
+            raise MCPError(code=types.INVALID_PARAMS, message=known)
+        about, text = self.skills[params.name]
+        message = types.PromptMessage(role="user", content=types.TextContent(text=text))
+        return Prompt(description=about, messages=[message])
+
+    async def _run(self, words: list[str], context: Context, lines: deque[str]) -> tuple[int, bytes]:
+        """Run a command at its turn, keep and report its `lines`. Raises `BenchError` past the time limit."""
+        began = anyio.current_time()
+
+        async def report(line: str) -> None:
+            lines.extend([line] if line else [])
+            await context.session.report_progress(anyio.current_time() - began, message=lines[-1])
+
+        if self._turns.value == 0:
+            await report("waiting for an earlier call to end")
+        async with self._turns:
+            try:
+                with anyio.fail_after(self.limit_s):
+                    return await run_command(words, self.folder, report)
+            except TimeoutError:
+                said = f"{words[0]} was stopped after {self.limit_s:g} s (fsdpbench mcp --most-seconds)"
+                raise BenchError(f"{said}; it was at: {lines[-1]}") from None
+
+    def _answer(self, words: list[str], code: int, out: bytes, lines: list[str]) -> Answer:
+        """Return the command's JSON, whatever its exit code, with its notes; without JSON its error."""
+        try:
+            content = json.loads(out, parse_constant=lambda _: None)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            return _failed(_cause(words[0], code, lines))
+        notes = [_meaning(code)] if code else []
+        notes += lines[-_NOTES:]
+        if len(out) > MOST_BYTES and len(json.dumps(content)) > MOST_BYTES:
+            file = Path(ANSWERS, f"{words[0]}-{sha256(repr(words).encode()).hexdigest()[:8]}.json")
+            place = Path(self.folder, file)
+            with written(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(place, out)
+            notes.append(f"the whole answer, {len(out):,} bytes, is in {file}; here {shorten(content)}")
+        texts = [*(["\n".join(notes)] if notes else []), json.dumps(content)]
+        blocks: list[types.ContentBlock] = [types.TextContent(text=text) for text in texts]
+        return Answer(content=blocks, structured_content=content, _meta={"fsdpbench/exit_code": code})
+
+
+def _described(tool: Tool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=inspect.cleandoc(tool.command.help or "").replace("\b\n", ""),
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        annotations=types.ToolAnnotations(read_only_hint=tool.name in ("plan", "compare")),
+    )
+
+
+def _failed(line: str) -> Answer:
+    return Answer(content=[types.TextContent(text=one_line(line))], is_error=True)
+
+
+def _cause(name: str, code: int, lines: list[str]) -> str:
+    """Return why a command gave no answer: its own line of error, and what its exit code means."""
+    if code < 0:
+        known = signal.Signals(-code).name
+        return f"{name} was ended by {known}" + ", as when memory runs out" * (known == "SIGKILL")
+    said = [line for line in lines if line.startswith("fsdpbench: ")] or ["no answer", *lines]
+    return f"{said[-1].removeprefix('fsdpbench: ')} ({_meaning(code)})"
+
+
+def _meaning(code: int) -> str:
+    return f"exit code {code}: {_MEANINGS[code] if code < len(_MEANINGS) else 'unknown'}"
+
+
+def shorten(content: object) -> str:
+    """Halve the longest list in `content` until its JSON is within `MOST_BYTES`, and return what is left."""
+    left: dict[str, int] = {}
+    while len(json.dumps(content)) > MOST_BYTES and (found := list(_lists(content, ""))):
+        name, items = max(found, key=lambda each: len(json.dumps(each[1])))
+        del items[len(items) // 2 :]
+        left[name] = len(items)
+    return ", ".join(f"{name} has its first {count}" for name, count in left.items())
+
+
+def _lists(node: object, name: str) -> Iterator[tuple[str, list[object]]]:
+    """Yield the lists that may be cut, with their paths; inner ones only where the outer is short already."""
+    if isinstance(node, list) and len(node) > _FEWEST_ITEMS:
+        yield name, node
+    elif isinstance(node, dict | list):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, item in items:
+            yield from _lists(item, f"{name}.{key}".lstrip("."))
+
+
+def serve(folder: str, limit_s: float, skills: Mapping[str, tuple[str, str]], instructions: str) -> None:
+    """Serve one client on standard input and output until it goes; `instructions` say what it may ask."""
+    agents = AgentServer(folder, limit_s, skills)
+    server = Server(
+        "fsdpbench",
+        version=__version__,
+        instructions=instructions,
+        on_list_tools=agents.list_tools,
+        on_call_tool=agents.call_tool,
+        on_list_prompts=agents.list_prompts,
+        on_get_prompt=agents.get_prompt,
+    )
+
+    async def run() -> None:
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_all)
+    try:
+        anyio.run(run)
+    except* (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass  # the client went while something was written to it
