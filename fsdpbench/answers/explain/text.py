@@ -17,7 +17,7 @@ _WRITTEN = 46
 
 
 def describe_advice(advice: Advice) -> str:
-    """Several lines, for people; all figures are simulated."""
+    """Return the explanation as lines for people; all figures are simulated."""
     trial = advice.as_it_is
     if trial.account is None or trial.status.value != "oom":
         return "\n".join(_without_oom(advice))
