@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.engine.results.machine_state import available_memory
@@ -139,6 +140,17 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         hardware = stated_machine(hardware, config.gpus_per_node)
     changed = replace(config, device="sim", hardware=hardware, measurement=PROBE)
     return None if get_system(config.system).not_applicable(changed) else changed
+
+
+def as_probe(config: Config, hardware: str | None, timeout_s: float | None, purpose: str) -> Config:
+    """Return `config` as it is simulated untraced, on GPUs of `hardware`; a script runs as many steps as it
+    would. `purpose`: `explained`, for the `UsageError` where its system cannot be simulated."""
+    if config.script is not None:
+        return replace(config, measurement=replace(config.measurement, traced_steps=0))
+    simulated = as_simulated(config, hardware)
+    if simulated is None:
+        raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be {purpose}")
+    return replace(simulated, measurement=replace(PROBE, timeout_s=timeout_s or PROBE.timeout_s))
 
 
 def _run_once(

@@ -26,7 +26,7 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Unusable:
-    """A value in the place of a figure that cannot be read. `shown`: its text; `why`: what is wrong with it."""
+    """A value in the place of a figure that cannot be read: its text, and `why` it cannot."""
 
     shown: str
     why: str

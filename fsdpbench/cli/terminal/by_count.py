@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,9 +36,9 @@ class Budget:
     price: float | None = None
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Budget:
-        """Take `tokens` and `price` out of `options`. Raises `UsageError`."""
-        return cls(parse_tokens(options.pop("tokens", None)), options.pop("price", None))
+    def of(cls, tokens: str | None, price: float | None) -> Budget:
+        """Return the budget that `--tokens` (as `15T`) and `--price` name. Raises `UsageError`."""
+        return cls(parse_tokens(tokens), price)
 
     def check(self, workload: Workload) -> None:
         """Raise `UsageError` if tokens are asked of a model that has none."""
