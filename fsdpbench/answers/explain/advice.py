@@ -265,7 +265,7 @@ class Account(msgspec.Struct, frozen=True):
 
 def account_of(trial: Trial) -> Account:
     """Return the account that `trial` kept (`with_account`); an empty one without."""
-    return msgspec.convert(trial.account or {}, Account)
+    return msgspec.convert(trial.result.memory_account or {}, Account)
 
 
 def steps_until_full(account: Account) -> int | None:

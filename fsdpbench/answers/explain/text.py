@@ -19,7 +19,7 @@ _WRITTEN = 46
 def describe_advice(advice: Advice) -> str:
     """Return the explanation as lines for people; all figures are simulated."""
     trial = advice.as_it_is
-    if trial.account is None or trial.status.value != "oom":
+    if trial.result.memory_account is None or trial.status.value != "oom":
         return "\n".join(_without_oom(advice))
     account = account_of(trial)
     lines = [
@@ -182,7 +182,7 @@ def as_dict(advice: Advice) -> dict[str, Any]:
         "compiled": None if trial.config.script is not None else bool(trial.config.settings.compile),
         "status": trial.status.value,
         "cause": trial.cause,
-        "account": trial.account,
+        "account": trial.result.memory_account,
         "needed_bytes": advice.roomy.allocated,
         "changes": [
             {
