@@ -50,7 +50,12 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     With only a message, nothing is simulated.
     """
     explanation = Explanation()
-    source = _source(options)
+    source: str | None = options.pop("source")
+    arguments: tuple[str, ...] = options["script_arguments"]
+    if source is None and arguments and not options["script"] and not options["module"]:
+        if len(arguments) > 1:
+            raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
+        (source,), options["script_arguments"] = arguments, ()
     config: Config | None = None
     hardware: str | None = options["hardware"]
     if source is not None:
@@ -77,7 +82,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             "or --script"
         )
     if options["output"] is not None:
-        from fsdpbench.answers.explain.page import write_page
+        from fsdpbench.answers.explain.text import write_page
 
         write_page(options["output"], explanation.texts, advice)
         tell(f"wrote {options['output']}")
@@ -116,18 +121,6 @@ class Explanation:
 
         self.parts["simulation"] = as_dict(advice)
         self.texts.append(describe_advice(advice))
-
-
-def _source(options: dict[str, Any]) -> str | None:
-    """Return FILE, None if it is not named; other arguments are the script's."""
-    named: str | None = options.pop("source")
-    arguments = options["script_arguments"]
-    if named is not None or options.get("script") or options.get("module"):
-        return named
-    if len(arguments) > 1:
-        raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
-    options["script_arguments"] = ()
-    return arguments[0] if arguments else None
 
 
 def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:

@@ -114,7 +114,6 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def updated(
         self,
-        space: Mapping[str, Any],
         entries: Mapping[str, Entry],
         surroundings: Surroundings,
         command: str,
@@ -132,7 +131,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             left_out=sorted(left_out),
         )
-        return Baseline(dict(space), {**self.sets, torch_minor(): figures})
+        return Baseline(self.space, {**self.sets, torch_minor(): figures})
 
 
 def is_baseline(content: object) -> bool:
