@@ -160,13 +160,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     request = fitted(request_from(space, assignments, options), options["jobs"])
     budget.check(request.target.workload())
     plan = announced(request)
-    for note in plan.notes:
-        tell(f"  {note}")
+    repeat = _noted(plan, options["repeat"], request.target.device)
     jobs = options["jobs"] or jobs_for(request.target.device)
-    repeat = options["repeat"]
-    if repeat > 1 and request.target.device == "sim":
-        tell("  --repeat: a simulated run is exact, one is enough")
-        repeat = 1
     folder = options["output"] or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
     if launcher.follows:
@@ -191,6 +186,16 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         raise report_failed
     if code is not ExitCode.OK:
         raise click.exceptions.Exit(int(code))
+
+
+def _noted(plan: Plan, repeat: int, device: str) -> int:
+    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
+    for note in plan.notes:
+        tell(f"  {note}")
+    if repeat > 1 and device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        return 1
+    return repeat
 
 
 def device_named(named: str | None, space: str | None) -> str | None:
