@@ -232,7 +232,8 @@ def _evaluated(text: str) -> Expression:
 
 
 def _below(values: Values, name: str) -> list[float]:
-    """All in the place of `~`. Raises `LookupError` where one is not a number, or none is known."""
+    """Return all values in the place of `~`. Raises `LookupError` where one is not a number, or none is
+    known."""
     pattern = _pattern(name)
     found = [value for each, value in values.items() if pattern.fullmatch(each)]
     if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):
@@ -241,7 +242,7 @@ def _below(values: Values, name: str) -> list[float]:
 
 
 def _usable(value: Any) -> Any:
-    """`value`, if a rule can speak of it. Raises `ValueError` for NaN and infinity."""
+    """Return `value`, if a rule can speak of it. Raises `ValueError` for NaN and infinity."""
     if not isinstance(value, str | list) and not math.isfinite(value):
         raise ValueError("not finite")
     return value
@@ -253,7 +254,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _told(text: str, value: Any, values: Values) -> str:
-    """A side with its value; of a product, those of its factors."""
+    """Return a side of a rule with its value; of a product, with those of its factors."""
     factors = [name for name in _NAME.findall(text) if name in values and not name.startswith("config.")]
     shown = ", ".join(f"{name} {_shown(values[name])}" for name in factors)
     is_product = " * " in text and "(" not in text and " + " not in text

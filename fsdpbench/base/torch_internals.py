@@ -159,7 +159,8 @@ def last_part(name: str) -> str:
 
 
 def _look_up(internal: Internal) -> tuple[Any, str, Any]:
-    """Who has a name, how it is called there, and what it is."""
+    """Return the owner of a private name, the attribute's name there, and its value (None where `only_in`
+    says that this torch lacks it). Raises `TorchInternalError`."""
     module, _, attributes = internal.path.partition(":")
     owner, name = None, ""
     try:

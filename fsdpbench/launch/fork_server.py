@@ -59,7 +59,7 @@ def ensure() -> int:
 
 @contextlib.contextmanager
 def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes from the server, for work on files; they end with this one."""
+    """Give a pool of so many processes from the server, for work on files; they end with this one."""
     from concurrent.futures import ProcessPoolExecutor
 
     from fsdpbench.reports.analysis.processes import end_with_the_caller

@@ -43,7 +43,7 @@ _STOP_GRACE_S = 3.0
 
 
 def folder_of(folder: Path, rank: int) -> Path:
-    """Where a rank leaves its files."""
+    """Return the folder in which a rank leaves its files."""
     return folder if rank == 0 else folder / _RANKS / f"rank{rank}"
 
 
@@ -179,7 +179,7 @@ def _died(end: _End) -> str:
 
 
 def _with_difference(config: Config, outcome: Outcome, difference: Difference | None) -> Outcome:
-    """A difference is the outcome, unless rank 0 failed by itself."""
+    """Return the difference as the outcome, unless rank 0 failed by itself."""
     if difference is None or outcome.status not in (Status.OK, Status.RACE):
         return outcome
     log = "stderr.log" if difference.rank == 0 else f"{_RANKS}/rank{difference.rank}/stderr.log"

@@ -62,7 +62,7 @@ class RankFiles:
         return [line.strip() for line in read_tail(self.stderr, _TAIL_BYTES).splitlines() if line.strip()]
 
     def place(self) -> str | None:
-        """Where the main thread stood when the rank was stopped, its innermost frame: `barrier (x.py:12)`."""
+        """Return the main thread's innermost frame when the rank was stopped: `barrier (x.py:12)`."""
         return innermost_frame(read_tail(self.stopped, _TAIL_BYTES))
 
     def remove_empty(self) -> None:

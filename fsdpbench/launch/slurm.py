@@ -230,7 +230,8 @@ def run_job(config_record: dict[str, Any], folder: str) -> None:
 
 
 def _first_node() -> str:
-    """Where the job's first node can be reached: its address in Slurm's configuration, else its name."""
+    """Return where the job's first node can be reached: its address in Slurm's configuration, else its
+    name."""
     names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     fields = _scontrol("--oneliner", "show", "node", names[0]).split()
     addresses = (word.partition("=")[2] for word in fields if word.startswith("NodeAddr="))

@@ -30,9 +30,9 @@ _SNAPSHOTS = "snapshots"
 
 
 def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with model and shape instead of `hf_config`, or of a model `hf:NAME` without a shape of its
-    own. Fields of a shape that is given too replace those of the file. `keep_content`: the shape keeps the
-    file's content too, for the library's own modules. Raises `UsageError`."""
+    """Return `given` with model and shape instead of `hf_config`, or of a model `hf:NAME` without a shape of
+    its own. Fields of a shape that is given too replace those of the file. `keep_content`: the shape keeps
+    the file's content too, for the library's own modules. Raises `UsageError`."""
     done = {name: value for name, value in given.items() if name not in ("hf_config", "keep_content")}
     model, path = given.get("model"), given.get("hf_config")
     shape = given.get("shape")
@@ -85,7 +85,7 @@ def _config_file(path: Path, origin: str) -> Path:
 
 
 def _name_of(file: Path) -> str:
-    """The file's own name; of a `config.json` its folder's, or of a cached snapshot the model's."""
+    """Return the file's own name; of a `config.json` its folder's, or of a cached snapshot the model's."""
     if file.name != _CONFIG:
         return file.stem
     folder = file.resolve().parent if file.parent == Path() else file.parent

@@ -109,7 +109,8 @@ def simulated_nodes(
 
 
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
-    """One configuration on `target`. Raises `UsageError` for a system that is not there or not installed."""
+    """Return one configuration on `target`. Raises `UsageError` for a system that is not there or not
+    installed."""
     get_system(system).require()
     seq = adapted(workload, settings).resolve_seq(settings.seq)
     check_names(workload, settings.wrap)
@@ -143,7 +144,8 @@ def workload_named(config: Config) -> Workload:
 
 
 def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
-    """Why `config` cannot run as asked: settings of `given` that its system lacks, values it refuses."""
+    """Return why `config` cannot run, by setting: those of `given` that its system lacks, values it
+    refuses."""
     system = get_system(config.system)
     absent = system.absent_settings(config)
     reasons = {name: absent[name] for name in given if name in absent}
@@ -151,7 +153,7 @@ def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
 
 
 def without_absent(config: Config) -> Config:
-    """`config` with the settings that its system does not have set to `None`."""
+    """Return `config` with the settings that its system lacks set to `None`."""
     absent = get_system(config.system).absent_settings(config)
     nulls: dict[str, Value] = {name: None for name in absent if name in SETTINGS}
     keep = {name: SETTINGS[name].default for name in nulls if SETTINGS[name].never_null}
@@ -159,7 +161,7 @@ def without_absent(config: Config) -> Config:
 
 
 def check_systems(names: Sequence[str]) -> list[str]:
-    """The names, if all exist and their packages are installed. Raises `UsageError`."""
+    """Return the names, if all exist and their packages are installed. Raises `UsageError`."""
     for name in names:
         get_system(name).require()
     return list(names)
@@ -177,7 +179,7 @@ def check_software(name: str, device: str) -> str:
 
 
 def check_device(name: str) -> str:
-    """The name of a device, unchanged. Raises `UsageError` for others."""
+    """Return the name of a device, unchanged. Raises `UsageError` for others."""
     if name not in ("auto", "cuda", "cpu", "sim"):
         raise unknown("device", name, ("auto", "cuda", "cpu", "sim"), "fsdpbench sweep --help")
     return name

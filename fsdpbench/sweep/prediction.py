@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.devices.detection import profile_of_this_machine
 from fsdpbench.engine.results.machine_state import available_memory
@@ -117,7 +118,8 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
 
 
 def best_first(forecast: Forecast) -> Forecast:
-    """The fastest first; then what is not known, then what does not fit. Equal ones keep their order."""
+    """Return the forecast with the fastest point first, then those of unknown speed, then those that do not
+    fit. Equal ones keep their order."""
 
     def place(prediction: Prediction) -> tuple[bool, bool, float]:
         return not prediction.fits, prediction.throughput is None, -(prediction.throughput or 0.0)
@@ -138,6 +140,17 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         hardware = stated_machine(hardware, config.gpus_per_node)
     changed = replace(config, device="sim", hardware=hardware, measurement=PROBE)
     return None if get_system(config.system).not_applicable(changed) else changed
+
+
+def as_probe(config: Config, hardware: str | None, timeout_s: float | None, purpose: str) -> Config:
+    """Return `config` as it is simulated untraced, on GPUs of `hardware`; a script runs as many steps as it
+    would. `purpose`: `explained`, for the `UsageError` where its system cannot be simulated."""
+    if config.script is not None:
+        return replace(config, measurement=replace(config.measurement, traced_steps=0))
+    simulated = as_simulated(config, hardware)
+    if simulated is None:
+        raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be {purpose}")
+    return replace(simulated, measurement=replace(PROBE, timeout_s=timeout_s or PROBE.timeout_s))
 
 
 def _run_once(
@@ -257,10 +270,8 @@ def _disk_bytes(prediction: Prediction, trace_bytes: int) -> int:
 
 # What cannot fit by arithmetic alone, so that it need not be simulated.
 # A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at the
-# same time in the
-# optimizer's step. Where these alone are more than the allocator may take, no other setting helps. The
-# bound is never
-# above the truth: where something unknown might hold less, there is none.
+# same time in the optimizer's step. Where these alone are more than the allocator may take, no other setting
+# helps. The bound is never above the truth: where something unknown might hold less, there is none.
 
 _STATE_BYTES = 16
 _GRADIENT_BYTES = 4
@@ -281,7 +292,7 @@ _UNDERSTOOD = {
 
 
 def cannot_fit(config: Config) -> str | None:
-    """Why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
+    """Return why `config`, on simulated GPUs, has no room for its training state; None: it may have."""
     needed, usable = state_bytes(config), usable_bytes(config)
     if needed is None or usable is None or needed <= usable:
         return None
@@ -292,7 +303,7 @@ def cannot_fit(config: Config) -> str | None:
 
 
 def usable_bytes(config: Config) -> int | None:
-    """Memory that torch has on a simulated GPU; None for a profile that cannot be read."""
+    """Return the bytes that torch has on a simulated GPU; None for a profile that cannot be read."""
     try:
         return None if config.hardware is None else load_profile(config.hardware).usable_memory_bytes
     except ProfileError:
@@ -300,7 +311,8 @@ def usable_bytes(config: Config) -> int | None:
 
 
 def state_bytes(config: Config) -> int | None:
-    """At least so many bytes a rank holds in its optimizer's step; None where that is not known."""
+    """Return a lower bound of the bytes that a rank holds in its optimizer's step; None where it is not
+    known."""
     settings = config.settings
     strange = any(
         value != SETTINGS[name].default

@@ -103,11 +103,6 @@ class Trial:
         return self.result.alloc_retries_per_step or 0.0
 
     @property
-    def account(self) -> dict[str, Any] | None:
-        """Who held memory as it ran out, where account was kept (`with_account`)."""
-        return self.result.memory_account
-
-    @property
     def flops(self) -> float | None:
         """The model's, of one step."""
         step, tflops = self.step_time_s, self.result.tflops_per_gpu

@@ -150,7 +150,7 @@ def _annotation_rows(trace: Trace, spans: FsdpSpans, start: int, end: int, max_b
     """Return the phases, and for each thread its FSDP annotations (nested ones follow their parents)."""
 
     def bar(begin: int, until: int, name: str, category: str, unit: str | None) -> Bar:
-        """Return the bar of what lasts from `begin` to `until`, cut at the ends of what is drawn."""
+        """Return a bar for what lasts from `begin` to `until`, cut at both ends of the drawing."""
         low = max(begin, start)
         return Bar(low - start, min(until, end) - low, name, category, unit)
 

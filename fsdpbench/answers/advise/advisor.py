@@ -52,7 +52,7 @@ class Tried:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the real gain is in 9 of 10 cases."""
+        """Return the interval that holds the real gain in 9 of 10 cases."""
         if self.gain is None:
             return None
         factor = math.exp(apart())
@@ -146,7 +146,8 @@ def _bound(result: Mapping[str, Any]) -> float | None:
 
 
 def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
-    """With what it can gain at most, where that is known and too little: it need not be simulated."""
+    """Return a candidate with the most that it can gain, where that is too little to be worth a
+    simulation."""
     if bound is None or bound >= candidate.worth or candidate.variation not in _REORDERING:
         return candidate
     return replace(candidate, most=bound)

@@ -16,7 +16,7 @@ _WIDTH = 80
 
 
 def describe_advice(advice: Advice) -> str:
-    """Several lines, for people: words in 80 columns, lines of the script as they are."""
+    """Return the advice as lines of at most 80 columns; lines of the script stay as they are."""
     return "\n".join(line for text in _lines(advice) for line in _wrapped(text))
 
 

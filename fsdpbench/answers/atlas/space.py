@@ -154,8 +154,9 @@ def _cell(model: str, hardware: str, gpus: int, explores: bool) -> Cell:
 
 
 def _order(explores: bool) -> list[tuple[str, int]]:
-    """Recomputation and batch. Where nothing is known yet, what needs least memory comes first at each batch,
-    because its failure rules out the others; elsewhere the fastest, because its success does."""
+    """Return pairs of recomputation and batch, in the order to try them. Where nothing is known yet, what
+    needs least memory comes first at each batch, because its failure rules out the others; elsewhere the
+    fastest, because its success does."""
     if explores:
         return [(how, batch) for batch in BATCHES for how in reversed(RECOMPUTED)]
     return [(how, batch) for how in RECOMPUTED for batch in BATCHES]
@@ -205,7 +206,7 @@ _BLOCKS = ("layers", "d_model", "vocab")
 
 
 def least_bytes(config: Config) -> int | None:
-    """At least so many bytes the allocator needs for a step of `config`; None where that is not known."""
+    """Return a lower bound of the bytes that a step of `config` needs; None where that is not known."""
     step = state_bytes(config)
     if step is None:
         return None

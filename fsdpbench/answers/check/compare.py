@@ -85,7 +85,8 @@ def compare(
     absent: Mapping[str, str] | None = None,
     left_out: Collection[str] = (),
 ) -> Comparison:
-    """Both map configuration names to entries. `left_out`: names that the older side does without."""
+    """Return all changes from `before` to `after`, entries by configuration name. `left_out`: configurations
+    that the older side does without."""
     both = [name for name in before if name in after]
     found: list[Change] = []
     for name in both:
@@ -170,7 +171,8 @@ def _exact(
 
 
 def _tested(name: str, metric: str, before: list[float], after: list[float]) -> Change:
-    """Its `chance` is not adjusted yet, nor its verdict final."""
+    """Return a change of a measured figure. Its `chance` is not yet adjusted for the number of tests, so its
+    verdict is not final."""
     change = effect(before, after)
     runs = (len(before), len(after))
     verdict = _direction(metric, change)
@@ -209,7 +211,7 @@ def _judged(change: Change, chance: float, thresholds: Thresholds) -> Change:
 
 
 def _too_few(tested: list[Change], level: float) -> str | None:
-    """Why the rank test could not tell anything at this level, if so."""
+    """Return why no rank test of so few runs could reach this level; None where it could."""
     if not tested:
         return None
     fewest = min(tested, key=lambda change: min(change.runs))

@@ -124,7 +124,7 @@ def _retries(changes: Changes) -> str | None:
 
 
 def _slower_step(changes: Changes) -> str | None:
-    """Where nothing says more than the time alone, as on a real machine."""
+    """Return that a step takes longer, where no other figure says why (as on a real machine)."""
     for name in ("step_time_s", "fastest_step_s"):
         change = changes.get(name)
         if change is not None and change.verdict is Verdict.WORSE and change.relative is not None:
@@ -153,7 +153,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _rise(changes: Changes, metric: str) -> float:
-    """After minus before; 0 where it did not change."""
+    """Return by how much a figure rose; 0 where it did not change."""
     change = changes.get(metric)
     if change is None:
         return 0.0

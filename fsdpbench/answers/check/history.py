@@ -48,7 +48,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class Step:
-    """A figure of a configuration that has a new level from `commits[place]` on. worse: None: neither is."""
+    """A figure of a configuration that has a new level from `commits[place]` on. worse: whether it got worse;
+    None where the figure has no better side, or did not move."""
 
     place: int
     configuration: str
@@ -173,7 +174,8 @@ def _git(folder: Path, *words: str, of: Path) -> str:
 
 
 def _changes(commits: Sequence[Commit]) -> list[str]:
-    """Where what the figures belong to changed: steps there may be its, and not the code's."""
+    """Return notes on commits where the surroundings of the figures changed (torch, hardware profile, model):
+    a step there may come from them, and not from the code."""
     notes = []
     for before, after in pairwise(commits):
         names = before.surroundings.keys() | after.surroundings.keys()
@@ -251,7 +253,8 @@ def exact_steps(values: Sequence[float]) -> list[int]:
 
 
 def measured_steps(values: Sequence[float]) -> list[int]:
-    """Places where a new level begins, in order. The same for the same values: permutations have a seed."""
+    """Return the places where a new level begins, in order. Permutations have a fixed seed, so that the same
+    values give the same places."""
     series = np.asarray(values, np.float64)
     found: list[int] = []
     random = np.random.default_rng(0)
@@ -266,7 +269,7 @@ def measured_steps(values: Sequence[float]) -> list[int]:
 
 
 def _split(series: Floats, random: np.random.Generator) -> int | None:
-    """Return the most likely place, if it is one."""
+    """Return the most likely place of a step; None where permutations of the series split as well."""
     if len(series) < 2 * LEAST_SEGMENT or not np.ptp(series):
         return None
     apart = np.abs(series[:, None] - series[None, :])

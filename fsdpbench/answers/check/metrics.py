@@ -26,14 +26,14 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Unusable:
-    """`shown`: what was read.  why: it is not a figure."""
+    """A value in the place of a figure that cannot be read: its text, and `why` it cannot."""
 
     shown: str
     why: str
 
     @classmethod
     def of(cls, value: object, why: str) -> Unusable:
-        """For what was read, of any type and length."""
+        """Return it for a value that was read, of any type and length."""
         huge = isinstance(value, int) and abs(value) > LARGEST
         return cls("an integer beyond 2^63" if huge else one_line(repr(value), _LONGEST_VALUE), why)
 
@@ -45,7 +45,7 @@ Figure = float | None | Unusable
 
 
 def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Figure:
-    """`value` as a figure between `least` and `most`."""
+    """Return `value` if it can be a figure between `least` and `most`, else `Unusable`."""
     if value is None or isinstance(value, Unusable):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -126,7 +126,7 @@ def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
 
 
 def with_records(result: Mapping[str, Any], records: Sequence[RankRecord]) -> Mapping[str, Any]:
-    """`result`, and under `records` the figures that it was made of, where no rank's record is missing."""
+    """Return `result` with the figures of its ranks' records under `records`, where none is missing."""
     try:
         if len(records) >= (result["device"] == "sim" or records[0].world_size):
             return {**result, "records": computed(records, Analysis(ranks=(), configurations={}))}

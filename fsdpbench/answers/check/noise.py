@@ -39,7 +39,7 @@ class Noise:
     runs: int
 
     def minimum_effects(self) -> dict[str, float]:
-        """As thresholds: rounded up to 0.1 %, never below what is worth a look, nor above what is allowed."""
+        """Return thresholds: the effects rounded up to 0.1 %, within what thresholds may be."""
         return {
             name: round(min(MOST_ALLOWED, max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN)), 4)
             for name, value in self.effects.items()

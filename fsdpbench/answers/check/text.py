@@ -21,7 +21,7 @@ _NAMED = 3
 
 
 def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
-    """Likely causes, then a table for each configuration: verdict, metric, both values, the change."""
+    """Return the likely causes, then a table a configuration: verdict, metric, both values, the change."""
     lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
@@ -36,7 +36,7 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 
 def _table(changes: Sequence[Change]) -> list[str]:
-    """Aligned columns, the most pressing verdicts first; a reason last, whatever its length."""
+    """Return aligned columns, the most pressing verdicts first; reasons, of any length, come last."""
     ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     rows = [
         (
@@ -154,7 +154,7 @@ def _chance(change: Change) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a table's cell."""
+    """Return text for a cell of a Markdown table, which it cannot end."""
     return one_line(text).replace("|", "\\|")
 
 
@@ -163,7 +163,7 @@ _SMALLEST_PERCENT = 5e-5
 
 
 def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
-    """Both in the metric's unit. Never the same text for two figures that are not the same."""
+    """Return both in the metric's unit, with as many digits as show that they differ."""
     for extra in range(_MOST_DECIMALS):
         first, second = (_shown(metric, value, extra) for value in (before, after))
         if first != second or before == after:
@@ -181,7 +181,7 @@ def shown_percent(relative: float | None) -> str:
 
 
 def _shown(metric: str, value: Any, extra: int) -> str:
-    """`extra`: decimals more than usual."""
+    """Return a figure in its unit, with `extra` more decimals than usual."""
     if value is None:
         return "-"
     unit = METRICS[metric].unit if metric in METRICS else ""

@@ -79,7 +79,7 @@ def advise(
 def _without_growth(
     config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    """First what stops the growth, then, where that is not enough, what else has to change."""
+    """Return what stops the growth; where that alone is not enough, what else has to change."""
     changes = stops()
     tell("memory grows from step to step; trying what may stop it")
     configs = [with_account(change.applied_to(config)) for change in changes]
@@ -136,7 +136,7 @@ def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
 def _until_some_fit(
     config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None]
 ) -> list[Trial]:
-    """Trials of the first changes, in their order, until enough of them fit without retries."""
+    """Return trials of the first changes, in their order, until enough of them fit without retries."""
     trials: list[Trial] = []
     while len(trials) < len(changes) and sum(each.fits and not each.retries for each in trials) < _ENOUGH:
         trials += _tried(config, changes[len(trials) : len(trials) + max(jobs, _ENOUGH)], jobs, tell)
@@ -146,7 +146,7 @@ def _until_some_fit(
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Pairs of the changes that take most memory, those that take most first, each of these with less
+    """Return pairs of the changes that save most memory, those that take most first, each of these with less
     fragmentation, and all of them at the same time; what they take is seen on GPUs with more room."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0
@@ -196,7 +196,7 @@ def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
 
 
 def _without_needless(proposals: list[Proposal]) -> list[Proposal]:
-    """Without those that do more than another one that is as fast."""
+    """Return the proposals without those that change more than another one that is as fast."""
     return [
         each
         for each in proposals
@@ -265,7 +265,7 @@ class Account(msgspec.Struct, frozen=True):
 
 def account_of(trial: Trial) -> Account:
     """Return the account that `trial` kept (`with_account`); an empty one without."""
-    return msgspec.convert(trial.account or {}, Account)
+    return msgspec.convert(trial.result.memory_account or {}, Account)
 
 
 def steps_until_full(account: Account) -> int | None:

@@ -35,7 +35,7 @@ class Change:
     """Whether its time is not simulated."""
 
     def applied_to(self, config: Config) -> Config:
-        """Raise `UsageError` where the changed configuration cannot be."""
+        """Return the changed configuration. Raises `UsageError` where there is none such."""
         changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
         made = replace(config, settings=changed, **dict(self.fields))
         if made.what_if is not None and config.what_if is not None and made.what_if != config.what_if:
@@ -43,7 +43,7 @@ class Change:
         return made if made.script is not None or made.system == config.system else without_absent(made)
 
     def with_(self, other: Change) -> Change:
-        """Both; what the other one sets counts."""
+        """Return both changes as one; where both set the same, the other one's value counts."""
         return Change(
             f"{self.write} {other.write}",
             f"{self.meaning}; {other.meaning}",

@@ -1,11 +1,13 @@
-"""The explanation in words: where memory ran out, what held it, what grows, what to change."""
+"""The explanation in words and as an offline page: where memory ran out, what held it, what to change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -17,9 +19,9 @@ _WRITTEN = 46
 
 
 def describe_advice(advice: Advice) -> str:
-    """Several lines, for people; all figures are simulated."""
+    """Return the explanation as lines for people; all figures are simulated."""
     trial = advice.as_it_is
-    if trial.account is None or trial.status.value != "oom":
+    if trial.result.memory_account is None or trial.status.value != "oom":
         return "\n".join(_without_oom(advice))
     account = account_of(trial)
     lines = [
@@ -182,7 +184,7 @@ def as_dict(advice: Advice) -> dict[str, Any]:
         "compiled": None if trial.config.script is not None else bool(trial.config.settings.compile),
         "status": trial.status.value,
         "cause": trial.cause,
-        "account": trial.account,
+        "account": trial.result.memory_account,
         "needed_bytes": advice.roomy.allocated,
         "changes": [
             {
@@ -200,3 +202,28 @@ def as_dict(advice: Advice) -> dict[str, Any]:
         "not_enough": [change.write for change in advice.misses],
         "configurations_simulated": advice.simulated,
     }
+
+
+def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
+    """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
+    import jinja2  # slow, and only the page needs it
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"size": size_text, "price": price_words}
+    account = Account()
+    if advice is not None and advice.as_it_is.status.value == "oom":
+        account = account_of(advice.as_it_is)
+    out = account != Account()
+    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text()).render(
+        title=_title(account) if out else "Why memory ran out",
+        advice=advice,
+        held=held_rows(account),
+        account=account,
+        growth=[line for line in growth_lines(account) if line] if out else [],
+        texts=texts[:-1] if out else texts,
+    )
+    write_whole(path, page)
+
+
+def _title(account: Account) -> str:
+    return f"Memory runs out in step {account.step}, phase {account.phase}, in {account.module}"

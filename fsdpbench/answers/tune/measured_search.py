@@ -130,6 +130,6 @@ def _corrected(
 
 
 def _ridge(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Weights of the columns that explain `values`, drawn towards 0 (Hoerl and Kennard, 1970)."""
+    """Return weights of the columns that explain `values`, drawn towards 0 (Hoerl and Kennard, 1970)."""
     weights: np.ndarray = np.linalg.solve(rows.T @ rows + _SHRINKAGE * np.eye(rows.shape[1]), rows.T @ values)
     return weights

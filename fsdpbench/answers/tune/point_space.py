@@ -36,7 +36,7 @@ class PointSpace:
         }
 
     def parameters(self, index: int) -> dict[str, int]:
-        """Optuna's parameters of a point."""
+        """Return a point as Optuna's parameters."""
         fields = self._fields[index]
         return {name: _place(found, fields[name]) for name, found in self._values.items()}
 
@@ -85,7 +85,7 @@ def _place(values: Sequence[Value], value: Value) -> int:
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Equal as settings are: `True` is not 1."""
+    """Return whether two values of a setting are the same: `True` is not 1."""
     return one == other and type(one) is type(other)
 
 

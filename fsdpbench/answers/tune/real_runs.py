@@ -42,7 +42,7 @@ class RealRuns:
         return judged(self._store, config, self._goal, first=True)
 
     def close(self) -> None:
-        """After the last one: end the display, write the index."""
+        """End the display and write the index; call it after the last run."""
         self._progress.close()
         refresh_index(self._store)
 
@@ -58,8 +58,8 @@ class RealRuns:
 
 
 def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float | None:
-    """Spearman's rank correlation of simulated and measured speeds, over the points that have both. None for
-    fewer than three, or where one side has one speed only."""
+    """Return Spearman's rank correlation of simulated and measured speeds, over the points that have both.
+    None for fewer than three, or where one side has one speed only."""
     both = [(known.speed, found.speed) for known, found in pairs if known is not None and found.feasible]
     if len(both) < _LEAST_PAIRS or any(len(set(side)) < 2 for side in zip(*both, strict=True)):
         return None

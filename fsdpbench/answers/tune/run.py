@@ -150,7 +150,7 @@ def _simulate(
 
 
 def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list[Config]:
-    """Without those that cannot fit by arithmetic. Raises `BenchError` if none is left."""
+    """Return the points without those that cannot fit by arithmetic. Raises `BenchError` if none is left."""
     reasons = [cannot_fit(config) for config in simulated]
     left = [config for config, reason in zip(simulated, reasons, strict=True) if reason is None]
     if simulated and not left:
@@ -165,7 +165,7 @@ def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list
 def _run_in_full(
     store: Store, space: dict[str, Any], chosen: list[Config], goal: Goal, progress: Progress
 ) -> tuple[Candidate, ...]:
-    """Simulated points with their traces; what of them is the front."""
+    """Run the chosen points on simulated GPUs with their traces; return the front."""
     store.write_space(space, chosen)
     run_sweep(store, chosen, progress, jobs=jobs_for("sim"))
     return tuple(pareto([judged(store, config, goal) for config in chosen]))
@@ -227,7 +227,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
 
 
 def one_point_space(config: Config) -> dict[str, Any]:
-    """`config` as a space of one point: `fsdpbench sweep best.toml` runs it again."""
+    """Return `config` as a space of one point, which `fsdpbench sweep best.toml` runs again."""
     settings = config.settings.to_dict()
     return {
         "model": config.model,

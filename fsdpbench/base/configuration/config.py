@@ -59,7 +59,8 @@ class Measurement:
 
     @classmethod
     def default_for(cls, device: str) -> Measurement:
-        """A simulated step is exact, so few are needed; a real one is not."""
+        """Return the usual numbers of steps. A simulated step is exact, so few are needed; a real one is
+        not."""
         if device == "sim":
             return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
         return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
@@ -129,7 +130,7 @@ class Config:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node."""
+        """Return the number of ranks on each node."""
         return self.gpus_used_per_node or self.gpus_per_node
 
     @property
@@ -245,11 +246,12 @@ def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
-    settings as
-    `PYTORCH_CUDA_ALLOC_CONF` writes them, instead of what the environment says.
+    """Assumptions and records of a simulation beyond its configuration.
 
-    variation: what is done to a script's own calls (`script/variations`); several between `+`.
+    account: record who holds the memory at each moment.
+    room: the GPU's memory is multiplied by this.
+    allocator: settings in the form of `PYTORCH_CUDA_ALLOC_CONF`; they replace those of the environment.
+    variation: a change to a script's own calls (`script/variations`); several are joined by `+`.
     """
 
     account: bool = False
@@ -262,7 +264,7 @@ class WhatIf:
             raise UsageError(f"room must be a finite number above 0, not {self.room}")
 
     def after(self, earlier: WhatIf) -> WhatIf:
-        """This one where `earlier` was asked for already."""
+        """Return both changes as one; this one's allocator counts, and its variation comes first."""
         names = [each for each in (self.variation, earlier.variation) if each]
         return replace(
             earlier, allocator=self.allocator or earlier.allocator, variation="+".join(names) or None
@@ -271,7 +273,8 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class JitterSettings:
-    """How much of it. ``kernels`` and ``straggler`` are shares, ``arrival_us`` is in microseconds."""
+    """Random noise of simulated GPUs, drawn with `seed`. kernels: relative spread of their times. arrival_us:
+    how late ranks join collectives, microseconds. straggler: share by which one rank is slower."""
 
     seed: int
     kernels: float = 0.02
@@ -287,7 +290,7 @@ class JitterSettings:
 
     @classmethod
     def parse(cls, text: str) -> JitterSettings:
-        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
+        """Read `7`, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values: dict[str, Any] = {}
         for part in text.split(","):

@@ -67,7 +67,8 @@ class LengthSettings:
 
     @classmethod
     def parse(cls, text: str) -> LengthSettings:
-        """As the module's head shows. Raises `UsageError` that names what is wrong, and how to write it."""
+        """Read the text of `--seq-lengths`, as the module's head shows it. Raises `UsageError` that names
+        what is wrong, and how to write it."""
         words = [word.strip() for word in text.split(",")]
         sourced = [word for word in words if "=" not in word]
         values: dict[str, Any] = {}
@@ -85,13 +86,14 @@ class LengthSettings:
         return cls(source=Path(sourced[0]).name, values=read_lengths(Path(sourced[0])), **values)
 
     def to_text(self) -> str:
-        """As `parse` reads it; of a file its name without the folder."""
+        """Return the text that `parse` reads; of a file its name without the folder."""
         fields = {spec.name: spec.default for spec in dataclasses.fields(self)}
         words = [f"{name}={getattr(self, name)}" for name in _KEYS if getattr(self, name) != fields[name]]
         return ",".join([self.source, *words])
 
     def draws(self, stream: str) -> Iterator[int]:
-        """Endless lengths of samples; the same for the same seed and `stream` (training, evaluation)."""
+        """Yield lengths of samples without end; the same for the same seed and `stream` (training,
+        evaluation)."""
         if self.values:
             while True:
                 yield from self.values
@@ -102,7 +104,8 @@ class LengthSettings:
             yield max(1, round(math.exp(min(draw(centre, sigma), 40.0))))
 
     def shape(self, lengths: list[int], longest: int) -> tuple[int, int]:
-        """Rows and tokens a row of a step with samples of these lengths, no row longer than `longest`."""
+        """Return rows and tokens a row of a step with samples of these lengths, no row longer than
+        `longest`."""
         taken = [max(length, self.least) for length in lengths]
         if self.layout == PACKED:
             return 1, self._padded(min(sum(taken), longest), longest)

@@ -6,9 +6,9 @@ Exit code 0: no figure is worse; 1: a regression; 3: cannot judge; 4: a new conf
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -123,11 +123,11 @@ def command(
             raise CannotJudgeError(
                 f"{baseline}: its sweep is simulated and exact: there is no noise to measure"
             )
-        _write_noise(swept_side(loaded.space, repeat or _NOISE_RUNS), thresholds)
+        _write_noise(swept_side(loaded, repeat or _NOISE_RUNS), thresholds)
         return
     allowed = read_thresholds(thresholds)
     expected = baseline_side(loaded, baseline)
-    side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)
+    side = stored_side(folder) if folder else swept_side(loaded, repeat or loaded.repeat)
     require_alike(expected.surroundings, side.surroundings)
     absent = absent_of(expected, side)
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
@@ -164,39 +164,28 @@ def _write_noise(side: Side, path: Path | None) -> None:
     tell(f"wrote {path}")
 
 
-def swept_side(space: dict[str, Any], repeat: int) -> Side:
-    """Run the sweep of `space` in a folder that is thrown away, and return its figures."""
+def swept_side(baseline: Baseline, repeat: int) -> Side:
+    """Run the sweep of `baseline` in a folder that is thrown away, without a report; return its figures."""
+    compiles = True in (baseline.space.get("settings") or {}).get("compile", ())
+    fork_server.start(baseline.space.get("device"), compiles)
     from fsdpbench.answers.check.records.sides import stored_side
-
-    sweep = _prepared(space, repeat)
-    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
-        folder = Path(temporary) / "sweep"
-        sweep(folder)
-        return stored_side(folder)
-
-
-def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
-    """Return a function that runs the sweep of `space` (as in sweep.toml) in a folder, without a report. The
-    slow imports are done and the points are known before it is called."""
-    fork_server.start(space.get("device"), True in (space.get("settings") or {}).get("compile", ()))
     from fsdpbench.cli.requests.request import request_of_space
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import Store
     from fsdpbench.sweep.runner import run_sweep
     from fsdpbench.sweep.trials import jobs_for
 
-    request = request_of_space(space)
+    request = request_of_space(baseline.space)
     plan = request.plan()
     device = request.target.device
     runs = 1 if device == "sim" else repeat
-
-    def sweep(folder: Path) -> None:
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
+        folder = Path(temporary) / "sweep"
         store = Store.open_or_create(folder)
         with store.locked():
             store.write_space(request.to_space(), plan.points)
             run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
-
-    return sweep
+        return stored_side(folder)
 
 
 def show_history(history: History, form: str, output: Path | None) -> None:
@@ -306,11 +295,11 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
     from fsdpbench.engine.results.store import SWEEP_FILE, Store
     from fsdpbench.sweep.spaces.space_file import read_space
 
-    space: dict[str, Any] = Store.open(folder).read_space()
+    space = Store.open(folder).read_space()
     read_space(space, str(folder / SWEEP_FILE))  # what could not be swept again is no baseline's space
     space.pop("points", None)
-    baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
-    _write(baseline, space, stored_side(folder), file, "create", leave_out)
+    baseline = Baseline(space, Baseline.read(file).sets if file.exists() else {})
+    _write(baseline, stored_side(folder), file, "create", leave_out)
     _show(file, as_json)
 
 
@@ -326,8 +315,8 @@ def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: 
     from fsdpbench.answers.check.records.baseline import Baseline
 
     baseline = Baseline.read(file)
-    side = swept_side(baseline.space, repeat or baseline.repeat)
-    _write(baseline, baseline.space, side, file, "update", leave_out)
+    side = swept_side(baseline, repeat or baseline.repeat)
+    _write(baseline, side, file, "update", leave_out)
     _show(file, as_json)
 
 
@@ -336,12 +325,10 @@ def _show(file: Path, as_json: bool) -> None:
         show_json({"schema": 1, "file": str(file), "baseline": read_json_object(file)})
 
 
-def _write(
-    baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
-) -> None:
+def _write(baseline: Baseline, side: Side, file: Path, verb: str, leave_out: tuple[str, ...]) -> None:
     from fsdpbench.answers.check.records.sides import whole
 
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{LEAVE_OUT} {name}" for name in leave_out)]
-    baseline.updated(space, kept.entries, kept.surroundings, " ".join(words), leave_out).write(file)
+    baseline.updated(kept.entries, kept.surroundings, " ".join(words), leave_out).write(file)
     tell(f"wrote {len(kept.entries)} configurations to {file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,49 +40,52 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     settings are changed until the simulated step takes as long as the measured one. It needs no GPU.
     """
     from fsdpbench.lab.expect import expect, lines, parse_measured, record
+    from fsdpbench.sweep.prediction import as_probe
     from fsdpbench.sweep.trials import jobs_for
 
     measured = None if options["measured"] is None else parse_measured(options["measured"])
     fork_server.start("sim")
     config: Config | None = None
+    hardware: str | None = options["hardware"]
     if options["source"] is not None:
         if measured is not None:
             raise UsageError("--measured and --from both name a speed; give one")
-        measured, config = _from_run(Path(options["source"]), options)
+        measured, config, hardware = _from_run(Path(options["source"]), hardware)
     if measured is None:
         raise UsageError("which speed was measured? --measured 21.3s, or --from a run's folder or a trace")
     if options.get("device") not in (None, "sim", "auto"):
         raise UsageError("--device: the configuration is simulated; --hardware says on which GPUs")
-    asked = config_asked_for({**options, "device": "sim"}, assignments)
+    asked = config_asked_for({**options, "device": "sim", "hardware": hardware}, assignments)
     if asked is not None:
-        options["hardware"] = asked.hardware  # with the network that was stated
+        hardware = asked.hardware  # with the network that was stated
     config = asked or config
     if config is None:
         raise UsageError("of which configuration? Name it with --model, --hf-config or --script")
-    found = expect(_probe(config, options), measured, options.get("jobs") or jobs_for("sim"), tell)
+    config = as_probe(config, hardware, options["timeout"], "expected of it")
+    found = expect(config, measured, options["jobs"] or jobs_for("sim"), tell)
     if as_json:
         show_json(record(found))
     else:
         show("\n".join(lines(found)))
 
 
-def _from_run(path: Path, options: dict[str, Any]) -> tuple[Measured, Config | None]:
-    """Return the speed of a run, with its configuration where the run holds it. Raises `UsageError`."""
+def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None, str | None]:
+    """Return the speed of a run, its configuration where the run holds it, and `hardware`, by default the
+    profile like its GPU. Raises `UsageError`."""
     from fsdpbench.lab.calibrate.from_results import runs_of_results
     from fsdpbench.lab.expect import Measured, SpeedUnit
 
     if not path.exists():
         raise UsageError(f"--from {path}: no such file or folder")
     if path.is_file() and path.name != "result.json" and path.name.endswith(_TRACE):
-        return Measured(_traced_step_s(path), SpeedUnit.SECONDS), None
+        return Measured(_traced_step_s(path), SpeedUnit.SECONDS), None, hardware
     runs = runs_of_results([path], "cuda")
     if len(runs) > 1:
         raise UsageError(f"--from {path}: {len(runs)} runs; name the folder of one")
-    hardware = options.get("hardware") or runs[0].chip
+    hardware = hardware or runs[0].chip
     if not hardware:
         raise UsageError(f"--from {path}: no profile is like its GPU; name one with --hardware")
-    options["hardware"] = hardware
-    return Measured(runs[0].value, SpeedUnit.SECONDS), runs[0].config
+    return Measured(runs[0].value, SpeedUnit.SECONDS), runs[0].config, hardware
 
 
 def _traced_step_s(path: Path) -> float:
@@ -101,16 +103,3 @@ def _traced_step_s(path: Path) -> float:
     if not steps:
         raise UsageError(f"--from {path}: the trace marks no steps (ProfilerStep#N); give --measured")
     return statistics.median(steps) / 1e9
-
-
-def _probe(config: Config, options: dict[str, Any]) -> Config:
-    """Return the configuration to simulate: untraced, on simulated GPUs. Raises `UsageError`."""
-    from fsdpbench.sweep.prediction import PROBE, as_simulated
-
-    if config.script is not None:
-        return replace(config, measurement=replace(config.measurement, traced_steps=0))
-    simulated = as_simulated(config, options.get("hardware"))
-    if simulated is None:
-        raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be expected of it")
-    timeout = options.get("timeout") or PROBE.timeout_s
-    return replace(simulated, measurement=replace(PROBE, timeout_s=timeout))

@@ -50,16 +50,27 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     With only a message, nothing is simulated.
     """
     explanation = Explanation()
-    source = _source(options)
-    config = None if source is None else _read(source, options, explanation)
-    asked = config_asked_for(options, assignments)
+    source: str | None = options.pop("source")
+    arguments: tuple[str, ...] = options["script_arguments"]
+    if source is None and arguments and not options["script"] and not options["module"]:
+        source, options["script_arguments"] = _only(arguments), ()
+    config: Config | None = None
+    hardware: str | None = options["hardware"]
+    if source is not None:
+        config, hardware = _read(source, hardware, explanation)
+    asked = config_asked_for({**options, "hardware": hardware}, assignments)
     if asked is not None and asked.device == "sim":
-        options["hardware"] = asked.hardware  # with the network that was stated
+        hardware = asked.hardware  # with the network that was stated
     config = asked or config
     advice = None
     if config is not None:
         fork_server.start("sim")
-        advice = _advice(config, options, ran_out=bool(explanation.texts))
+        from fsdpbench.answers.explain import advise
+        from fsdpbench.sweep.trials import jobs_for
+
+        config = _probe(config, hardware, options["timeout"])
+        jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
+        advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
         explanation.add_advice(advice)
     if not explanation.texts:
         raise UsageError(
@@ -67,7 +78,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             "or --script"
         )
     if options["output"] is not None:
-        from fsdpbench.answers.explain.page import write_page
+        from fsdpbench.answers.explain.text import write_page
 
         write_page(options["output"], explanation.texts, advice)
         tell(f"wrote {options['output']}")
@@ -108,32 +119,35 @@ class Explanation:
         self.texts.append(describe_advice(advice))
 
 
-def _source(options: dict[str, Any]) -> str | None:
-    """Return FILE, None if it is not named; other arguments are the script's."""
-    named: str | None = options.pop("source")
-    arguments = options["script_arguments"]
-    if named is not None or options.get("script") or options.get("module"):
-        return named
+def _only(arguments: tuple[str, ...]) -> str:
+    """Return the one argument, which is FILE. Raises `UsageError` for several."""
     if len(arguments) > 1:
         raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
-    options["script_arguments"] = ()
-    return arguments[0] if arguments else None
+    return arguments[0]
 
 
-def _read(source: str, options: dict[str, Any], explanation: Explanation) -> Config | None:
-    """Explain a file, and return its configuration if it has one. Raises `UsageError`."""
+def _probe(config: Config, hardware: str | None, timeout_s: float | None) -> Config:
+    """Return `config` as it is simulated to explain it: without the sanitizer and without noise."""
+    from fsdpbench.sweep.prediction import as_probe
+
+    return replace(as_probe(config, hardware, timeout_s, "explained"), sanitize=False, jitter=None)
+
+
+def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:
+    """Explain a file. Return its configuration if it has one, and `hardware`, by default the profile like
+    the GPU in the file. Raises `UsageError`."""
     from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
     path = Path(source)
     if source != _STDIN and not path.exists():
         raise UsageError(f"{source}: no such file or folder (- reads stdin)")
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
-        return _measured_config(path, recorded(path), options, explanation)
+        return _measured_config(path, recorded(path), hardware, explanation)
     if path.suffix in SUFFIXES:
         explanation.add_snapshot(path)
     else:
         explanation.add_message(_read_message(source))
-    return None
+    return None, hardware
 
 
 def _read_message(source: str) -> OomReport:
@@ -189,43 +203,25 @@ def recorded(path: Path) -> Result:
     return result
 
 
-def _measured_config(path: Path, result: Result, options: dict[str, Any], explanation: Explanation) -> Config:
-    """Return the recorded configuration, to be simulated on the GPUs that it ran on; explain the message of
-    real ones. Raises `UsageError`."""
+def _measured_config(
+    path: Path, result: Result, hardware: str | None, explanation: Explanation
+) -> tuple[Config, str | None]:
+    """Return the recorded configuration, and the GPUs to simulate it on: those that it ran on, if `hardware`
+    is None. Explain the message of real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
     from fsdpbench.reports.readers.oom_log import read_log
 
     record, machine = result.config or {}, result.machine
-    if record.get("device") == "cuda" and not options.get("hardware"):
+    if record.get("device") == "cuda" and not hardware:
         name, memory = machine.get("name"), machine.get("memory_bytes")
-        found = profile_like(str(name), memory if isinstance(memory, int) else 0)
-        if found is None:
+        hardware = profile_like(str(name), memory if isinstance(memory, int) else 0)
+        if hardware is None:
             raise UsageError(f"{path}: no profile is like its {name}; name one with --hardware")
-        options["hardware"] = found
     report = read_log(result.message or "")
     if report is not None and record.get("device") == "cuda":
         explanation.add_message(report)
     try:
-        return Config.from_dict(record)
+        return Config.from_dict(record), hardware
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: its configuration cannot be read ({error})") from None
-
-
-def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice:
-    from fsdpbench.answers.explain import advise
-    from fsdpbench.sweep.prediction import PROBE, as_simulated
-    from fsdpbench.sweep.trials import jobs_for
-
-    if config.script is None:
-        simulated = as_simulated(config, options.get("hardware"))
-        if simulated is None:
-            raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be explained")
-        config = simulated
-        timeout = options.get("timeout") or PROBE.timeout_s
-        config = replace(config, measurement=replace(PROBE, timeout_s=timeout))
-    else:
-        config = replace(config, measurement=replace(config.measurement, traced_steps=0))
-    config = replace(config, sanitize=False, jitter=None)
-    jobs = options.get("jobs") or jobs_for("sim")
-    return advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)

@@ -70,9 +70,9 @@ def command(
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.trials import jobs_for
 
-    budget = Budget.of(options)
+    budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = request_from(space, assignments, options)
-    request = request if no_predict else fitted(request, options)
+    request = request if no_predict else fitted(request, options["jobs"])
     budget.check(request.target.workload())
     plan = announced(request)
     foreseen = None

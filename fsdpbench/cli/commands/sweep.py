@@ -157,18 +157,57 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
     compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
-        fork_server.start(device_named(space, options), compiles)
-    budget = Budget.of(options)
-    request = fitted(request_from(space, assignments, options), options)
+        fork_server.start(device_named(options["device"], space), compiles)
+    from fsdpbench.base.files.shared_log import SharedLog
+    from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.engine.results.store import Store
+    from fsdpbench.sweep.runner import run_sweep
+    from fsdpbench.sweep.trials import jobs_for
+
+    budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
+    request = fitted(request_from(space, assignments, options), options["jobs"])
     budget.check(request.target.workload())
-    code = run_request(request, options, as_json, budget)
+    plan = announced(request)
+    repeat = _noted(plan, options["repeat"], request.target.device)
+    jobs = options["jobs"] or jobs_for(request.target.device)
+    folder = options["output"] or Path("runs") / default_name(request)
+    launcher = make_launcher(options, request.gpus)
+    if launcher.follows:
+        follow_request(launcher, folder, request)
+        return
+    store = Store.open_or_create(folder)
+    with store.locked(), SharedLog() as analysed:
+        store.write_space(request.to_space(), plan.points)
+        summary = run_sweep(
+            store,
+            plan.points,
+            make_progress(),
+            pool=launcher.pool(folder, jobs, analysed.path),
+            jobs=jobs,
+            retry_failed=options["retry_failed"],
+            fail_fast=options["fail_fast"],
+            repeat=repeat,
+        )
+        pasted, report_failed = _write_answers(store, plan, analysed)
+    code = _tell_end(store, plan, summary, pasted, budget, as_json)
+    if report_failed is not None:
+        raise report_failed
     if code is not ExitCode.OK:
         raise click.exceptions.Exit(int(code))
 
 
-def device_named(space: str | None, options: dict[str, Any]) -> str | None:
-    """Return the device that the flags or the TOML file `space` name, None if neither does."""
-    named: str | None = options.get("device")
+def _noted(plan: Plan, repeat: int, device: str) -> int:
+    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
+    for note in plan.notes:
+        tell(f"  {note}")
+    if repeat > 1 and device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        return 1
+    return repeat
+
+
+def device_named(named: str | None, space: str | None) -> str | None:
+    """Return the device `named` by a flag, else by the TOML file `space`; None if neither names one."""
     if named is None and space is not None:
         named = read_space_file(space)[0].get("device")
     return named
@@ -192,12 +231,12 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     return make_request(target, lists, whole_space=space is not None)
 
 
-def fitted(request: SweepRequest, options: dict[str, Any]) -> SweepRequest:
-    """Return the request with batches that fit, where none is named."""
+def fitted(request: SweepRequest, jobs: int | None) -> SweepRequest:
+    """Return the request with batches that fit, where none is named; found by `jobs` processes at a time."""
     from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.sweep.trials import jobs_for
 
-    return with_fitting_batches(request, options.get("jobs") or jobs_for("sim"), tell)
+    return with_fitting_batches(request, jobs or jobs_for("sim"), tell)
 
 
 def announced(request: SweepRequest) -> Plan:
@@ -209,47 +248,6 @@ def announced(request: SweepRequest) -> Plan:
     if added := request.added_by_preset():
         tell(added)
     return plan
-
-
-def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
-    """Run `request`, write the report, print the end as text or JSON, and return the exit code. `budget`: for
-    the table by number of GPUs."""
-    from fsdpbench.base.files.shared_log import SharedLog
-    from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.engine.results.store import Store
-    from fsdpbench.sweep.runner import run_sweep
-    from fsdpbench.sweep.trials import jobs_for
-
-    plan = announced(request)
-    for note in plan.notes:
-        tell(f"  {note}")
-    jobs = options.get("jobs") or jobs_for(request.target.device)
-    repeat = int(options.get("repeat") or 1)
-    if repeat > 1 and request.target.device == "sim":
-        tell("  --repeat: a simulated run is exact, one is enough")
-        repeat = 1
-    folder = options.get("output") or Path("runs") / default_name(request)
-    launcher = make_launcher(options, request.gpus)
-    if launcher.follows:
-        return follow_request(launcher, folder, request)
-    store = Store.open_or_create(folder)
-    with store.locked(), SharedLog() as analysed:
-        store.write_space(request.to_space(), plan.points)
-        summary = run_sweep(
-            store,
-            plan.points,
-            make_progress(),
-            pool=launcher.pool(folder, jobs, analysed.path),
-            jobs=jobs,
-            retry_failed=bool(options.get("retry_failed")),
-            fail_fast=bool(options.get("fail_fast")),
-            repeat=repeat,
-        )
-        pasted, report_failed = _write_answers(store, plan, analysed)
-    code = _tell_end(store, plan, summary, pasted, budget, as_json)
-    if report_failed is not None:
-        raise report_failed
-    return code
 
 
 def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
@@ -318,7 +316,7 @@ def _by_count(stored: Sequence[StoredPoint], budget: Budget) -> list[Row]:
     return rows_by_count(configs, unit, budget) if running else []
 
 
-def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:
+def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> None:
     """Run this machine's share of a sweep that another machine leads."""
     from fsdpbench.engine.results.store import Store
     from fsdpbench.launch.nodes import follow
@@ -335,7 +333,6 @@ def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> E
     tell(f"following node 0 in {folder}")
     count = follow(folder, launcher.nodes, is_over, patience)
     tell(f"took part in {count} configurations")
-    return ExitCode.OK
 
 
 def default_name(request: SweepRequest) -> str:

@@ -75,7 +75,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     output folder holds the best trade-offs of throughput and memory, the best configuration as TOML, and code
     for each FSDP API.
     """
-    fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
+    fork_server.start(device_named(options["device"], space), asks_to_compile(options, assignments, space))
     from fsdpbench.answers.tune.front import Goal, figure_of
     from fsdpbench.answers.tune.run import Effort, tune
     from fsdpbench.cli.terminal.progress import make_progress

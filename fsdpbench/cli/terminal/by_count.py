@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,11 +44,10 @@ class Budget:
     gpu_mtbf_h: float | None = None
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Budget:
-        """Take `tokens`, `price` and `gpu_mtbf` out of `options`. Raises `UsageError`."""
-        tokens = parse_tokens(options.pop("tokens", None))
-        budget = cls(tokens, options.pop("price", None), options.pop("gpu_mtbf", None))
-        if budget.gpu_mtbf_h is not None and tokens is None:
+    def of(cls, tokens: str | None, price: float | None, gpu_mtbf: float | None) -> Budget:
+        """Return the budget that `--tokens` (as `15T`), `--price` and `--gpu-mtbf` name. Raises `UsageError`."""
+        budget = cls(parse_tokens(tokens), price, gpu_mtbf)
+        if gpu_mtbf is not None and tokens is None:
             raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")
         return budget
 

@@ -84,7 +84,7 @@ def versions_of(config: Config) -> dict[str, str]:
 
 
 @functools.cache
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, str | int | None]:
     """Return the machine that measured, as far as it is known without torch."""
     return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
 

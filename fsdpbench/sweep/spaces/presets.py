@@ -43,7 +43,7 @@ class Preset:
 
 
 def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """The preset of that name for a device and a world. Raises `UsageError` with the nearest names."""
+    """Return the preset of that name for a device and a world. Raises `UsageError` with the nearest names."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS, "fsdpbench sweep --help")
     preset = PRESETS[name](device, gpus, gpus_per_node)
@@ -55,7 +55,8 @@ def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Nothing varies but what the user names: one system, one value of every other setting."""
+    """Return the preset in which nothing varies but what the user names: one system, one value of every other
+    setting."""
     preset = get_preset("default", device, gpus, gpus_per_node)
     fixed = {name: values for name, values in preset.lists.items() if len(values) == 1}
     return Preset(fixed, systems=SYSTEM_ALONE)

@@ -52,7 +52,7 @@ _NOT_ASKED_FOR = ("schema", "points", "shape_given", "settings")
 
 
 def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
-    """(target keys, lists of settings) of a space; settings may stand at the top too.
+    """Return (target keys, lists of settings) of a space; settings may stand at the top too.
 
     Raises `UsageError` that names `origin` and the key.
     """

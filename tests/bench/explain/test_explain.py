@@ -172,13 +172,13 @@ def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLi
         path.write_text(
             json.dumps({"status": "oom", "config": config, "hardware": hardware, "cause": {"message": told}})
         )
-        options: dict[str, Any] = {}
         if wanted is None:
             assert "--hardware" in fsdpbench("explain", str(path)).stderr
             continue
         explanation = Explanation()
-        assert _read(str(path), options, explanation) is not None
-        assert (options["hardware"], "2.00 GiB asked for" in explanation.texts[0]) == (wanted, True)
+        found, gpus = _read(str(path), None, explanation)
+        assert found is not None
+        assert (gpus, "2.00 GiB asked for" in explanation.texts[0]) == (wanted, True)
 
 
 def changes_config(text: str) -> Any:

@@ -50,7 +50,7 @@ def test_the_fastest_is_said_with_failures(mtbf_h: float | None, words: str, cap
 
 def test_a_rate_of_failures_without_days_is_refused() -> None:
     with pytest.raises(UsageError, match="name its --tokens"):
-        Budget.of({"gpu_mtbf": 5.0})
+        Budget.of(None, None, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`sets` by torch version."""
+    """The content of a baseline's file: the space that was swept, and sets of its figures by torch
+    version."""
 
     space: dict[str, Any]
     sets: dict[str, FigureSet]
@@ -69,12 +70,13 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Raise `UsageError` naming the file and what is wrong with it."""
+        """Return the baseline in a file. Raises `UsageError` that names the file and what is wrong with
+        it."""
         return cls.of(read_json(path), path)
 
     @classmethod
     def of(cls, content: object, path: Path) -> Baseline:
-        """From what was read at `path`. Raises `UsageError`."""
+        """Return the baseline in JSON that was read at `path`. Raises `UsageError`."""
         if not is_baseline(content):
             raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
         baseline = strictly(content, cls, str(path))
@@ -89,7 +91,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return baseline
 
     def write(self, path: Path) -> None:
-        """Whole or not at all. Raises `BenchError`."""
+        """Write the file, whole or not at all. Raises `BenchError`."""
         content = msgspec.to_builtins(self)
         replace_file(path, to_json(content, 1, sort_keys=True, allow_nan=False) + "\n")
 
@@ -106,19 +108,18 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def repeat(self) -> int:
-        """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
+        """Return the runs of each configuration in the set of the installed torch; 1 without such a set."""
         mine = self.sets.get(torch_minor())
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
     def updated(
         self,
-        space: Mapping[str, Any],
         entries: Mapping[str, Entry],
         surroundings: Surroundings,
         command: str,
         left_out: Sequence[str],
     ) -> Baseline:
-        """With the figures `entries` as the set of the torch at hand."""
+        """Return the baseline with the figures `entries` as the set of the installed torch."""
         figures = FigureSet(
             configurations={name: Figures(**entry.to_dict()) for name, entry in entries.items()},
             surroundings=dict(surroundings.facts),
@@ -130,7 +131,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             left_out=sorted(left_out),
         )
-        return Baseline(dict(space), {**self.sets, torch_minor(): figures})
+        return Baseline(self.space, {**self.sets, torch_minor(): figures})
 
 
 def is_baseline(content: object) -> bool:

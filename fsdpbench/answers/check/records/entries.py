@@ -86,7 +86,8 @@ class Entry:
         return None
 
     def flaws(self) -> dict[str, str]:
-        """Why figures cannot be judged, by name; figures that no metric reads, too: others rest on them."""
+        """Return why figures cannot be judged, by name; of figures that no metric reads too: others rest on
+        them."""
         named = [*ALL, *(name for found in self.contradictions for name in found)]
         reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
         return {name: why for name, why in reasons if why is not None}
@@ -96,13 +97,13 @@ class Entry:
         return f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """For a baseline's file; figures that are not known are left out."""
+        """Return the entry as a baseline's file has it, without figures that are not known."""
         runs = [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
         return {"status": self.status.value, "device": self.device, "runs": runs}
 
 
 def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
-    """From the results of all runs of a configuration, the first one first."""
+    """Return the entry of a configuration from the results of all its runs, the first run first."""
     statuses = [Status(result["status"]) for result in results]
     worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
     repeats = results[0].get("repeats")

@@ -97,7 +97,7 @@ def stored_side(folder: Path) -> Side:
 
 
 def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
-    """From the results of all runs, by configuration name; or why there are none."""
+    """Return a side made of results: of each configuration those of all its runs, or why there are none."""
     usable: dict[str, Sequence[Result]] = {}
     absent: dict[str, str] = {}
     for name, runs in results.items():
@@ -215,7 +215,8 @@ def _runs_beside(folder: Path) -> list[Result] | str:
 
 
 def _other_files_say(folder: Path, result: object) -> str | None:
-    """Why the files beside a result say that it is not of this configuration, or has other figures."""
+    """Return why the files beside a result say that it belongs to another configuration; None if they do
+    not."""
     try:
         config = read_json(folder / "config.json")
     except UnreadableError:
@@ -226,7 +227,7 @@ def _other_files_say(folder: Path, result: object) -> str | None:
 
 
 def _name_in(folder: Path) -> str:
-    """From `config.json`; where that is broken or not there, from the result or the folder's own name."""
+    """Return a configuration's name: of `config.json`, else of the result, else of the folder."""
     for file, name_of in (("config.json", _recorded_name), (RESULT_FILE, _result_name)):
         try:
             name = name_of(read_json(folder / file))
@@ -299,7 +300,7 @@ class _SeenResult(msgspec.Struct, frozen=True):
 
 
 def checked_result(content: Any) -> Result:
-    """`content`, if it is a result. Raises `UsageError` saying where and what it is not."""
+    """Return `content` if it is a result. Raises `UsageError` that says where it is not one."""
     strictly(content, _SeenResult, "its result")
     result: Result = content
     return result
@@ -333,7 +334,7 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
 
 
 def flaws_of(side: Side) -> dict[str, str]:
-    """Why a configuration cannot be compared with, by name."""
+    """Return why configurations cannot be part of a baseline, by name."""
     flaws = dict(side.absent)
     most = max((len(entry.runs) for entry in side.entries.values() if entry.status.is_answer), default=0)
     for name, entry in side.entries.items():

@@ -24,7 +24,8 @@ _NEAR = 3
 
 
 def strictly(content: object, kind: type[T], origin: str) -> T:
-    """`content` as a `kind`, a frozen struct. Raises `UsageError` with `origin`, key, and what it must be."""
+    """Return `content` as a frozen struct `kind`. Raises `UsageError` with `origin`, key and what it must
+    be."""
     # Ahead of the conversion, which stops at an unknown key and offers no name.
     _refuse_unknown(("", content, kind), origin)
     try:
