@@ -9,7 +9,7 @@ An allocation belongs to the phase and the FSDP annotation in which the CPU made
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
 from fsdpbench.reports.analysis.naming import allocator_rows
 from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, running_index
-from fsdpbench.reports.analysis.windows import Mark, Window, containing
+from fsdpbench.reports.analysis.windows import OTHER_PHASE, Mark, Window, containing
 from fsdpbench.reports.readers import MemoryEvents, Trace
 from fsdpbench.reports.readers.trace import Bool, Int64
 
@@ -63,7 +63,8 @@ class Retry(Record, time="", freed="freed_bytes", calls="driver_calls"):
 class MemoryAnalysis:
     """Peaks in bytes; None where the trace has no memory events, or (`peak_active`) does not tell it.
 
-    peak_phase: where the allocation peak was reached.  at_peak: what was alive then, largest first;
+    peak_phase: where the allocation peak was reached.  peaks: the allocated bytes at the peak of each phase.
+    at_peak: what was alive then, largest first;
     before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
     allocated then (fragmentation and cache).  allocator_time: ns that the CPU spent in the driver's
     allocation calls within the steps, `allocator_calls` of them.
@@ -80,6 +81,7 @@ class MemoryAnalysis:
     retries_per_step: tuple[int, ...] = ()
     allocator_calls: int = 0
     allocator_time: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
 
     @property
     def retry_cost(self) -> int:
@@ -94,6 +96,7 @@ class MemoryAnalysis:
                 "reserved": self.peak_reserved,
             },
             "peak_phase": self.peak_phase,
+            "peak_bytes_by_phase": self.peaks,
             "unused_at_peak_bytes": self.unused_at_peak,
             "at_peak": [holding.to_dict() for holding in self.at_peak],
             "before_trace_bytes": self.before_trace,
@@ -144,7 +147,17 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
+        peaks=_peaks(memory, rows, places) if phases else {},
     )
+
+
+def _peaks(memory: MemoryEvents, rows: Int64, places: _Places) -> dict[str, int]:
+    """Return the most allocated bytes after the events `rows`, by phase."""
+    found: dict[str, int] = {}
+    for phase, held in zip(places.phase(memory.time[rows]), memory.allocated[rows].tolist(), strict=True):
+        name = phase or OTHER_PHASE
+        found[name] = max(found.get(name, 0), held)
+    return found
 
 
 class _Places:

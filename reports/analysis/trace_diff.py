@@ -162,6 +162,8 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
 def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
     names = ("peak_allocated", "peak_reserved")
     values = [(name, getattr(before.memory, name), getattr(after.memory, name)) for name in names]
+    peaks = before.memory.peaks, after.memory.peaks
+    values += [(f"peak_in_{name}", peaks[0][name], peaks[1][name]) for name in peaks[0] if name in peaks[1]]
     return tuple(Change(name, old, new) for name, old, new in values if old is not None and new is not None)
 
 

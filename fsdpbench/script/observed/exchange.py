@@ -233,7 +233,8 @@ class Syncs:
         def backward(*args: Any, **kwargs: Any) -> Any:
             self._exchange.backwards += 1
             self.last_off = dict(self._off)
-            return original(*args, **kwargs)
+            with torch.profiler.record_function("backward"):
+                return original(*args, **kwargs)
 
         return backward
 
