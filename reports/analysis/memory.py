@@ -137,6 +137,10 @@ def analyze_memory(
     peak = int(rows[np.argmax(memory.allocated[rows])])
     allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
     at_peak = _holdings(memory, rows[rows <= peak], places)
+    held, held_in = (
+        memory.allocated[rows],
+        np.array([p or OTHER_PHASE for p in places.phase(memory.time[rows])]),
+    )
     return replace(
         without_events,
         peak_allocated=allocated,
@@ -147,17 +151,8 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
-        peaks=_peaks(memory, rows, places) if phases else {},
+        peaks={each: int(held[held_in == each].max()) for each in dict.fromkeys(held_in.tolist())},
     )
-
-
-def _peaks(memory: MemoryEvents, rows: Int64, places: _Places) -> dict[str, int]:
-    """Return the most allocated bytes after the events `rows`, by phase."""
-    found: dict[str, int] = {}
-    for phase, held in zip(places.phase(memory.time[rows]), memory.allocated[rows].tolist(), strict=True):
-        name = phase or OTHER_PHASE
-        found[name] = max(found.get(name, 0), held)
-    return found
 
 
 class _Places:

@@ -139,14 +139,13 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
     work = activity.work
     marks = [window.mark for window in windows]
     inside = containing(marks, work.asked()) >= 0
-    copying = trace.names_that(is_copy)
+    copying = trace.names_that(_is_copy)
     computing = inside & ~work.is_communication & ~work.is_copy
     moving = inside & (work.is_copy | (computing & copying[trace.events.name[work.row]]))
     waits = int((containing(marks, spans.start[spans.named(LIMITER_WAIT)]) >= 0).sum())
     return WorkCounts(int(computing.sum()), int(moving.sum()), waits)
 
 
-def is_copy(name: str) -> bool:
-    """Return whether a kernel or memory operation of this name only moves data."""
+def _is_copy(name: str) -> bool:
     fused = moves_only(name)
     return bool(_COPY.search(name)) if fused is None else fused

@@ -49,7 +49,7 @@ class TraceDiff:
     """Two ranks' traces compared. All times in ns of a mean step.
 
     collectives: by type, count, bytes (where both tell), time and exposed time.  names: all that ran more or
-    less often or long, by how much their time changed.
+    less often or long, by how much their time changed.  host: what keeps the CPU.
     """
 
     before: RankAnalysis
@@ -62,6 +62,7 @@ class TraceDiff:
     units: tuple[Change, ...]
     memory: tuple[Change, ...]
     names: tuple[NameChange, ...]
+    host: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with times in seconds."""
@@ -84,6 +85,7 @@ class TraceDiff:
             },
             "units_exposed_s": _pairs(self.units, 1e-9),
             "memory_bytes": _pairs(self.memory, 1),
+            "cpu_s": _pairs(self.host, 1e-9),
             "names": [
                 {"name": each.name, "count": _pair(each.count, 1), "time_s": _pair(each.time, 1e-9)}
                 for each in self.names
@@ -117,6 +119,7 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         units=_units(before, after),
         memory=_memory(before, after),
         names=_names(before, after),
+        host=_matched(_host(before), _host(after)),
     )
 
 
@@ -132,6 +135,10 @@ def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[C
 
 def _phases(rank: RankAnalysis) -> dict[str, float]:
     return _per_step(rank, {name: parts.total for name, parts in rank.phases.items()})
+
+
+def _host(rank: RankAnalysis) -> dict[str, float]:
+    return _per_step(rank, {"operators": rank.cpu_time, "the driver's allocator": rank.memory.allocator_time})
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
@@ -160,7 +167,7 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
 
 
 def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
-    names = ("peak_allocated", "peak_reserved")
+    names = ("peak_allocated", "peak_reserved", "unused_at_peak")
     values = [(name, getattr(before.memory, name), getattr(after.memory, name)) for name in names]
     peaks = before.memory.peaks, after.memory.peaks
     values += [(f"peak_in_{name}", peaks[0][name], peaks[1][name]) for name in peaks[0] if name in peaks[1]]
@@ -214,6 +221,7 @@ def describe_diff(diff: TraceDiff) -> str:
     lines += _section("where", [diff.step, *diff.parts], worth=0)
     lines += _section("phase", diff.phases)
     lines += _section("idle because of", diff.idle)
+    lines += _section("CPU time of", diff.host)
     lines += _collective_lines(diff)
     lines += _section("unit, exposed", diff.units[:_MOST_UNITS])
     lines += [

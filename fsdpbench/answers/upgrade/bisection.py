@@ -1,11 +1,10 @@
 """Which package causes which difference: the script in environments of the older side, with some packages as
-the newer side has them. What pip refuses is tried again together with its dependencies, else skipped. A group
-that makes a figure worse is halved.
+the newer side has them. What pip refuses is tried again together with its dependencies, else skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,7 @@ _SHOWN = 4
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Some packages alone as the newer side has them: the figures that become worse, or why they cannot be
-    tried."""
+    """Some packages alone as the newer side has them: figures that become worse, or why none are known."""
 
     packages: list[str]
     worse: list[str] = []
@@ -31,15 +29,13 @@ class Tried(msgspec.Struct, frozen=True):
         """Return it as a line."""
         more = len(self.packages) - _SHOWN
         names = ", ".join(self.packages[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        if self.skipped:
-            return f"{names}: skipped: {self.skipped}"
-        return f"{names}: {'worse: ' + ', '.join(self.worse) if self.worse else 'nothing becomes worse'}"
+        found = f"skipped: {self.skipped}" if self.skipped else f"worse: {', '.join(self.worse) or 'nothing'}"
+        return f"  {names}: {found}"
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """A search between two environments. `judge` compares a run with the older side's; runs are left in
-    `folder`."""
+    """A search between two environments. `judge` compares a run with the older side's; `folder` gets runs."""
 
     cache: Cache
     program: Program
@@ -48,51 +44,36 @@ class Bisection:
     judge: Callable[[Run], Comparison]
     folder: Path
 
-    def search(self, named: Sequence[str]) -> list[Tried]:
-        """Try the packages `named` (those that were asked for) one at a time, then all others that differ as a
-        group; groups are halved."""
+    def search(self, named: Collection[str]) -> Iterator[Tried]:
+        """Try the packages `named` that differ, one at a time; then all others together, halved while a half
+        makes a figure worse."""
         changed = list(differing(self.before, self.after))
-        todo = [[name] for name in changed if name in named]
-        found: list[Tried] = []
         seen: set[str] = set()
-        others = [name for name in changed if name not in named]
-        while todo or others:
-            if not todo:
-                todo, others = [[name for name in others if name not in seen]], []
-            if not (unit := todo.pop(0)):
-                continue
-            found.append(tried := self._tried(unit, changed))
+        for name in (name for name in changed if name in named):
+            yield (tried := self._tried([name], changed))
             seen.update(tried.packages)
-            if tried.worse and len(unit) > 1:
-                todo = [unit[: len(unit) // 2], unit[len(unit) // 2 :], *todo]
-        return found
+        todo = [[name for name in changed if name not in seen]]
+        while todo:
+            if unit := todo.pop(0):
+                yield (tried := self._tried(unit, changed))
+                half = len(unit) // 2
+                todo = [unit[:half], unit[half:], *todo] if tried.worse and half else todo
 
     def _tried(self, unit: list[str], changed: list[str]) -> Tried:
         """Try `unit` with what it needs and the older side lacks; refused by pip, with all that it needs."""
         last = ""
-        for needed in ([name for name in changed if name not in self.before.packages], changed):
-            group = self._with_needs(unit, needed)
+        for among in ([name for name in changed if name not in self.before.packages], changed):
+            group = list(unit)
+            for name in group:  # grows meanwhile
+                needs = self.after.packages.get(name, ("", ()))[1]
+                group += [each for each in among if each in needs and each not in group]
+            kept = self.before.lines(sorted(self.before.packages.keys() - set(group)))
             try:
-                environment = self.cache.environment(Wanted("bisect", self._requirements(group)))
-                folder = self.folder / f"with {' '.join(group)}"[:100]
-                run = self.program.run(environment, folder, f"with {', '.join(unit)}", self.cache.tell)
+                wanted = Wanted("bisect", (*self.after.lines(group), *kept))
+                folder = self.folder / f"with-{unit[0]}-{len(group)}"
+                run = self.program.run(self.cache.environment(wanted), folder, f"with {unit[0]}")
             except CannotJudgeError as error:
                 last = str(error)
-                continue
-            return Tried(group, sorted({change.metric for change in self.judge(run).regressions}))
+            else:
+                return Tried(group, sorted({change.metric for change in self.judge(run).regressions}))
         return Tried(unit, skipped=last)
-
-    def _with_needs(self, unit: list[str], among: Sequence[str]) -> list[str]:
-        group = list(unit)
-        for name in group:  # grows meanwhile
-            package = self.after.packages.get(name)
-            needs = package.needs if package else []
-            group += [need for need in among if need in needs and need not in group]
-        return group
-
-    def _requirements(self, group: Sequence[str]) -> tuple[str, ...]:
-        """Return every package's line: of those of `group` the newer side's."""
-        names = sorted({*self.before.packages, *group})
-        sides = (self.after if name in group else self.before for name in names)
-        found = [side.packages.get(name) for name, side in zip(names, sides, strict=True)]
-        return tuple(each.line for each in found if each is not None)

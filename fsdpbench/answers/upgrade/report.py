@@ -1,41 +1,43 @@
-"""The answer of `upgrade`: the gate's verdict, the differences by cause, and what was executed and priced."""
+"""The answer of `upgrade`: the gate's verdict, what differs in a step, what was executed and what priced."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
 from fsdpbench.answers.check.compare import Comparison, Verdict
 from fsdpbench.answers.check.text import as_json, as_text
 from fsdpbench.answers.upgrade.bisection import Tried
-from fsdpbench.answers.upgrade.differences import Difference
-from fsdpbench.answers.upgrade.environments import Environment
+from fsdpbench.answers.upgrade.environments import Environment, differing
+from fsdpbench.answers.upgrade.runs import Run
+from fsdpbench.reports.analysis.trace_diff import TraceDiff, describe_diff, diff_ranks
 
-EXECUTED = "the packages' own code: which kernels, collectives, copies and allocations it issues"
-PRICED = (
-    "the time of each, by the same table on both sides: a kernel that is faster or slower in the newer "
-    "version is not seen"
-)
+_PRICES = {
+    "executed": "the packages' own code: the kernels, collectives, copies and allocations that it issues",
+    "priced": "the time of each, by one table for both sides: a kernel that got faster or slower is not seen",
+}
+_CLOSING = {
+    "worse": "Worse, for the causes above.",
+    "cannot judge": "Cannot be judged.",
+    "better": "May be upgraded: nothing is worse, and some figures are better.",
+    "equal": "May be upgraded: nothing is worse.",
+}
 _WIDTH = 79
-_MOST_LINES = 20
-_MOST_PACKAGES = 6
+_MOST_PACKAGES = 8
 
 
-class Upgrade(msgspec.Struct, frozen=True):
-    """The answer. `packages`: versions on both sides of those that differ; `bisection`: None if not asked for."""
+@dataclass(frozen=True)
+class Upgrade:
+    """The answer on a `program`, the older side first. `tried`: None if nothing was bisected."""
 
-    script: str
-    gpus: int
-    hardware: str
-    before: Environment
-    after: Environment
-    packages: dict[str, tuple[str | None, str | None]]
+    program: str
+    environments: tuple[Environment, Environment]
+    runs: tuple[Run, Run]
     comparison: Comparison
-    differences: list[Difference]
-    bisection: list[Tried] | None
+    tried: list[Tried] | None
 
     @property
     def verdict(self) -> str:
@@ -46,54 +48,58 @@ class Upgrade(msgspec.Struct, frozen=True):
             return "cannot judge"
         return "better" if self.comparison.of(Verdict.BETTER) else "equal"
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def step(self) -> TraceDiff | None:
+        """Return the changes of a traced step; None unless both sides have a trace."""
+        traces = [run.trace for run in self.runs if run.trace is not None]
+        return diff_ranks(*traces) if len(traces) == 2 else None
+
+    def to_dict(self) -> dict[str, object]:
         """Return the answer for programs."""
-        sides = {"from": self.before, "to": self.after}
+        sides = dict(zip(("from", "to"), self.environments, strict=True))
+        changed = differing(*self.environments)
         return {
             "schema": 1,
-            "script": self.script,
-            "gpus": self.gpus,
-            "hardware": self.hardware,
-            **{name: {"python": each.version, "interpreter": each.python} for name, each in sides.items()},
-            "packages": {name: {"from": old, "to": new} for name, (old, new) in self.packages.items()},
+            "program": self.program,
             "verdict": self.verdict,
+            **{side: each.python for side, each in sides.items()},
+            "packages": {
+                n: {side: next(iter(e.lines([n])), None) for side, e in sides.items()} for n in changed
+            },
             "comparison": json.loads(as_json(self.comparison)),
-            "differences": msgspec.to_builtins(self.differences),
-            "executed": EXECUTED,
-            "priced": PRICED,
-            "bisection": msgspec.to_builtins(self.bisection),
+            "step": self.step and self.step.to_dict(),
+            "waits": self._waits(),
+            "bisection": msgspec.to_builtins(self.tried),
+            **_PRICES,
         }
 
     def as_text(self) -> str:
         """Return the answer as lines."""
-        named = [f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in self.packages.items()]
-        more = len(named) - _MOST_PACKAGES
-        shown = ", ".join(named[:_MOST_PACKAGES]) + (f" and {more} more" if more > 0 else "")
-        lines = [
-            f"{self.script} on {self.gpus} x {self.hardware}, simulated",
-            *_wrapped("packages that differ: ", shown or "none"),
-            as_text(self.comparison, closing=""),
-        ]
-        if self.differences:
-            lines.append("differences of a step by cause, the largest first:")
-            lines += [each.line() for each in self.differences[:_MOST_LINES]]
-            more = len(self.differences) - _MOST_LINES
-            lines += [f"  and {more} more (--json has all)"] if more > 0 else []
-            lines.append("")
-        if self.bisection is not None:
-            lines += ["newer versions alone:", *(f"  {each.line()}" for each in self.bisection), ""]
-        lines += [*_wrapped("executed: ", EXECUTED), *_wrapped("priced: ", PRICED), self._closing()]
-        return "\n".join(lines)
+        changed = differing(*self.environments)
+        pairs = [tuple(each.lines([name]) for each in self.environments) for name in changed]
+        shown = [f"{old[0]} -> {new[0]}" for old, new in pairs if old and new][:_MOST_PACKAGES]
+        others = [f"{len(changed) - len(shown)} others"] if len(changed) > len(shown) else []
+        lines = [self.program, *_wrapped("packages that differ", ", ".join(shown + others) or "none")]
+        lines.append(as_text(self.comparison, closing=""))
+        if (step := self.step) is not None:
+            lines += [*describe_diff(step).split("\n")[2:], ""]  # the first two name the traces
+        lines += self._waits()
+        if self.tried is not None:
+            lines += ["newer versions alone:", *(each.line() for each in self.tried), ""]
+        lines += [line for item in _PRICES.items() for line in _wrapped(*item)]
+        return "\n".join([*lines, _CLOSING[self.verdict]])
 
-    def _closing(self) -> str:
-        worse, better = len(self.comparison.regressions), len(self.comparison.of(Verdict.BETTER))
-        return {
-            "worse": f"Worse: {worse} figure{'s' * (worse != 1)}, and {better} better.",
-            "cannot judge": "Cannot judge: see above.",
-            "better": f"May be upgraded: {better} figure{'s' * (better != 1)} better, none worse.",
-            "equal": "May be upgraded: no figure is worse.",
-        }[self.verdict]
+    def _waits(self) -> list[str]:
+        """Return the lines of the script that wait for the GPU more often or less often than before."""
+        found = [run.result.stored("script.observed.waits") or () for run in self.runs]
+        old, new = ({f"{each['file']}:{each['line']}": each["per_step"] for each in waits} for waits in found)
+        counts = {place: (old.get(place, 0), new.get(place, 0)) for place in {**old, **new}}
+        return [
+            f"waits for the GPU at {place}: {before:g} -> {after:g} a step"
+            for place, (before, after) in counts.items()
+            if before != after
+        ]
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(head + text, _WIDTH, subsequent_indent=" " * len(head), break_long_words=False)
+    return textwrap.wrap(f"{head}: {text}", _WIDTH, subsequent_indent="  ", break_long_words=False)

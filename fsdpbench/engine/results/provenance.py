@@ -32,16 +32,8 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWING_ONLY = (
-    *(
-        "reports/pages/",
-        "cli/",
-        "sweep/",
-        "answers/tune/",
-        "answers/check/",
-        "answers/atlas/",
-        "answers/upgrade/",
-    ),
-    *("lab/validation/", "lab/reproduce/", "lab/doctor.py"),
+    *("reports/pages/", "cli/", "sweep/", "answers/tune/", "answers/check/", "answers/atlas/"),
+    *("answers/upgrade/", "lab/validation/", "lab/reproduce/", "lab/doctor.py"),
 )
 
 
