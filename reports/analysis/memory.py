@@ -18,7 +18,7 @@ from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
 from fsdpbench.reports.analysis.naming import allocator_rows
 from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, running_index
-from fsdpbench.reports.analysis.windows import OTHER_PHASE, Mark, Window, containing
+from fsdpbench.reports.analysis.windows import Mark, Window, containing
 from fsdpbench.reports.readers import MemoryEvents, Trace
 from fsdpbench.reports.readers.trace import Bool, Int64
 
@@ -26,6 +26,7 @@ CPU_DEVICE = 0
 """torch's DeviceType of the host."""
 
 COMPUTATION = "computation"
+_ELSEWHERE = "other_phases"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def analyze_memory(
     at_peak = _holdings(memory, rows[rows <= peak], places)
     held, held_in = (
         memory.allocated[rows],
-        np.array([p or OTHER_PHASE for p in places.phase(memory.time[rows])]),
+        np.array([p or _ELSEWHERE for p in places.phase(memory.time[rows])]),
     )
     return replace(
         without_events,

@@ -119,7 +119,7 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         units=_units(before, after),
         memory=_memory(before, after),
         names=_names(before, after),
-        host=_matched(_host(before), _host(after)),
+        host=_matched(*(_per_step(rank, {"operators": rank.cpu_time}) for rank in (before, after))),
     )
 
 
@@ -135,10 +135,6 @@ def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[C
 
 def _phases(rank: RankAnalysis) -> dict[str, float]:
     return _per_step(rank, {name: parts.total for name, parts in rank.phases.items()})
-
-
-def _host(rank: RankAnalysis) -> dict[str, float]:
-    return _per_step(rank, {"operators": rank.cpu_time, "the driver's allocator": rank.memory.allocator_time})
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
@@ -168,10 +164,16 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
 
 def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
     names = ("peak_allocated", "peak_reserved", "unused_at_peak")
-    values = [(name, getattr(before.memory, name), getattr(after.memory, name)) for name in names]
-    peaks = before.memory.peaks, after.memory.peaks
-    values += [(f"peak_in_{name}", peaks[0][name], peaks[1][name]) for name in peaks[0] if name in peaks[1]]
-    return tuple(Change(name, old, new) for name, old, new in values if old is not None and new is not None)
+    old, new = (
+        {name: getattr(rank.memory, name) for name in names}
+        | {f"peak_in_{phase}": peak for phase, peak in rank.memory.peaks.items()}
+        for rank in (before, after)
+    )
+    return tuple(
+        Change(name, old[name], new[name])
+        for name in old
+        if old[name] is not None and new.get(name) is not None
+    )
 
 
 def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:

@@ -20,9 +20,8 @@ SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdic
 _NAMED = 3
 
 
-def as_text(comparison: Comparison, notes: Sequence[str] = (), closing: str | None = None) -> str:
-    """Likely causes, then a table for each configuration: verdict, metric, both values, the change; then
-    `closing` (default: the summary)."""
+def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """Likely causes, then a table for each configuration: verdict, metric, both values, the change."""
     lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
@@ -33,7 +32,7 @@ def as_text(comparison: Comparison, notes: Sequence[str] = (), closing: str | No
     lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
     lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
     lines += [f"note: {one_line(note)}" for note in notes]
-    return "\n".join([*lines, summary(comparison) if closing is None else closing])
+    return "\n".join([*lines, summary(comparison)])
 
 
 def _table(changes: Sequence[Change]) -> list[str]:

@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,36 +34,32 @@ from fsdpbench.base.writing import remove, write_whole
 _INSTALL_S, _PROBE_S, _POLL_S = 3600.0, 60.0, 0.2
 _PROBE = r"""
 import importlib.metadata, json, platform, re, sys
-found = {}
+def name_in(text):
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", text)[0]).lower()
+lines, needs = {}, {}
 for each in importlib.metadata.distributions():
     name, version = each.metadata["Name"], each.version
-    if name and version:
+    if name and version and name not in ("fsdpbench", "pip", "setuptools", "wheel"):
         url = json.loads(each.read_text("direct_url.json") or "{}").get("url")
-        needs = [re.match(r"[\w.-]+", need)[0] for need in each.requires or () if "extra ==" not in need]
-        line = f"{name} @ {url}" if url else f"{name}=={version}"
-        found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), [line, needs])
-for tool in ("fsdpbench", "pip", "setuptools", "wheel"):
-    found.pop(tool, None)
-print(json.dumps([sys.argv[1], found | {"python": ["python==" + platform.python_version(), []]}]))
+        lines.setdefault(name_in(name), f"{name} @ {url}" if url else f"{name}=={version}")
+        needs[name_in(name)] = [name_in(need) for need in each.requires or () if "extra ==" not in need]
+print(json.dumps([sys.argv[1], platform.python_version(), lines, needs]))
 """
 
 
 class Environment(msgspec.Struct, frozen=True, array_like=True):
-    """`python`: the path of an interpreter; `packages`: by normalized name the line that `pip freeze` writes,
-    and the names of what it needs; Python itself among them."""
+    """`python`: the path of an interpreter, `version` its own; by normalized name, `packages`: the line that
+    `pip freeze` writes, `needs`: the names of dependencies."""
 
     python: str
-    packages: dict[str, tuple[str, tuple[str, ...]]]
-
-    def lines(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the lines of these packages, as far as they are installed and no part of Python."""
-        return tuple(self.packages[name][0] for name in names if name in self.packages and name != "python")
+    version: str
+    packages: dict[str, str]
+    needs: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An environment that is asked for: pip's requirements and constraints; or `python`, one that is there.
-    `side`: the word of the options that ask for it."""
+    """An environment that the options of a `side` ask for: of pip, or `python`, one that is there."""
 
     side: str
     requirements: tuple[str, ...] = ()
@@ -99,26 +95,24 @@ class Cache:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._hold(path.with_suffix(".lock"), held)
             # The files of a local package may have changed.
-            local = any(each.startswith("/") or "file:" in each for each in wanted.requirements)
-            return (None if local else _known(path)) or self._made(
-                path, words, f"--{wanted.side} {' '.join(words[:2])}"
-            )
+            local = any(each.startswith((".", "/")) or "file:" in each for each in wanted.requirements)
+            return (None if local else _known(path)) or self._made(path, words, wanted.side)
 
     def _hold(self, path: Path, held: contextlib.ExitStack) -> None:
-        lock, until = FolderLock(path), time.monotonic() + self.patience_s
+        lock, began, said = FolderLock(path), time.monotonic(), ""
         while True:
             try:
-                held.enter_context(lock.held())
-                return
-            except FolderTakenError:
-                if time.monotonic() > until:
-                    raise CannotJudgeError(
-                        f"{path}: {lock.holder} has been making this environment for over "
-                        f"{self.patience_s:g} s; wait for it, or remove the file if that process is gone"
-                    ) from None
+                return held.enter_context(lock.held())
+            except FolderTakenError as taken:
+                if not said:
+                    said = f"{path}: held by {str(taken).partition('(')[2].partition(')')[0]}"
+                    self.tell(f"{said}, which makes this environment; waiting")
+                if time.monotonic() - began > self.patience_s:
+                    raise CannotJudgeError(f"{said}; remove the file if that process is gone") from None
             time.sleep(_POLL_S)
 
-    def _made(self, path: Path, words: Sequence[str], asked: str) -> Environment:
+    def _made(self, path: Path, words: Sequence[str], side: str) -> Environment:
+        asked = f"--{side} {' '.join(words[:2])}"
         self.tell(f"{asked}: pip makes {path}")
         remove(path.with_suffix(".json"))
         remove(path)
@@ -145,16 +139,12 @@ def normalized(name: str) -> str:
 def differing(before: Environment, after: Environment) -> list[str]:
     """Return the names of the packages that differ, or that one of them lacks."""
     names = sorted({**before.packages, **after.packages})
-    return [name for name in names if before.packages.get(name, "")[:1] != after.packages.get(name, "")[:1]]
+    return [name for name in names if before.packages.get(name) != after.packages.get(name)]
 
 
 @functools.cache
 def _own_needs() -> tuple[str, ...]:
-    try:
-        found = importlib.metadata.requires("fsdpbench") or []
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError("upgrade reads fsdpbench's dependencies: install it (pip install -e .)") from None
-    return tuple(need for need in found if "extra ==" not in need)
+    return tuple(need for need in importlib.metadata.requires("fsdpbench") or () if "extra ==" not in need)
 
 
 def _known(path: Path) -> Environment | None:
@@ -177,13 +167,14 @@ def _probed(python: str) -> Environment:
 def finished(
     words: Sequence[str], limit_s: float, more: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, which ends with this process, for at most `limit_s` seconds; `more`: of its environment.
-    Raises `CannotJudgeError` if it cannot start or is late."""
+    """Run a command that ends with this process, within `limit_s` seconds; `more`: variables for it. Raises
+    `CannotJudgeError` if it cannot start or is late."""
     given = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     try:
         return subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=limit_s,
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             env={**given, **(more or {})}, preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            timeout=limit_s,
         )  # fmt: skip
     except OSError as error:
         raise CannotJudgeError(f"{words[0]}: cannot be started ({error.strerror})") from None

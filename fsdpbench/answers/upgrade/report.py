@@ -8,22 +8,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fsdpbench.answers.check.compare import Comparison, Verdict
-from fsdpbench.answers.check.text import as_json, as_text
-from fsdpbench.answers.upgrade.bisection import Tried
+from fsdpbench.answers.check.compare import Comparison
+from fsdpbench.answers.check.text import as_json, as_text, summary
 from fsdpbench.answers.upgrade.environments import Environment, differing
-from fsdpbench.answers.upgrade.runs import Run
+from fsdpbench.answers.upgrade.runs import Run, Tried
 from fsdpbench.reports.analysis.trace_diff import TraceDiff, describe_diff, diff_ranks
 
 _PRICES = {
     "executed": "the packages' own code: the kernels, collectives, copies and allocations that it issues",
     "priced": "the time of each, by one table for both sides: a kernel that got faster or slower is not seen",
-}
-_CLOSING = {
-    "worse": "Worse, for the causes above.",
-    "cannot judge": "Cannot be judged.",
-    "better": "May be upgraded: nothing is worse, and some figures are better.",
-    "equal": "May be upgraded: nothing is worse.",
 }
 _WIDTH = 79
 _MOST_PACKAGES = 8
@@ -40,13 +33,9 @@ class Upgrade:
     tried: list[Tried] | None
 
     @property
-    def verdict(self) -> str:
-        """Return `worse`, `cannot judge`, `better` or `equal`."""
-        if self.comparison.regressions:
-            return "worse"
-        if self.comparison.unjudged or not self.comparison.compared:
-            return "cannot judge"
-        return "better" if self.comparison.of(Verdict.BETTER) else "equal"
+    def _changed(self) -> dict[str, tuple[str | None, str | None]]:
+        before, after = (each.packages for each in self.environments)
+        return {name: (before.get(name), after.get(name)) for name in differing(*self.environments)}
 
     @property
     def step(self) -> TraceDiff | None:
@@ -56,16 +45,13 @@ class Upgrade:
 
     def to_dict(self) -> dict[str, object]:
         """Return the answer for programs."""
-        sides = dict(zip(("from", "to"), self.environments, strict=True))
-        changed = differing(*self.environments)
+        before, after = self.environments
         return {
             "schema": 1,
             "program": self.program,
-            "verdict": self.verdict,
-            **{side: each.python for side, each in sides.items()},
-            "packages": {
-                n: {side: next(iter(e.lines([n])), None) for side, e in sides.items()} for n in changed
-            },
+            "from": before.python,
+            "to": after.python,
+            "packages": {name: {"from": old, "to": new} for name, (old, new) in self._changed.items()},
             "comparison": json.loads(as_json(self.comparison)),
             "step": self.step and self.step.to_dict(),
             "waits": self._waits(),
@@ -75,19 +61,20 @@ class Upgrade:
 
     def as_text(self) -> str:
         """Return the answer as lines."""
-        changed = differing(*self.environments)
-        pairs = [tuple(each.lines([name]) for each in self.environments) for name in changed]
-        shown = [f"{old[0]} -> {new[0]}" for old, new in pairs if old and new][:_MOST_PACKAGES]
-        others = [f"{len(changed) - len(shown)} others"] if len(changed) > len(shown) else []
-        lines = [self.program, *_wrapped("packages that differ", ", ".join(shown + others) or "none")]
-        lines.append(as_text(self.comparison, closing=""))
+        both = [f"{old} -> {new}" for old, new in self._changed.values() if old and new][:_MOST_PACKAGES]
+        rest = len(self._changed) - len(both)
+        named = ", ".join([*both, *([f"{rest} others"] if rest else [])]) or "none"
+        lines = [self.program, *_wrapped("packages that differ", named)]
+        lines.append(as_text(self.comparison).rpartition("\n")[0])  # the last line sums up
         if (step := self.step) is not None:
             lines += [*describe_diff(step).split("\n")[2:], ""]  # the first two name the traces
         lines += self._waits()
         if self.tried is not None:
             lines += ["newer versions alone:", *(each.line() for each in self.tried), ""]
         lines += [line for item in _PRICES.items() for line in _wrapped(*item)]
-        return "\n".join([*lines, _CLOSING[self.verdict]])
+        comparison, fine = self.comparison, "May be upgraded: nothing is worse."
+        found = comparison.regressions or comparison.unjudged or not comparison.compared
+        return "\n".join([*lines, summary(comparison) if found else fine])
 
     def _waits(self) -> list[str]:
         """Return the lines of the script that wait for the GPU more often or less often than before."""

@@ -1,23 +1,27 @@
-"""Runs of a script in environments, by the sources of fsdpbench that run here; and two of them compared."""
+"""Runs of a script in environments, by the sources of fsdpbench that run here: two are compared, others find
+the packages that cause a difference."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 import fsdpbench
 from fsdpbench.answers.check.compare import Comparison, compare
 from fsdpbench.answers.check.records.sides import Side, absent_of, paired, read_side
 from fsdpbench.answers.check.records.surroundings import Surroundings, require_alike
 from fsdpbench.answers.check.thresholds import Thresholds
-from fsdpbench.answers.upgrade.environments import Environment, finished, last_line
+from fsdpbench.answers.upgrade.environments import Cache, Environment, Wanted, differing, finished, last_line
 from fsdpbench.base.errors import CannotJudgeError, ExitCode, UsageError
-from fsdpbench.base.reading import parse_json
+from fsdpbench.base.reading import one_line, parse_json
 from fsdpbench.reports.analysis import RankAnalysis, analyze
 from fsdpbench.reports.result import Result
 
+_LONGEST = 60
 _STARTING_S = 600.0
 """Beyond ten times its limit (waits for a busy processor), a run may import its packages."""
 
@@ -59,14 +63,17 @@ class Program:
         if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
             check = f"`{environment.python} -m pip check` shows what is broken there"
             raise CannotJudgeError(f"{label}: fsdpbench cannot run there: {last_line(done)}; {check}")
-        result = Result.of(parse_json(done.stdout, label))
-        traces = sorted(Path(result.folder or folder).glob("trace/*_trace.json.gz"))
-        ranks = analyze(traces[:1]).ranks if traces else ()
-        side = read_side(folder)
-        # Another version of torch is what is asked about; all else has to be alike.
-        facts = {name: value for name, value in side.surroundings.facts.items() if name != "torch"}
-        side = replace(side, label=label, surroundings=Surroundings(facts))
-        return Run(side, result, ranks[0] if ranks else None)
+        return run_in(folder, Result.of(parse_json(done.stdout, label)))
+
+
+def run_in(folder: Path, result: Result) -> Run:
+    """Return the run of `result` from its run folder. Raises `BenchError`."""
+    traces = sorted(Path(result.folder or folder).glob("trace/*_trace.json.gz"))
+    ranks = analyze(traces[:1]).ranks if traces else ()
+    side = read_side(folder)
+    # Another version of torch is what is asked about; all else has to be alike.
+    facts = {name: value for name, value in side.surroundings.facts.items() if name != "torch"}
+    return Run(replace(side, surroundings=Surroundings(facts)), result, ranks[0] if ranks else None)
 
 
 def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
@@ -74,3 +81,64 @@ def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
     require_alike(before.side.surroundings, after.side.surroundings)
     absent = absent_of(before.side, after.side)
     return compare(*paired(before.side, after.side), thresholds, absent)
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """Some packages alone as the newer side has them: figures that become worse, or why none are known."""
+
+    packages: list[str]
+    worse: list[str] = []
+    skipped: str = ""
+
+    def line(self) -> str:
+        """Return it as a line."""
+        found = f"skipped: {self.skipped}" if self.skipped else f"worse: {', '.join(self.worse) or 'nothing'}"
+        return f"  {one_line(', '.join(self.packages), _LONGEST)}: {found}"
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """A search between two environments: some packages of the older one are as in the newer one. `judge`
+    compares a run with the older side's; `folder` gets runs."""
+
+    cache: Cache
+    program: Program
+    before: Environment
+    after: Environment
+    judge: Callable[[Run], Comparison]
+    folder: Path
+
+    def search(self, named: Collection[str]) -> Iterator[Tried]:
+        """Try the packages `named` that differ, one at a time; then all others together, halved while a half
+        makes a figure worse."""
+        changed = differing(self.before, self.after)
+        seen: set[str] = set()
+        for name in (name for name in changed if name in named):
+            yield (tried := self._tried([name], changed))
+            seen.update(tried.packages)
+        todo = [[name for name in changed if name not in seen]]
+        while todo:
+            if unit := todo.pop(0):
+                yield (tried := self._tried(unit, changed))
+                half = len(unit) // 2
+                todo = [unit[:half], unit[half:], *todo] if tried.worse and half else todo
+
+    def _tried(self, unit: list[str], changed: list[str]) -> Tried:
+        """Try `unit` with what it needs and the older side lacks; refused by pip, with all that it needs."""
+        last = ""
+        for among in ([name for name in changed if name not in self.before.packages], changed):
+            group = list(unit)
+            for name in group:  # grows meanwhile
+                needs = self.after.needs.get(name, ())
+                group += [each for each in among if each in needs and each not in group]
+            kept = {name: line for name, line in self.before.packages.items() if name not in group}
+            lines = kept | {name: line for name, line in self.after.packages.items() if name in group}
+            try:
+                wanted = Wanted("bisect", tuple(sorted(lines.values())))
+                folder = self.folder / f"with-{unit[0]}-{len(group)}"
+                run = self.program.run(self.cache.environment(wanted), folder, f"with {unit[0]}")
+            except CannotJudgeError as error:
+                last = str(error)
+            else:
+                return Tried(group, sorted({change.metric for change in self.judge(run).regressions}))
+        return Tried(unit, skipped=last)

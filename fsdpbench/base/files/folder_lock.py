@@ -77,12 +77,6 @@ class FolderLock:
         """Return whether this holder's lock was broken by another."""
         return self._lost
 
-    @property
-    def holder(self) -> str:
-        """Return who holds the lock, in words."""
-        owner = self._owner()
-        return owner.words if owner else "owner unknown"
-
     def check(self) -> None:
         """Raise `BenchError` if this lock was held and is not any more."""
         if not self._lost:
@@ -146,7 +140,8 @@ class FolderLock:
     def _break_or_refuse(self) -> None:
         """Put a dead owner's lock away. Raise `FolderTakenError` if the owner is not known to be dead."""
         before, reason = _text(self._path), self._why_stale()
-        holder = self.holder
+        owner = self._owner()
+        holder = owner.words if owner else "owner unknown"
         if reason is None:
             raise FolderTakenError(
                 f"another sweep is running in {self._path.parent} ({holder}); wait for it, "

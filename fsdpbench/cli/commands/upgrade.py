@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +16,17 @@ from fsdpbench.cli.values import MOST_SECONDS, Positive, PossiblePath, grouped
 if TYPE_CHECKING:
     from fsdpbench.answers.upgrade.environments import Wanted
     from fsdpbench.answers.upgrade.report import Upgrade
-    from fsdpbench.answers.upgrade.runs import Program
 
 _PACKAGE: dict[str, Any] = {"metavar": "PACKAGE", "multiple": True}
 
 
 def _side(name: str, age: str) -> Any:
     """Return the options of one side."""
-    path = PossiblePath(dir_okay=False)
-    kept = f"Constraints file of pip for the {age} side."
-    there = f"Interpreter of the {age} side's environment, instead of a new one."
+    of, path = f"of the {age} side", PossiblePath(dir_okay=False)
+    there = f"Interpreter {of}, instead of an environment made by pip."
     return grouped(
-        click.option(
-            f"--{name}", name, **_PACKAGE, help=f"Package of the {age} side, such as torch==2.13.0."
-        ),
-        click.option(f"--{name}-constraints", type=path, metavar="FILE", help=kept),
+        click.option(f"--{name}", name, **_PACKAGE, help=f"Package {of}, such as torch==2.13.0."),
+        click.option(f"--{name}-constraints", type=path, metavar="FILE", help=f"Constraints file {of}."),
         click.option(f"--python-{name}", type=path, metavar="PATH", help=there),
     )
 
@@ -46,15 +43,8 @@ def _side(name: str, age: str) -> Any:
 @click.option("--bisect", is_flag=True, help="If worse, find the packages that cause it.")
 @click.option("--thresholds", type=PossiblePath(), help="TOML file with the changes that are allowed.")
 @click.option("--timeout", type=Positive(MOST_SECONDS), default=600.0, help="Seconds for each run (600).")
-@click.option(
-    "--cache", type=PossiblePath(), help="Folder of environments (~/.cache/fsdpbench/environments)."
-)
-@click.option(
-    "--keep",
-    type=PossiblePath(),
-    help="Folder to keep the run folders in: FOLDER/from, FOLDER/to.",
-    metavar="FOLDER",
-)
+@click.option("--cache", type=PossiblePath(), help="Folder of environments (in ~/.cache/fsdpbench).")
+@click.option("--keep", type=PossiblePath(), help="Keep the run folders, as `from` and `to` in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool, keep: Path | None, **options: Any) -> None:
     """Say whether a script may be upgraded: it runs under both versions, on the same simulated GPUs.
@@ -66,7 +56,7 @@ def command(as_json: bool, keep: Path | None, **options: Any) -> None:
     Packages are written as for pip and may be repeated. pip installs each side once, in --cache. Exit code 0:
     nothing is worse, 1: worse, 3: cannot be compared.
     """
-    from fsdpbench.cli.commands.check import end
+    from fsdpbench.cli.commands.check import finish
     from fsdpbench.sweep.trials import thrown_away
 
     with thrown_away("upgrade") as temporary:
@@ -75,22 +65,28 @@ def command(as_json: bool, keep: Path | None, **options: Any) -> None:
         show_json(found.to_dict(), indent=1)
     else:
         show(found.as_text())
-    end(found.comparison)
+    finish(found.comparison, {}, "")
 
 
 def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
     """Run the script on both sides and compare. Raises `BenchError`."""
     from fsdpbench.answers.check.thresholds import read_thresholds
-    from fsdpbench.answers.upgrade.bisection import Bisection
     from fsdpbench.answers.upgrade.environments import Cache, normalized
     from fsdpbench.answers.upgrade.report import Upgrade
-    from fsdpbench.answers.upgrade.runs import compared
+    from fsdpbench.answers.upgrade.runs import Bisection, Program, compared
+    from fsdpbench.cli.requests.script_request import script_config
 
-    thresholds, wanted, program = (
-        read_thresholds(options["thresholds"]),
-        _wanted(options),
-        _program(options, sources),
-    )
+    script, module, arguments = options["script"], options["module"], options["script_arguments"]
+    if script is None and module is None:
+        raise UsageError("which script? fsdpbench upgrade train.py --from torch==2.11.0 --to torch==2.13.0")
+    # What `run` would refuse is refused before anything is installed; a module is looked for there.
+    config = script_config({**options, "script": Path(__file__) if module else script, "module": None}, ())
+    assert config is not None
+    words = ("--module", module) if module else ("--script", str(script))
+    words = (*words, "--gpus", str(config.gpus), "--hardware", str(config.hardware))
+    given = (str(script), *arguments) if module and script else arguments  # all that follows `--`
+    program = Program(words, given, options["timeout"], sources, tell)
+    thresholds, wanted = read_thresholds(options["thresholds"]), list(_wanted(options))
     cache = Cache(options["cache"] or Path("~/.cache/fsdpbench/environments").expanduser(), tell)
     before, after = (cache.environment(each) for each in wanted)
     first, second = program.run(before, runs / "from", "from"), program.run(after, runs / "to", "to")
@@ -99,43 +95,22 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
         judge = partial(compared, first, thresholds=thresholds)
         named = {normalized(each) for side in wanted for each in side.requirements}
         tried = list(Bisection(cache, program, before, after, judge, runs).search(named))
-    said = f"{program.words[1]} on {program.words[3]} x {program.words[5]}, simulated"
+    pythons = " and ".join(dict.fromkeys(f"Python {each.version}" for each in (before, after)))
+    said = f"{words[1]} on {config.gpus} x {config.hardware}, simulated, {pythons}"
     return Upgrade(said, (before, after), (first, second), comparison, tried)
 
 
-def _program(options: dict[str, Any], sources: Path) -> Program:
-    """Return what runs. Raises `UsageError`, before anything is installed; a module is looked for there."""
-    from fsdpbench.answers.upgrade.runs import Program
-    from fsdpbench.cli.requests.script_request import script_config
-
-    script, module, arguments = options["script"], options["module"], options["script_arguments"]
-    if script is None and module is None:
-        raise UsageError("which script? fsdpbench upgrade train.py --from torch==2.11.0 --to torch==2.13.0")
-    config = script_config({**options, "script": Path(__file__) if module else script, "module": None}, ())
-    assert config is not None
-    if module and script:  # what follows `--` is all the module's
-        arguments = (str(script), *arguments)
-    words = ("--module", module) if module else ("--script", str(script))
-    words = (*words, "--gpus", str(config.gpus), "--hardware", str(config.hardware))
-    return Program(words, arguments, options["timeout"], sources, tell)
-
-
-def _wanted(options: dict[str, Any]) -> list[Wanted]:
-    """Return both environments. Raises `UsageError` for a side that is missing, or asked for twice."""
+def _wanted(options: dict[str, Any]) -> Iterator[Wanted]:
+    """Yield the environment of each side. Raises `UsageError` for one that is missing, or asked for twice."""
     from fsdpbench.answers.upgrade.environments import Wanted
 
-    found = []
     for side in ("from", "to"):
         asked, file, python = (options[name] for name in (side, f"{side}_constraints", f"python_{side}"))
-        words = [*asked, *options["both"]] if python is None else []
         if bool(python) == bool(asked or file):
             raise UsageError(
                 f"--{side} is missing, or there twice: --{side} torch==2.13.0 or --python-{side} PATH"
             )
-        for place, each in enumerate(words):
-            if Path(each).is_dir() and "/" in each:
-                words[place] = str(Path(each).resolve())
-            elif not each[:1].isalnum():
-                raise UsageError(f"{each!r} is no package; write it as for pip, such as torch==2.13.0")
-        found.append(Wanted(side, tuple(words), file, python))
-    return found
+        words = () if python else (*asked, *options["both"])
+        if wrong := [each for each in words if not each[:1].isalnum() and each[:1] not in ("/", ".")]:
+            raise UsageError(f"{wrong[0]!r} is no package; write it as for pip, such as torch==2.13.0")
+        yield Wanted(side, words, file, python)

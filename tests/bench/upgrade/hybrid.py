@@ -1,6 +1,8 @@
-"""Hybrid sharding by fully_shard: reduction in bf16, parameters in fp32, so that what is all-reduced is a buffer
-of its own. torch holds it for every unit until the end of backward; `--release` drops it at once (as torch did
-before 2.6, where the next unit could overwrite it too early)."""
+"""Hybrid sharding by fully_shard, reduced in bf16: what is all-reduced is a buffer beside the fp32 gradient.
+
+torch holds it for every unit until the end of backward. `--release` drops it at once, as torch did before
+2.6, where the next unit could take its memory too early.
+"""
 
 from __future__ import annotations
 
