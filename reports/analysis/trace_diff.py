@@ -163,17 +163,14 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
 
 
 def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
+    old, new = _held(before), _held(after)
+    return tuple(Change(name, old[name], new[name]) for name in old if name in new)
+
+
+def _held(rank: RankAnalysis) -> dict[str, int]:
     names = ("peak_allocated", "peak_reserved", "unused_at_peak")
-    old, new = (
-        {name: getattr(rank.memory, name) for name in names}
-        | {f"peak_in_{phase}": peak for phase, peak in rank.memory.peaks.items()}
-        for rank in (before, after)
-    )
-    return tuple(
-        Change(name, old[name], new[name])
-        for name in old
-        if old[name] is not None and new.get(name) is not None
-    )
+    known = {name: value for name in names if (value := getattr(rank.memory, name)) is not None}
+    return known | {f"peak_in_{phase}": peak for phase, peak in rank.memory.peaks.items()}
 
 
 def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:

@@ -31,6 +31,7 @@ from fsdpbench.base.interruption import die_with_parent, unwinding
 from fsdpbench.base.reading import LARGEST_JSON, one_line, read_bytes, read_json
 from fsdpbench.base.writing import remove, write_whole
 
+Finished = subprocess.CompletedProcess[str]
 _INSTALL_S, _PROBE_S, _POLL_S = 3600.0, 60.0, 0.2
 _PROBE = r"""
 import importlib.metadata, json, platform, re, sys
@@ -89,14 +90,13 @@ class Cache:
         asked = msgspec.json.encode([sys.version, sys.base_prefix, __version__, words])
         if wanted.constraints is not None:
             asked += read_bytes(wanted.constraints, LARGEST_JSON)
-            words += ["-c", str(wanted.constraints)]
         path = self.folder / hashlib.sha256(asked).hexdigest()[:16]
         with written(self.folder, "; name another with --cache"), unwinding(), contextlib.ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._hold(path.with_suffix(".lock"), held)
             # The files of a local package may have changed.
             local = any(each.startswith((".", "/")) or "file:" in each for each in wanted.requirements)
-            return (None if local else _known(path)) or self._made(path, words, wanted.side)
+            return (None if local else _known(path)) or self._made(path, words, wanted)
 
     def _hold(self, path: Path, held: contextlib.ExitStack) -> None:
         lock, began, said = FolderLock(path), time.monotonic(), ""
@@ -111,14 +111,15 @@ class Cache:
                     raise CannotJudgeError(f"{said}; remove the file if that process is gone") from None
             time.sleep(_POLL_S)
 
-    def _made(self, path: Path, words: Sequence[str], side: str) -> Environment:
-        asked = f"--{side} {' '.join(words[:2])}"
+    def _made(self, path: Path, words: Sequence[str], wanted: Wanted) -> Environment:
+        asked = f"--{wanted.side} {' '.join(words[:2])}"
         self.tell(f"{asked}: pip makes {path}")
         remove(path.with_suffix(".json"))
         remove(path)
         python = str(path / "bin" / "python")
         install = [python, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-        for command in ([sys.executable, "-I", "-m", "venv", str(path)], [*install, *words]):
+        install += ["-c", str(wanted.constraints)] if wanted.constraints else []
+        for command in ([sys.executable, "-I", "-m", "venv", str(path)], [*install, "--", *words]):
             if (done := finished(command, _INSTALL_S)).returncode:
                 log = path.with_suffix(".log")
                 write_whole(log, done.stdout + done.stderr)
@@ -136,10 +137,11 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", name.strip(), maxsplit=1)[0]).lower()
 
 
-def differing(before: Environment, after: Environment) -> list[str]:
-    """Return the names of the packages that differ, or that one of them lacks."""
+def differing(before: Environment, after: Environment) -> dict[str, tuple[str | None, str | None]]:
+    """Return the packages that differ, or that one lacks: both lines by name."""
     names = sorted({**before.packages, **after.packages})
-    return [name for name in names if before.packages.get(name) != after.packages.get(name)]
+    pairs = {name: (before.packages.get(name), after.packages.get(name)) for name in names}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 @functools.cache
@@ -164,9 +166,7 @@ def _probed(python: str) -> Environment:
         raise CannotJudgeError(f"{python}: does not run as Python does ({last_line(done)})") from None
 
 
-def finished(
-    words: Sequence[str], limit_s: float, more: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def finished(words: Sequence[str], limit_s: float, more: Mapping[str, str] | None = None) -> Finished:
     """Run a command that ends with this process, within `limit_s` seconds; `more`: variables for it. Raises
     `CannotJudgeError` if it cannot start or is late."""
     given = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
@@ -182,7 +182,7 @@ def finished(
         raise CannotJudgeError(f"{' '.join(words[:4])} ...: did not end within {limit_s:g} s") from None
 
 
-def last_line(done: subprocess.CompletedProcess[str]) -> str:
+def last_line(done: Finished) -> str:
     """Return the last line that a command wrote, of its errors if there are any."""
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return lines[-1].removeprefix("fsdpbench: ") if lines else f"exit code {done.returncode}, no output"

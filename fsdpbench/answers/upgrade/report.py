@@ -33,11 +33,6 @@ class Upgrade:
     tried: list[Tried] | None
 
     @property
-    def _changed(self) -> dict[str, tuple[str | None, str | None]]:
-        before, after = (each.packages for each in self.environments)
-        return {name: (before.get(name), after.get(name)) for name in differing(*self.environments)}
-
-    @property
     def step(self) -> TraceDiff | None:
         """Return the changes of a traced step; None unless both sides have a trace."""
         traces = [run.trace for run in self.runs if run.trace is not None]
@@ -46,12 +41,13 @@ class Upgrade:
     def to_dict(self) -> dict[str, object]:
         """Return the answer for programs."""
         before, after = self.environments
+        changed = differing(before, after).items()
         return {
             "schema": 1,
             "program": self.program,
             "from": before.python,
             "to": after.python,
-            "packages": {name: {"from": old, "to": new} for name, (old, new) in self._changed.items()},
+            "packages": {name: {"from": old, "to": new} for name, (old, new) in changed},
             "comparison": json.loads(as_json(self.comparison)),
             "step": self.step and self.step.to_dict(),
             "waits": self._waits(),
@@ -61,10 +57,10 @@ class Upgrade:
 
     def as_text(self) -> str:
         """Return the answer as lines."""
-        both = [f"{old} -> {new}" for old, new in self._changed.values() if old and new][:_MOST_PACKAGES]
-        rest = len(self._changed) - len(both)
-        named = ", ".join([*both, *([f"{rest} others"] if rest else [])]) or "none"
-        lines = [self.program, *_wrapped("packages that differ", named)]
+        changed = differing(*self.environments).values()
+        named = [f"{old} -> {new}" for old, new in changed if old and new][:_MOST_PACKAGES]
+        named += [f"{len(changed) - len(named)} others"] if len(changed) > len(named) else []
+        lines = [self.program, *_wrapped("packages that differ", ", ".join(named) or "none")]
         lines.append(as_text(self.comparison).rpartition("\n")[0])  # the last line sums up
         if (step := self.step) is not None:
             lines += [*describe_diff(step).split("\n")[2:], ""]  # the first two name the traces
@@ -72,19 +68,18 @@ class Upgrade:
         if self.tried is not None:
             lines += ["newer versions alone:", *(each.line() for each in self.tried), ""]
         lines += [line for item in _PRICES.items() for line in _wrapped(*item)]
-        comparison, fine = self.comparison, "May be upgraded: nothing is worse."
-        found = comparison.regressions or comparison.unjudged or not comparison.compared
-        return "\n".join([*lines, summary(comparison) if found else fine])
+        fails = self.comparison.regressions or self.comparison.unjudged
+        lines.append(summary(self.comparison) if fails else "May be upgraded: nothing is worse.")
+        return "\n".join(lines)
 
     def _waits(self) -> list[str]:
         """Return the lines of the script that wait for the GPU more often or less often than before."""
         found = [run.result.stored("script.observed.waits") or () for run in self.runs]
         old, new = ({f"{each['file']}:{each['line']}": each["per_step"] for each in waits} for waits in found)
-        counts = {place: (old.get(place, 0), new.get(place, 0)) for place in {**old, **new}}
         return [
-            f"waits for the GPU at {place}: {before:g} -> {after:g} a step"
-            for place, (before, after) in counts.items()
-            if before != after
+            f"waits for the GPU at {place}: {old.get(place, 0):g} -> {new.get(place, 0):g} a step"
+            for place in {**old, **new}
+            if old.get(place) != new.get(place)
         ]
 
 

@@ -61,8 +61,8 @@ class Program:
         if done.returncode == ExitCode.USAGE:
             raise UsageError(f"{label}: {last_line(done)}")
         if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
-            check = f"`{environment.python} -m pip check` shows what is broken there"
-            raise CannotJudgeError(f"{label}: fsdpbench cannot run there: {last_line(done)}; {check}")
+            failed = f"fsdpbench cannot run there: {last_line(done)}"
+            raise CannotJudgeError(f"{label}: {failed} (`{environment.python} -m pip check` may say why)")
         return run_in(folder, Result.of(parse_json(done.stdout, label)))
 
 
@@ -79,8 +79,8 @@ def run_in(folder: Path, result: Result) -> Run:
 def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
     """Return the gate's comparison. Raises `CannotJudgeError` for sides that cannot be compared."""
     require_alike(before.side.surroundings, after.side.surroundings)
-    absent = absent_of(before.side, after.side)
-    return compare(*paired(before.side, after.side), thresholds, absent)
+    sides = (before.side, after.side)
+    return compare(*paired(*sides), thresholds, absent_of(*sides))
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -96,49 +96,40 @@ class Tried(msgspec.Struct, frozen=True):
         return f"  {one_line(', '.join(self.packages), _LONGEST)}: {found}"
 
 
-@dataclass(frozen=True)
-class Bisection:
-    """A search between two environments: some packages of the older one are as in the newer one. `judge`
-    compares a run with the older side's; `folder` gets runs."""
+def bisect(
+    cache: Cache, program: Program, sides: tuple[Environment, Environment],
+    judge: Callable[[Run], Comparison], folder: Path, named: Collection[str],
+) -> Iterator[Tried]:  # fmt: skip
+    """Try the packages `named` that differ between `sides`, one at a time, in the older side; then all others
+    together, halved while a half is worse. `judge` compares with the older side's run; `folder` gets runs."""
+    before, after = sides
+    changed = list(differing(before, after))
 
-    cache: Cache
-    program: Program
-    before: Environment
-    after: Environment
-    judge: Callable[[Run], Comparison]
-    folder: Path
-
-    def search(self, named: Collection[str]) -> Iterator[Tried]:
-        """Try the packages `named` that differ, one at a time; then all others together, halved while a half
-        makes a figure worse."""
-        changed = differing(self.before, self.after)
-        seen: set[str] = set()
-        for name in (name for name in changed if name in named):
-            yield (tried := self._tried([name], changed))
-            seen.update(tried.packages)
-        todo = [[name for name in changed if name not in seen]]
-        while todo:
-            if unit := todo.pop(0):
-                yield (tried := self._tried(unit, changed))
-                half = len(unit) // 2
-                todo = [unit[:half], unit[half:], *todo] if tried.worse and half else todo
-
-    def _tried(self, unit: list[str], changed: list[str]) -> Tried:
+    def tried(unit: list[str]) -> Tried:
         """Try `unit` with what it needs and the older side lacks; refused by pip, with all that it needs."""
         last = ""
-        for among in ([name for name in changed if name not in self.before.packages], changed):
+        for among in ([name for name in changed if name not in before.packages], changed):
             group = list(unit)
             for name in group:  # grows meanwhile
-                needs = self.after.needs.get(name, ())
-                group += [each for each in among if each in needs and each not in group]
-            kept = {name: line for name, line in self.before.packages.items() if name not in group}
-            lines = kept | {name: line for name, line in self.after.packages.items() if name in group}
+                group += [each for each in among if each in after.needs.get(name, ()) and each not in group]
+            names = {**before.packages, **after.packages}.keys()
+            lines = [(after if name in group else before).packages.get(name) for name in sorted(names)]
             try:
-                wanted = Wanted("bisect", tuple(sorted(lines.values())))
-                folder = self.folder / f"with-{unit[0]}-{len(group)}"
-                run = self.program.run(self.cache.environment(wanted), folder, f"with {unit[0]}")
+                environment = cache.environment(Wanted("bisect", tuple(filter(None, lines))))
+                run = program.run(environment, folder / f"with-{unit[0]}-{len(group)}", f"with {unit[0]}")
             except CannotJudgeError as error:
                 last = str(error)
             else:
-                return Tried(group, sorted({change.metric for change in self.judge(run).regressions}))
+                return Tried(group, sorted({change.metric for change in judge(run).regressions}))
         return Tried(unit, skipped=last)
+
+    seen: set[str] = set()
+    for name in (name for name in changed if name in named):
+        yield (found := tried([name]))
+        seen.update(found.packages)
+    todo = [[name for name in changed if name not in seen]]
+    while todo:
+        if unit := todo.pop(0):
+            yield (found := tried(unit))
+            half = len(unit) // 2
+            todo = [unit[:half], unit[half:], *todo] if found.worse and half else todo

@@ -73,7 +73,7 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.upgrade.environments import Cache, normalized
     from fsdpbench.answers.upgrade.report import Upgrade
-    from fsdpbench.answers.upgrade.runs import Bisection, Program, compared
+    from fsdpbench.answers.upgrade.runs import Program, bisect, compared
     from fsdpbench.cli.requests.script_request import script_config
 
     script, module, arguments = options["script"], options["module"], options["script_arguments"]
@@ -94,9 +94,8 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
     if options["bisect"] and comparison.regressions:
         judge = partial(compared, first, thresholds=thresholds)
         named = {normalized(each) for side in wanted for each in side.requirements}
-        tried = list(Bisection(cache, program, before, after, judge, runs).search(named))
-    pythons = " and ".join(dict.fromkeys(f"Python {each.version}" for each in (before, after)))
-    said = f"{words[1]} on {config.gpus} x {config.hardware}, simulated, {pythons}"
+        tried = list(bisect(cache, program, (before, after), judge, runs, named))
+    said = f"{words[1]} on {config.gpus} x {config.hardware}, Python {before.version} and {after.version}"
     return Upgrade(said, (before, after), (first, second), comparison, tried)
 
 
@@ -107,10 +106,5 @@ def _wanted(options: dict[str, Any]) -> Iterator[Wanted]:
     for side in ("from", "to"):
         asked, file, python = (options[name] for name in (side, f"{side}_constraints", f"python_{side}"))
         if bool(python) == bool(asked or file):
-            raise UsageError(
-                f"--{side} is missing, or there twice: --{side} torch==2.13.0 or --python-{side} PATH"
-            )
-        words = () if python else (*asked, *options["both"])
-        if wrong := [each for each in words if not each[:1].isalnum() and each[:1] not in ("/", ".")]:
-            raise UsageError(f"{wrong[0]!r} is no package; write it as for pip, such as torch==2.13.0")
-        yield Wanted(side, words, file, python)
+            raise UsageError(f"--{side} torch==2.13.0 or --python-{side} PATH: give one of them")
+        yield Wanted(side, () if python else (*asked, *options["both"]), file, python)

@@ -32,7 +32,10 @@ def test_packages_of_an_interpreter_and_what_differs(
     assert found.packages == {"tiny": "tiny==1.0"}
     assert found.version.startswith("3.")
     newer = {"tiny": "tiny==2.0", "more": "more==1"}
-    assert differing(found, Environment("x", "3.11.7", newer, {})) == ["more", "tiny"]
+    assert differing(found, Environment("x", "3.11.7", newer, {})) == {
+        "more": (None, "more==1"),
+        "tiny": ("tiny==1.0", "tiny==2.0"),
+    }
 
 
 def test_names_have_one_spelling() -> None:

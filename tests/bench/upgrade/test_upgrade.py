@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import sysconfig
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,7 @@ from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.upgrade import environments
 from fsdpbench.answers.upgrade.environments import Environment
 from fsdpbench.answers.upgrade.report import Upgrade
-from fsdpbench.answers.upgrade.runs import Bisection, Run, Tried, compared, run_in
+from fsdpbench.answers.upgrade.runs import Run, Tried, bisect, compared, run_in
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.reports.result import Result
 
@@ -103,15 +101,15 @@ def test_bisection_names_the_package_and_takes_what_it_needs(runs: dict[str, Run
     judge = partial(compared, runs["from"], thresholds=Thresholds())
     pip: Any = Pip()
     program: Any = Runs(runs)
-    tiny, other = Bisection(pip, program, OLD, NEW, judge, tmp_path).search(["tiny"])
+    tiny, other = bisect(pip, program, (OLD, NEW), judge, tmp_path, ["tiny"])
     assert tiny.packages == ["tiny"]
     assert "all_gather_count" in tiny.worse
     assert other == Tried(["other"], skipped="pip refuses other==2")
     needing = Environment("python", "3.11.7", NEW.packages, {"other": ("tiny",)})
-    found = list(Bisection(pip, program, OLD, needing, judge, tmp_path).search(["other"]))
+    found = list(bisect(pip, program, (OLD, needing), judge, tmp_path, ["other"]))
     assert [each.packages for each in found] == [["other", "tiny"]]
     assert found[0].worse == tiny.worse
-    halved = list(Bisection(pip, program, OLD, NEW, judge, tmp_path).search([]))
+    halved = list(bisect(pip, program, (OLD, NEW), judge, tmp_path, []))
     assert [each.packages for each in halved] == [["other", "tiny"], ["other"], ["tiny"]]
 
 
@@ -119,10 +117,9 @@ def test_bisection_names_the_package_and_takes_what_it_needs(runs: dict[str, Run
     ("words", "said"),
     [
         ((), "which script? fsdpbench upgrade train.py --from"),
-        (("{script}",), "--from is missing"),
-        (("{script}", "--from", "torch==2.11.0"), "--to is missing"),
-        (("{script}", "--from", "a", "--python-from", "p", "--to", "b"), "--from is missing, or there twice"),
-        (("{script}", "--from", "-r x", "--to", "b"), "'-r x' is no package"),
+        (("{script}",), "--from torch==2.13.0 or --python-from PATH: give one of them"),
+        (("{script}", "--from", "torch==2.11.0"), "--to torch==2.13.0 or --python-to PATH"),
+        (("{script}", "--from", "a", "--python-from", "p", "--to", "b"), "give one of them"),
         (("{script}", "--python-from", "none", "--python-to", "none"), "none: cannot be started"),
         (("{script}", "--from", "a", "--to", "b", "--hardware", "h999"), "h999"),
         (("gone.py", "--from", "a", "--to", "b"), "gone.py"),
@@ -141,6 +138,7 @@ def test_a_bad_request_is_one_line(
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_the_command_compares_interpreters(fsdpbench: Any, tmp_path: Path) -> None:
     path = script(tmp_path, "tiny")
     bodies = {"1": NOTHING, "2": SLOWER, "3": FAILS}
@@ -151,28 +149,22 @@ def test_the_command_compares_interpreters(fsdpbench: Any, tmp_path: Path) -> No
         sides = ("--python-from", pythons[old], "--python-to", pythons[new])
         return fsdpbench("upgrade", str(path), *sides, "--gpus", "8", *words)
 
-    equal = upgrade("1", "1", "--keep", str(tmp_path / "kept"))
-    assert (equal.returncode, equal.stdout.splitlines()[-1]) == (0, "May be upgraded: nothing is worse.")
-    assert {each.name for each in (tmp_path / "kept").iterdir()} == {"from", "to"}
-    worse = upgrade("1", "2", "--json")
+    worse = upgrade("1", "2", "--json", "--keep", str(tmp_path / "kept"))
     content = json.loads(worse.stdout)
     assert worse.returncode == 1
     assert "more_all_gathers" in [each["cause"] for each in content["comparison"]["causes"]]
     assert content["packages"] == {"tiny": {"from": "tiny==1", "to": "tiny==2"}}
-    better = upgrade("2", "1")
-    assert better.returncode == 0
-    assert "better   all_gather_count" in better.stdout
-    assert better.stdout.endswith("May be upgraded: nothing is worse.\n")
+    assert {each.name for each in (tmp_path / "kept").iterdir()} == {"from", "to"}
     fails = upgrade("1", "3")
     assert fails.returncode == 1
     assert "it ended with error and not with ok (RuntimeError: no such feature any more" in fails.stdout
-    assert upgrade("3", "3").returncode == 3
     bare = upgrade("1", "bare")
     assert bare.returncode == 2
     assert "--python-to: lacks what fsdpbench needs" in bare.stderr
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_pip_makes_the_environments_and_bisects(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,12 +194,12 @@ def test_pip_makes_the_environments_and_bisects(
     assert "all_gather_count" in found["tinyb tinyc"]["worse"]  # pip refuses tinyb alone
     assert "all_gather_count" in found["tinyc"]["worse"]
     made = sorted((tmp_path / "cache").glob("*.json"))
-    again = fsdpbench("upgrade", *common, *sides)
-    assert "pip makes" not in again.stderr
+    assert len(made) >= 4
+    again = environments.Cache(tmp_path / "cache", pytest.fail)
+    words = ("tinya==1", "tinyb", "tinyc")
+    found = again.environment(environments.Wanted("from", words, tmp_path / "old.txt"))
+    assert found.packages == {"tinya": "tinya==1", "tinyb": "tinyb==1", "tinyc": "tinyc==1"}
     gone = fsdpbench("upgrade", *common, "--from", "tinya==9", "--to", "tinya==2")
     assert gone.returncode == 3
-    assert "No matching distribution found for tinya==9" in gone.stderr.replace("\n", " ") or (
-        "Could not find a version that satisfies the requirement tinya==9" in gone.stderr
-    )
+    assert "pip fails: Could not find a version that satisfies the requirement tinya==9" in gone.stderr
     assert sorted((tmp_path / "cache").glob("*.json")) == made
-    assert os.path.exists(sys.executable)
