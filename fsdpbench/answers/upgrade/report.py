@@ -84,4 +84,5 @@ class Upgrade:
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(f"{head}: {text}", _WIDTH, subsequent_indent="  ", break_long_words=False)
+    lay = textwrap.TextWrapper(_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return lay.wrap(f"{head}: {text}")

@@ -21,9 +21,7 @@ from fsdpbench.base.reading import one_line, parse_json
 from fsdpbench.reports.analysis import RankAnalysis, analyze
 from fsdpbench.reports.result import Result
 
-_LONGEST = 60
-_STARTING_S = 600.0
-"""Beyond ten times its limit (waits for a busy processor), a run may import its packages."""
+_STARTING_S = 600.0  # to import packages, beyond ten times the limit (waits for a busy processor)
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ def run_in(folder: Path, result: Result) -> Run:
 def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
     """Return the gate's comparison. Raises `CannotJudgeError` for sides that cannot be compared."""
     require_alike(before.side.surroundings, after.side.surroundings)
-    sides = (before.side, after.side)
-    return compare(*paired(*sides), thresholds, absent_of(*sides))
+    return compare(*paired(before.side, after.side), thresholds, absent_of(before.side, after.side))
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -93,7 +90,7 @@ class Tried(msgspec.Struct, frozen=True):
     def line(self) -> str:
         """Return it as a line."""
         found = f"skipped: {self.skipped}" if self.skipped else f"worse: {', '.join(self.worse) or 'nothing'}"
-        return f"  {one_line(', '.join(self.packages), _LONGEST)}: {found}"
+        return f"  {one_line(', '.join(self.packages), 60)}: {found}"  # a terminal's line
 
 
 def bisect(

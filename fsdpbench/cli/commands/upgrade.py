@@ -95,7 +95,8 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
         judge = partial(compared, first, thresholds=thresholds)
         named = {normalized(each) for side in wanted for each in side.requirements}
         tried = list(bisect(cache, program, (before, after), judge, runs, named))
-    said = f"{words[1]} on {config.gpus} x {config.hardware}, Python {before.version} and {after.version}"
+    pythons = " and ".join(dict.fromkeys((before.version, after.version)))
+    said = f"{words[1]} on {config.gpus} simulated {config.hardware}, Python {pythons}"
     return Upgrade(said, (before, after), (first, second), comparison, tried)
 
 

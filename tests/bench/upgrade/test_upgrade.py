@@ -157,7 +157,8 @@ def test_the_command_compares_interpreters(fsdpbench: Any, tmp_path: Path) -> No
     assert {each.name for each in (tmp_path / "kept").iterdir()} == {"from", "to"}
     fails = upgrade("1", "3")
     assert fails.returncode == 1
-    assert "it ended with error and not with ok (RuntimeError: no such feature any more" in fails.stdout
+    assert "cause: it ended with error and not with ok" in fails.stdout
+    assert "RuntimeError: no such feature any more" in fails.stdout
     bare = upgrade("1", "bare")
     assert bare.returncode == 2
     assert "--python-to: lacks what fsdpbench needs" in bare.stderr
