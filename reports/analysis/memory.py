@@ -138,10 +138,9 @@ def analyze_memory(
     peak = int(rows[np.argmax(memory.allocated[rows])])
     allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
     at_peak = _holdings(memory, rows[rows <= peak], places)
-    held, held_in = (
-        memory.allocated[rows],
-        np.array([p or _ELSEWHERE for p in places.phase(memory.time[rows])]),
-    )
+    names = [*(mark.name for mark in phases), _ELSEWHERE]
+    tops = np.zeros(len(names), np.int64)
+    np.maximum.at(tops, containing(phases, memory.time[rows]), memory.allocated[rows])  # -1: elsewhere
     return replace(
         without_events,
         peak_allocated=allocated,
@@ -152,7 +151,7 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
-        peaks={each: int(held[held_in == each].max()) for each in dict.fromkeys(held_in.tolist())},
+        peaks={name: top for top, name in sorted(zip(tops.tolist(), names, strict=True))},  # its greatest
     )
 
 
