@@ -50,7 +50,7 @@ def command(as_json: bool, keep: Path | None, **options: Any) -> None:
     """Say whether a script may be upgraded: it runs under both versions, on the same simulated GPUs.
 
     \b
-    fsdpbench upgrade train.py --from torch==2.11.0 --to torch==2.13.0 -- --batch 8
+    fsdpbench upgrade train.py --from torch==2.11.0 --to torch==2.13.0 -- 8b.toml
     fsdpbench upgrade train.py --python-from old/bin/python --python-to new/bin/python
 
     Packages are written as for pip and may be repeated. pip installs each side once, in --cache. Exit code 0:
