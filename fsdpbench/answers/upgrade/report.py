@@ -60,14 +60,15 @@ class Upgrade:
         changed = differing(*self.environments).values()
         named = [f"{old} -> {new}" for old, new in changed if old and new][:_MOST_PACKAGES]
         named += [f"{len(changed) - len(named)} others"] if len(changed) > len(named) else []
-        lines = [self.program, *_wrapped("packages that differ", ", ".join(named) or "none")]
-        lines.append(as_text(self.comparison).rpartition("\n")[0])  # the last line sums up
+        lines = [self.program, *_wrapped(f"packages that differ: {', '.join(named) or 'none'}")]
+        for line in as_text(self.comparison).split("\n")[:-1]:  # the last one sums up
+            lines += _wrapped(line) if line.startswith("cause") else [line]
         if (step := self.step) is not None:
             lines += [*describe_diff(step).split("\n")[2:], ""]  # the first two name the traces
         lines += self._waits()
         if self.tried is not None:
-            lines += ["newer versions alone:", *(each.line() for each in self.tried), ""]
-        lines += [line for item in _PRICES.items() for line in _wrapped(*item)]
+            lines += ["newer versions alone:", *(line for t in self.tried for line in _wrapped(t.line())), ""]
+        lines += [line for name, text in _PRICES.items() for line in _wrapped(f"{name}: {text}")]
         fails = self.comparison.regressions or self.comparison.unjudged
         lines.append(summary(self.comparison) if fails else "May be upgraded: nothing is worse.")
         return "\n".join(lines)
@@ -83,6 +84,7 @@ class Upgrade:
         ]
 
 
-def _wrapped(head: str, text: str) -> list[str]:
-    lay = textwrap.TextWrapper(_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return lay.wrap(f"{head}: {text}")
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

@@ -35,8 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run in environments: words of `fsdpbench run`, the script's own arguments, a time limit.
-    `sources`: a folder in which fsdpbench's sources are linked. `tell` hears what runs."""
+    """A script to run in environments. `words` of `fsdpbench run`; `sources`: a folder to link fsdpbench in."""
 
     words: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -117,7 +116,8 @@ def bisect(
             except CannotJudgeError as error:
                 last = str(error)
             else:
-                return Tried(group, sorted({change.metric for change in judge(run).regressions}))
+                worse = [f"{each.metric} {each.reason or ''}".strip() for each in judge(run).regressions]
+                return Tried(group, sorted(worse))
         return Tried(unit, skipped=last)
 
     seen: set[str] = set()
