@@ -49,7 +49,7 @@ print(json.dumps([sys.argv[1], platform.python_version(), lines, needs]))
 
 
 class Environment(msgspec.Struct, frozen=True, array_like=True):
-    """`python`: the interpreter; by normalized name `packages`: lines of `pip freeze`, `needs`: dependencies."""
+    """`python`: the interpreter; by name, `packages`: lines of pip freeze, `needs`: dependencies."""
 
     python: str
     version: str

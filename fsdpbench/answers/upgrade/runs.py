@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run in environments. `words` of `fsdpbench run`; `sources`: a folder to link fsdpbench in."""
+    """A script to run in environments. `words` of `fsdpbench run`; `sources`: where fsdpbench is linked."""
 
     words: tuple[str, ...]
     arguments: tuple[str, ...]
