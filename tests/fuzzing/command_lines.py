@@ -21,8 +21,7 @@ FILES = (
 )  # fmt: skip
 COMMANDS = {
     "run": 8, "sweep": 6, "plan": 6, "tune": 3, "analyze": 4, "report": 4, "compare": 4, "check": 3,
-    "baseline": 2, "list": 2, "validate": 1, "calibrate": 1, "doctor": 1, "expect": 2, "upgrade": 1,
-    "no-such-command": 1,
+    "baseline": 2, "list": 2, "validate": 1, "calibrate": 1, "doctor": 1, "expect": 2, "no-such-command": 1,
 }  # fmt: skip
 _ON_MODELS = ("run", "sweep", "plan", "tune", "expect")
 _SMALL = {
