@@ -111,7 +111,7 @@ class Cache:
             time.sleep(_POLL_S)
 
     def _made(self, path: Path, words: Sequence[str], wanted: Wanted) -> Environment:
-        asked = f"--{wanted.side} {' '.join(words[:2])}"
+        asked = f"--{wanted.side} {' '.join(wanted.requirements[:2]) or wanted.constraints}"
         self.tell(f"{asked}: pip makes {path}")
         remove(path.with_suffix(".json"))
         remove(path)
