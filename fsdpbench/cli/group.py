@@ -31,6 +31,7 @@ _COMMANDS = {
     "tune": "Search for the best configurations.",
     "analyze": "Show overlap, exposed communication and memory of any Kineto trace.",
     "prove": "Prove a training script: gradients, races, ranks, memory, resuming, speed.",
+    "upgrade": "Compare a script under two versions of its packages; exit 1 if worse.",
     "explain": "Explain why memory ran out, and find the smallest changes that fit.",
     "expect": "Say whether a measured speed is normal, and what would explain it.",
     "watch": "Watch a sweep, its page rewritten as results arrive.",

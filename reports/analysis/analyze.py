@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, find_activity
 from fsdpbench.reports.analysis.figures import (
     CollectiveFigures,
@@ -185,9 +186,17 @@ def analyze_trace(
         work=count_work(trace, activity, spans, windows),
         names=name_totals(trace, activity, windows),
         cpu_seen=bool(len(trace.rows(Category.CPU_OP, Category.RUNTIME))),
+        cpu_time=_cpu_time(trace, windows),
         tables=work_tables(trace, activity, windows, chip_of(trace, chips or {})),
     )
     return replace(rank, verdict=judge_rank(rank))
+
+
+def _cpu_time(trace: Trace, steps: Sequence[Window]) -> int:
+    """Return the ns of the steps in which the CPU runs operators or calls the driver, but not to wait."""
+    rows = trace.rows_named(lambda name: "Synchronize" not in name, Category.CPU_OP, Category.RUNTIME)
+    busy = intervals.of(trace.events.start[rows], trace.events.end[rows])
+    return sum(intervals.clip(busy, step.mark.start, step.mark.end).length() for step in steps)
 
 
 def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> StepAnalysis:

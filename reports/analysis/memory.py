@@ -9,7 +9,7 @@ An allocation belongs to the phase and the FSDP annotation in which the CPU made
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ CPU_DEVICE = 0
 """torch's DeviceType of the host."""
 
 COMPUTATION = "computation"
+_ELSEWHERE = "other_phases"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Retry(Record, time="", freed="freed_bytes", calls="driver_calls"):
 class MemoryAnalysis:
     """Peaks in bytes; None where the trace has no memory events, or (`peak_active`) does not tell it.
 
-    peak_phase: where the allocation peak was reached.  at_peak: what was alive then, largest first;
+    peak_phase: where the allocation peak was reached.  peaks: the allocated bytes at the peak of each phase.
+    at_peak: what was alive then, largest first;
     before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
     allocated then (fragmentation and cache).  allocator_time: ns that the CPU spent in the driver's
     allocation calls within the steps, `allocator_calls` of them.
@@ -80,6 +82,7 @@ class MemoryAnalysis:
     retries_per_step: tuple[int, ...] = ()
     allocator_calls: int = 0
     allocator_time: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
 
     @property
     def retry_cost(self) -> int:
@@ -92,6 +95,7 @@ class MemoryAnalysis:
                 kind: getattr(self, f"peak_{kind}") for kind in ("allocated", "active", "reserved")
             },
             "peak_phase": self.peak_phase,
+            "peak_bytes_by_phase": self.peaks,
             "unused_at_peak_bytes": self.unused_at_peak,
             "at_peak": [holding.to_dict() for holding in self.at_peak],
             "before_trace_bytes": self.before_trace,
@@ -132,6 +136,9 @@ def analyze_memory(
     peak = int(rows[np.argmax(memory.allocated[rows])])
     allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
     at_peak = _holdings(memory, rows[rows <= peak], places)
+    names = [*(mark.name for mark in phases), _ELSEWHERE]
+    tops = np.zeros(len(names), np.int64)
+    np.maximum.at(tops, containing(phases, memory.time[rows]), memory.allocated[rows])  # -1: elsewhere
     return replace(
         without_events,
         peak_allocated=allocated,
@@ -142,6 +149,7 @@ def analyze_memory(
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
+        peaks={name: top for top, name in sorted(zip(tops.tolist(), names, strict=True))},  # its greatest
     )
 
 

@@ -99,7 +99,7 @@ class RankAnalysis:
 
     links: whose peak the bandwidths are held against; None: the best one that the trace itself shows.
     names: what ran within the steps, by name; tables: the same by kernel, operator, module and device.
-    cpu_seen: whether the trace has launches or operators of a CPU.
+    cpu_seen: whether the trace has launches or operators of a CPU; cpu_time: ns that they take within steps.
     drawing: what the caller of `analyze` asked to keep of the trace.
     """
 
@@ -125,6 +125,7 @@ class RankAnalysis:
     work: WorkCounts = field(default_factory=WorkCounts)
     names: tuple[NameTotal, ...] = field(default=(), repr=False)
     cpu_seen: bool = True
+    cpu_time: int = 0
     tables: WorkTables = field(default_factory=WorkTables, repr=False)
     drawing: Any = field(default=None, repr=False, compare=False)
 

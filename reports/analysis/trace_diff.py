@@ -48,7 +48,7 @@ class TraceDiff:
     """Two ranks' traces compared. All times in ns of a mean step.
 
     collectives: by type, count, bytes (where both tell), time and exposed time.  names: all that ran more or
-    less often or long, by how much their time changed.
+    less often or long, by how much their time changed.  host: what keeps the CPU.
     """
 
     before: RankAnalysis
@@ -61,6 +61,7 @@ class TraceDiff:
     units: tuple[Change, ...]
     memory: tuple[Change, ...]
     names: tuple[NameChange, ...]
+    host: tuple[Change, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with times in seconds."""
@@ -81,6 +82,7 @@ class TraceDiff:
             },
             "units_exposed_s": {each.name: _in_seconds(each) for each in self.units},
             "memory_bytes": {each.name: _as_it_is(each) for each in self.memory},
+            "cpu_s": {each.name: _in_seconds(each) for each in self.host},
             "names": [
                 {"name": each.name, "count": _as_it_is(each.count), "time_s": _in_seconds(each.time)}
                 for each in self.names
@@ -114,6 +116,7 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         units=_units(before, after),
         memory=_memory(before, after),
         names=_names(before, after),
+        host=_matched(*(_per_step(rank, {"operators": rank.cpu_time}) for rank in (before, after))),
     )
 
 
@@ -157,9 +160,14 @@ def _of_kind(rank: RankAnalysis, kind: str) -> dict[str, float]:
 
 
 def _memory(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:
-    names = ("peak_allocated", "peak_reserved")
-    values = [(name, getattr(before.memory, name), getattr(after.memory, name)) for name in names]
-    return tuple(Change(name, old, new) for name, old, new in values if old is not None and new is not None)
+    old, new = _held(before), _held(after)
+    return tuple(Change(name, old[name], new[name]) for name in old if name in new)
+
+
+def _held(rank: RankAnalysis) -> dict[str, int]:
+    names = ("peak_allocated", "peak_reserved", "unused_at_peak")
+    known = {name: value for name in names if (value := getattr(rank.memory, name)) is not None}
+    return known | {f"peak_in_{phase}": peak for phase, peak in rank.memory.peaks.items()}
 
 
 def _names(before: RankAnalysis, after: RankAnalysis) -> tuple[NameChange, ...]:
@@ -207,6 +215,7 @@ def describe_diff(diff: TraceDiff) -> str:
     lines += _section("where", [diff.step, *diff.parts], worth=0)
     lines += _section("phase", diff.phases)
     lines += _section("idle because of", diff.idle)
+    lines += _section("CPU time of", diff.host)
     lines += _collective_lines(diff)
     lines += _section("unit, exposed", diff.units[:_MOST_UNITS])
     lines += [

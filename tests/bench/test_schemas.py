@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ COMMANDS = {
     "explain": (("explain", str(ROOT / "docs/examples/oom.txt")), ("explain", *TINY, "--batch", "100000")),
     "expect": (("expect", *TINY, "--measured", "1s"), ("expect", *TINY, "--measured", "5%MFU")),
     "prove": (("prove", SCRIPT, "--gpus", "2", "--only", "races,speed"),),
+    "upgrade": (
+        ("upgrade", SCRIPT, "--python-from", sys.executable, "--python-to", sys.executable, "--gpus", "2"),
+    ),
     "plan": (("plan", *TINY, "--batch", "2", "--tokens", "1B", "--price", "2"), ("plan", *TINY)),
     "watch": (("watch", "swept"),),
     "tune": (("tune", *TINY, "--batch", "2,4"),),

@@ -29,6 +29,7 @@ CANNOT_RUN_HERE = {
     "--launcher": "needs other machines; tests/bench/launchers runs both launchers",
     "hf:Qwen": "needs the model in the local cache; tests/bench/sweep/test_hf_model.py makes one",
     "atlas build --small": "a quarter of an hour of processor time; tests/bench/atlas builds a smaller one",
+    "upgrade train.py --from": "installs two versions of torch; tests/bench/upgrade has its own",
     "memory.pickle": "needs a snapshot; tests/reports reads them",
     "--system impl-fsdp2,impl-fsdp1,torch-fsdp2": "minutes on CPUs; ci/measure_cpu_systems.py runs it",
 }

@@ -29,6 +29,7 @@ COMMANDS = (
     "calibrate --device sim --hardware h100-80gb -o p.toml", "validate --only none", "atlas",
     "watch swept --wait 1",
     "reproduce", "completion bash", "prove none.py --only speed", "mcp --skills skills",
+    "upgrade none.py --python-from none --python-to none",
 )  # fmt: skip
 _FIRST = 5
 _PROGRAM = ("-c", "import sys; from fsdpbench.cli import main; main()")

@@ -45,13 +45,13 @@ _output_options = grouped(
 
 
 def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
-    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
-    judged, 4 if a configuration failed that the older side does not have; of several the first."""
+    """Print the comparison in its `form`, if any, and end with its exit code: 0, 1 for a regression, 3 if it
+    cannot be judged, 4 if a configuration failed that the older side does not have; of several the first."""
     from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
         show(as_github_benchmark(after))
-    else:
+    elif form:
         show({"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes))
     if comparison.regressions:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))

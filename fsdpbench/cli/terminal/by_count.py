@@ -45,7 +45,7 @@ class Budget:
 
     @classmethod
     def of(cls, tokens: str | None, price: float | None, gpu_mtbf: float | None) -> Budget:
-        """Return the budget that `--tokens` (as `15T`), `--price` and `--gpu-mtbf` name. Raises `UsageError`."""
+        """Return the budget of `--tokens` (as `15T`), `--price` and `--gpu-mtbf`. Raises `UsageError`."""
         budget = cls(parse_tokens(tokens), price, gpu_mtbf)
         if gpu_mtbf is not None and tokens is None:
             raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")

@@ -229,7 +229,8 @@ class Syncs:
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._exchange.backwards += 1
         self.last_off = dict(self._off)
-        return original(*args, **kwargs)
+        with torch.profiler.record_function("backward"):
+            return original(*args, **kwargs)
 
 
 def holds(module: nn.Module | None, parameter: Any) -> bool:

@@ -1,0 +1,1 @@
+"""`fsdpbench upgrade`: one script in two environments of packages, and what differs."""

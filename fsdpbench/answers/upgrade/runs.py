@@ -1,0 +1,132 @@
+"""Runs of a script in environments, by the sources of fsdpbench that run here: two are compared, others find
+the packages that cause a difference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+import fsdpbench
+from fsdpbench.answers.check.compare import Comparison, compare
+from fsdpbench.answers.check.records.sides import Side, absent_of, paired, read_side
+from fsdpbench.answers.check.records.surroundings import Surroundings, require_alike
+from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.answers.upgrade.environments import Cache, Environment, Wanted, differing, finished, last_line
+from fsdpbench.base.errors import CannotJudgeError, ExitCode, UsageError
+from fsdpbench.base.reading import one_line, parse_json
+from fsdpbench.reports.analysis import RankAnalysis, analyze
+from fsdpbench.reports.result import Result
+
+_STARTING_S = 600.0  # to import packages, beyond ten times the limit (waits for a busy processor)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its figures as the gate reads them; and its trace, None if it left none."""
+
+    side: Side
+    result: Result
+    trace: RankAnalysis | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script to run in environments. `words` of `fsdpbench run`; `sources`: where fsdpbench is linked."""
+
+    words: tuple[str, ...]
+    arguments: tuple[str, ...]
+    limit_s: float
+    sources: Path
+    tell: Callable[[str], None]
+
+    def run(self, environment: Environment, folder: Path, label: str) -> Run:
+        """Run it in `environment` and leave a run folder. Raises `UsageError` for what `fsdpbench run`
+        refuses, `CannotJudgeError` if it leaves no result; both name `label`."""
+        self.tell(f"{label}: running in {environment.python}")
+        if not (self.sources / "fsdpbench").is_symlink():
+            (self.sources / "fsdpbench").symlink_to(Path(fsdpbench.__file__).parent)
+        paths = [str(self.sources), *filter(None, [os.environ.get("PYTHONPATH")])]
+        found = [str(Path(environment.python).absolute().parent), os.environ.get("PATH", os.defpath)]
+        more = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(found)}
+        own = ["-m", "fsdpbench", "run", "-o", str(folder), "--timeout", f"{self.limit_s:g}", "--json"]
+        words = [environment.python, *own, *self.words, "--", *self.arguments]
+        done = finished(words, 10 * self.limit_s + _STARTING_S, more)
+        if done.returncode == ExitCode.USAGE:
+            raise UsageError(f"{label}: {last_line(done)}")
+        if done.returncode not in (ExitCode.OK, ExitCode.SOME_FAILED):
+            failed = f"fsdpbench cannot run there: {last_line(done)}"
+            raise CannotJudgeError(f"{label}: {failed} (`{environment.python} -m pip check` may say why)")
+        return run_in(folder, Result.of(parse_json(done.stdout, label)))
+
+
+def run_in(folder: Path, result: Result) -> Run:
+    """Return the run of `result` from its run folder. Raises `BenchError`."""
+    traces = sorted(Path(result.folder or folder).glob("trace/*_trace.json.gz"))
+    ranks = analyze(traces[:1]).ranks if traces else ()
+    side = read_side(folder)
+    # Another version of torch is what is asked about; all else has to be alike.
+    facts = {name: value for name, value in side.surroundings.facts.items() if name != "torch"}
+    return Run(replace(side, surroundings=Surroundings(facts)), result, ranks[0] if ranks else None)
+
+
+def compared(before: Run, after: Run, thresholds: Thresholds) -> Comparison:
+    """Return the gate's comparison. Raises `CannotJudgeError` for sides that cannot be compared."""
+    require_alike(before.side.surroundings, after.side.surroundings)
+    return compare(*paired(before.side, after.side), thresholds, absent_of(before.side, after.side))
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """Some packages alone as the newer side has them: figures that become worse, or why none are known."""
+
+    packages: list[str]
+    worse: list[str] = []
+    skipped: str = ""
+
+    def line(self) -> str:
+        """Return it as a line."""
+        found = f"skipped: {self.skipped}" if self.skipped else f"worse: {', '.join(self.worse) or 'nothing'}"
+        return f"  {one_line(', '.join(self.packages), 60)}: {found}"  # a terminal's line
+
+
+def bisect(
+    cache: Cache, program: Program, sides: tuple[Environment, Environment],
+    judge: Callable[[Run], Comparison], folder: Path, named: Collection[str],
+) -> Iterator[Tried]:  # fmt: skip
+    """Try the packages `named` that differ between `sides`, one at a time, in the older side; then all others
+    together, halved while a half is worse. `judge` compares with the older side's run; `folder` gets runs."""
+    before, after = sides
+    changed = list(differing(before, after))
+
+    def tried(unit: list[str]) -> Tried:
+        """Try `unit` with what it needs and the older side lacks; refused by pip, with all that it needs."""
+        last = ""
+        for among in ([name for name in changed if name not in before.packages], changed):
+            group = list(unit)
+            for name in group:  # grows meanwhile
+                group += [each for each in among if each in after.needs.get(name, ()) and each not in group]
+            names = {**before.packages, **after.packages}.keys()
+            lines = [(after if name in group else before).packages.get(name) for name in sorted(names)]
+            try:
+                environment = cache.environment(Wanted("bisect", tuple(filter(None, lines))))
+                run = program.run(environment, folder / f"with-{unit[0]}-{len(group)}", f"with {unit[0]}")
+            except CannotJudgeError as error:
+                last = str(error)
+            else:
+                worse = [f"{each.metric} {each.reason or ''}".strip() for each in judge(run).regressions]
+                return Tried(group, sorted(worse))
+        return Tried(unit, skipped=last)
+
+    seen: set[str] = set()
+    for name in (name for name in changed if name in named):
+        yield (found := tried([name]))
+        seen.update(found.packages)
+    todo = [[name for name in changed if name not in seen]]
+    while todo:
+        if unit := todo.pop(0):
+            yield (found := tried(unit))
+            half = len(unit) // 2
+            todo = [unit[:half], unit[half:], *todo] if found.worse and half else todo
