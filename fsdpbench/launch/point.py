@@ -49,13 +49,18 @@ def run_point(
     parent: int | None = None,
     shared: str | None = None,
     analysed: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
 
     With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
-    `analysed`: that of their traces, for the page.
+    `analysed`: that of their traces, for the page. `environment`: its own, in place of that in which
+    the fork server began.
     """
     die_with_parent(parent)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
     with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
         os.setpgid(0, 0)
@@ -85,6 +90,10 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
     if not config.in_one_process:
         from fsdpbench.launch.elastic import run_elastic
 
+        if config.script is not None and config.script.function is not None:
+            from fsdpbench.script.functions import run_function_rank
+
+            return run_elastic(config, folder, run_function_rank)
         if config.script is not None:
             from fsdpbench.script.real_ranks.rank import run_real_rank
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -57,9 +57,17 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
-    def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
-        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
+    def __init__(
+        self,
+        jobs: int,
+        nodes: Nodes | None = None,
+        analysed: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces.
+        `environment`: that of the points, in place of the one in which the fork server began."""
         self.jobs = jobs
+        self._environment = environment
         self._nodes = nodes
         self._analysed = analysed
         self._context = fork_server.context()
@@ -99,7 +107,10 @@ class PointPool:
             server = fork_server.ensure()
             process = self._context.Process(
                 target=run_point,
-                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
+                args=(
+                    *(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
+                    self._environment,
+                ),
                 name=config.name,
             )
             with fork_server.plain_main():

@@ -33,6 +33,7 @@ from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_a
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
+from fsdpbench.script.functions import run_function
 from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
@@ -200,6 +201,9 @@ def _execute(
 ) -> tuple[Status, str | None]:
     """Run the script as `__main__`; return its status, and the cause of an end in error."""
     try:
+        if source.function is not None:
+            run_function(source, own_files)
+            return Status.OK, None
         cause = run_as_main(source)
         return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:

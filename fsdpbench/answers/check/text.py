@@ -22,6 +22,11 @@ _NAMED = 3
 
 def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """Likely causes, then a table for each configuration: verdict, metric, both values, the change."""
+    return "\n".join([*changes_text(comparison, notes), summary(comparison)])
+
+
+def changes_text(comparison: Comparison, notes: Sequence[str] = ()) -> list[str]:
+    """Return the lines of `as_text` without the last, which counts them."""
     lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
@@ -31,8 +36,7 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     lines += [f"unknown: {one_line(name)}: {one_line(why)}" for name, why in comparison.absent.items()]
     lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
     lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
-    lines += [f"note: {one_line(note)}" for note in notes]
-    return "\n".join([*lines, summary(comparison)])
+    return lines + [f"note: {one_line(note)}" for note in notes]
 
 
 def _table(changes: Sequence[Change]) -> list[str]:

@@ -20,7 +20,7 @@ _LAUNCHERS = {
     "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip
-_LEFT_OUT = ("module", "check_ranks", "keeps_files")
+_LEFT_OUT = ("module", "check_ranks", "keeps_files", "function")
 """Not recorded where they say nothing."""
 
 
@@ -32,11 +32,44 @@ class StepsBy(StrEnum):
 
 
 @dataclass(frozen=True)
+class FunctionSource:
+    """A function that runs in place of its file: its qualified name, and the name of its module. `call`: the
+    file with its pickled arguments. `root`: the folder of its own files. `maps_cuda`: on real CPU ranks,
+    "cuda" means the CPU."""
+
+    name: str
+    module: str
+    call: str
+    root: str
+    maps_cuda: bool = False
+
+    def failure_path(self, rank: int) -> Path:
+        """Return where a rank leaves the exception that ended it, a `FunctionFailure`."""
+        return Path(self.call).with_name(f"rank{rank}_failed.json")
+
+    def value_path(self, rank: int) -> Path:
+        """Return where a real rank leaves what the function returned, pickled."""
+        return Path(self.call).with_name(f"rank{rank}_value.pickle")
+
+
+@dataclass(frozen=True)
+class FunctionFailure:
+    """An exception of a function: its type's name, its message, and the function's own line that it passed
+    last, as file, number and text."""
+
+    kind: str
+    message: str
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
 class ScriptSource:
     """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
     `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
     `module`: the name of the module that the file is, if it runs as one (`torchrun -m`). `keeps_files`: all
-    that it writes goes into the run's folder."""
+    that it writes goes into the run's folder. `function`: the one of the file that runs."""
 
     path: str
     arguments: tuple[str, ...]
@@ -46,6 +79,7 @@ class ScriptSource:
     module: str = ""
     check_ranks: tuple[int, ...] = ()
     keeps_files: bool = False
+    function: FunctionSource | None = None
 
     @classmethod
     def read(
@@ -83,13 +117,17 @@ class ScriptSource:
 
     @property
     def name(self) -> str:
-        """Return the file's name, or the module's."""
+        """Return the file's name, or the module's, or that of a function with its file's before it."""
         path, module = self.program
+        if self.function is not None:
+            return f"{Path(path).stem}.{self.function.name}"
         return module or Path(path).name
 
     @property
     def own_folder(self) -> Path:
         """Where the script's own files are: beside it, or in its package."""
+        if self.function is not None:
+            return Path(self.function.root)
         file, module = self.program
         path = Path(file).absolute()
         if not module:

@@ -1,0 +1,119 @@
+"""What pytest calls, and the fixtures. Imported with pytest: torch and the bench come when a test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import pytest
+
+from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, GlooRanks, SimulatedCluster, State
+
+MARK = "fsdp_budget"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of baselines."""
+    group = parser.getgroup("fsdpbench", "simulated GPU clusters (fsdpbench)")
+    group.addoption(
+        "--fsdpbench-update",
+        action="store_true",
+        help="write the baselines of run.check_baseline() instead of comparing with them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(peak_gib=, step_ms=, all_gathers=, ...): bounds of every simulated run of the test; any "
+        "figure of fsdpbench (docs/how-to/pytest.md)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Report budgets that cannot be as errors of collection."""
+    made = yield
+    for item in made if isinstance(made, list) else [made]:
+        if isinstance(item, pytest.Item) and any(item.iter_markers(MARK)):
+            _limits(item)
+    return made
+
+
+def _limits(item: pytest.Item) -> dict[str, float]:
+    """Return the bounds of a test, those of the nearest mark first. Raises `CollectError`."""
+    from fsdpbench.base.errors import UsageError
+    from fsdpbench.cli.pytest_plugin.budgets import checked_limits
+
+    limits: dict[str, float] = {}
+    for mark in item.iter_markers(MARK):
+        try:
+            if mark.args:
+                raise UsageError(f"{mark.args[0]!r} has no name; write {MARK}(peak_gib=40)")
+            limits = checked_limits(mark.kwargs) | limits
+        except UsageError as error:
+            raise pytest.Collector.CollectError(f"{item.nodeid}: {MARK}: {error}") from None
+    return limits
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Remember which test runs: its runs are judged by its marks, and its baselines have its name."""
+    item.config.stash[CURRENT] = item
+    try:
+        return (yield)
+    finally:
+        del item.config.stash[CURRENT]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Judge the runs of a test that passed by its marks; without a run the marks have checked nothing."""
+    result = yield
+    if any(item.iter_markers(MARK)):
+        runs = item.stash.get(RUNS, [])
+        if not runs:
+            pytest.fail(
+                f"{MARK}: this test made no simulated run, so its budget checked nothing. Run its training "
+                "with the fixture simulated_cluster; for a run that tests share: run.check_budget(...)",
+                pytrace=False,
+            )
+        limits = _limits(item)
+        for run in runs:
+            try:
+                run.check_budget(**limits)
+            except AssertionError as error:
+                pytest.fail(str(error), pytrace=False)
+    return result
+
+
+@pytest.fixture(scope="session")
+def _fsdpbench(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> State:
+    return State(pytestconfig, lambda: tmp_path_factory.mktemp("fsdpbench"))
+
+
+@pytest.fixture(scope="session")
+def simulated_cluster(_fsdpbench: State) -> Callable[..., SimulatedCluster]:
+    """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` there,
+    in a process of its own, and gives a `SimulatedRun`.
+
+    gpus, hardware, gpus_per_node, nodes, software, timeout (seconds), steps_by, to_the_end, check_ranks and
+    sanitize are those of `fsdpbench run --script`.
+    """
+
+    def cluster(**options: object) -> SimulatedCluster:
+        return SimulatedCluster(_fsdpbench, options)
+
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def gloo_ranks(_fsdpbench: State) -> Callable[..., GlooRanks]:
+    """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
+    gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
+    the CPU and gloo there."""
+
+    def ranks(n: int, *, timeout: float = 60.0, cuda: bool = False) -> GlooRanks:
+        return GlooRanks(_fsdpbench, n, timeout, cuda)
+
+    return ranks
