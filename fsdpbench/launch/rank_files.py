@@ -74,14 +74,22 @@ class RankFiles:
 _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
 
+_OF_OTHERS = re.compile(r"/(?:site|dist)-packages/|<")
+_OURS = (f"{os.path.dirname(os.__file__)}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+
+
 def innermost_frame(stacks: str) -> str | None:
-    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread."""
+    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread, and the
+    frame that it was called from in a file that is not installed. This project's own frames are passed over
+    where there is such a file."""
     _, _, main = stacks.rpartition("(most recent call first):")
-    for line in main.splitlines():
-        match = _FRAME.match(line)
-        if match:
-            return f"{match['function']} ({Path(match['file']).name}:{match['line']})"
-    return None
+    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    own = [each for each in frames if not (_OF_OTHERS.search(each["file"]) or each["file"].startswith(_OURS))]
+    if own:
+        frames = [each for each in frames if not each["file"].startswith(_OURS[1])]
+    shown = dict.fromkeys([*frames[:1], *own[:1]])
+    words = [f"{each['function']} ({Path(each['file']).name}:{each['line']})" for each in shown]
+    return ", from ".join(words) or None
 
 
 def how_it_ended(exit_code: int | None) -> str:

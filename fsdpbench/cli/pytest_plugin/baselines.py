@@ -30,6 +30,7 @@ from fsdpbench.cli.pytest_plugin.budgets import made_by
 if TYPE_CHECKING:
     from fsdpbench.cli.pytest_plugin.runs import SimulatedRun
 
+__tracebackhide__ = True
 _UPDATE = "--fsdpbench-update"
 _FOLDER = "baselines"
 _HASH_LENGTH = 6
@@ -130,5 +131,7 @@ def _thresholds(allow: Mapping[str, float]) -> Thresholds:
     check_names(allow, METRICS, "check_baseline", "allow", "metric")
     for figure, share in allow.items():
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= MOST_ALLOWED:
-            raise UsageError(f"check_baseline: allow {figure}={share!r}: a share from 0 to 1 (0.01: one per cent)")
+            raise UsageError(
+                f"check_baseline: allow {figure}={share!r}: a share from 0 to 1 (0.01: one per cent)"
+            )
     return Thresholds(relative_change=dict(allow))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from fsdpbench.answers.check.compare import Change, Comparison, Verdict
 from fsdpbench.answers.check.metrics import Unusable, checked, figure_from
@@ -19,6 +20,7 @@ from fsdpbench.reports.consistency import values_of
 from fsdpbench.reports.figures import FIGURES, Judged, Worse
 from fsdpbench.reports.result import Result
 
+__tracebackhide__ = True
 SHORT = {
     "step_ms": ("step_time_s", 1e3),
     "peak_gib": ("peak_reserved_bytes", 2.0**-30),
@@ -83,15 +85,9 @@ def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
     if not changes:
         return ""
     text = changes_text(Comparison(changes, (), (), 1))
-    lines = [f"{place}: {what}: {how}" for what, (how, place) in made_by(result).items() if place]
-    return "\n".join(
-        [
-            f"over its budget: {len(changes)} of {len(limits)} figures; the budget, then the run:",
-            *text,
-            "lines that units and waits are of:" if lines else "",
-            *(f"  {line}" for line in lines[:_MOST_LINES]),
-        ]
-    ).rstrip()
+    lines = [f"  {place}: {what}: {how}" for what, (how, place) in made_by(result).items() if place]
+    head = f"over its budget: {len(changes)} of {len(limits)} figures; the budget, then the run:"
+    return "\n".join([head, *text, *["made by"][: len(lines)], *lines[:_MOST_LINES]]).rstrip()
 
 
 def _exceeded(name: str, result: Result, limits: Mapping[str, float]) -> Iterator[Change]:
@@ -112,23 +108,23 @@ def made_by(result: Result) -> dict[str, tuple[str, str]]:
     how they do and their place (`train.py:12`), and the model's units and dtypes, which have none."""
     observed = result.stored("script.observed") or {}
     model = observed.get("model") or {}
+    kinds: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "sharding": lambda each: f"calls={each['count']}, {_words(each['arguments'])}",
+        "waits": lambda each: f"the CPU waits, {each['per_step']:g} a step",
+        "optimizers": lambda each: f"optimizer, fused={each['fused']}",
+    }
+    lines = ((each, how(each)) for kind, how in kinds.items() for each in observed.get(kind) or [])
     found = {
         "units": (f"{model.get('units')} ({_words(model.get('unit_classes') or {})})", ""),
         "parameters": (f"{model.get('dtype')}, computed in {observed.get('computes_in')}", ""),
     }
-    for each in observed.get("sharding") or []:
-        calls = f"{each['count']} calls"
-        found[f"{each['api']} {one_line(each['text'])}"] = (f"{calls}, {_words(each['arguments'])}", _at(each))
-    for each in observed.get("waits") or []:
-        found[f"the CPU waits, {one_line(each['text'])}"] = (f"{each['per_step']:g} a step", _at(each))
-    for each in observed.get("optimizers") or []:
-        found[f"optimizer {one_line(each['text'])}"] = (f"fused={each['fused']}", _at(each))
+    for each, how in lines:
+        name = f"`{one_line(each['text'])}`"
+        while name in found:
+            name += " again"
+        found[name] = (how, f"{str(each['file']).rpartition('/')[2]}:{each['line']}")
     return found
 
 
 def _words(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in values.items() if value is not None)
-
-
-def _at(place: Mapping[str, object]) -> str:
-    return f"{str(place['file']).rpartition('/')[2]}:{place['line']}"

@@ -56,14 +56,11 @@ def _limits(item: pytest.Item) -> dict[str, float]:
     return limits
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Remember which test runs: its runs are judged by its marks, and its baselines have its name."""
     item.config.stash[CURRENT] = item
-    try:
-        return (yield)
-    finally:
-        del item.config.stash[CURRENT]
+    item.stash[RUNS] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,19 +68,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Judge the runs of a test that passed by its marks; without a run the marks have checked nothing."""
     result = yield
     if any(item.iter_markers(MARK)):
-        runs = item.stash.get(RUNS, [])
+        from fsdpbench.cli.pytest_plugin.budgets import over_budget
+
+        limits, runs = _limits(item), item.stash[RUNS]
+        failed = [text for run in runs if (text := over_budget(run.name, run.result, limits))]
         if not runs:
-            pytest.fail(
+            failed = [
                 f"{MARK}: this test made no simulated run, so its budget checked nothing. Run its training "
-                "with the fixture simulated_cluster; for a run that tests share: run.check_budget(...)",
-                pytrace=False,
-            )
-        limits = _limits(item)
-        for run in runs:
-            try:
-                run.check_budget(**limits)
-            except AssertionError as error:
-                pytest.fail(str(error), pytrace=False)
+                "with the fixture simulated_cluster; for a run that tests share: run.check_budget(...)"
+            ]
+        if failed:
+            pytest.fail("\n\n".join(failed), pytrace=False)
     return result
 
 

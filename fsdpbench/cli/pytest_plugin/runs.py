@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,18 +16,21 @@ import pytest
 if TYPE_CHECKING:
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.base.configuration.script_source import FunctionFailure, FunctionSource, ScriptSource
+    from fsdpbench.base.errors import BenchError, UsageError
     from fsdpbench.launch.pool import PointPool
     from fsdpbench.reports.result import Result
     from fsdpbench.sweep.trials import Trial
 
+__tracebackhide__ = True  # a test's failure ends at its own line
 _MOST_RANKS = 64
+_OF_LAUNCHER = re.compile(r"E\d{4} .*torch/distributed/elastic/")
 _OPTIONS = (
     *("gpus", "hardware", "gpus_per_node", "nodes", "software", "timeout", "steps_by", "to_the_end"),
     *("check_ranks", "sanitize"),
 )
 
 
-class FailedRun(Exception):
+class FailedRunError(Exception):
     """A function or a script that did not come to its end.
 
     status: `error`, `oom`, `timeout`, `crash`, `race` or `rank_mismatch`. kind: the name of the exception's
@@ -34,7 +38,7 @@ class FailedRun(Exception):
     rank: the one that failed.
     """
 
-    def __init__(self, text: str, status: str, folder: Path, failure: FunctionFailure | None, rank: int) -> None:
+    def __init__(self, text: str, status: str, folder: Path, failure: FunctionFailure | None, rank: int):
         super().__init__(text)
         self.status, self.folder, self.rank = status, folder, rank
         self.kind = failure.kind if failure else ""
@@ -92,7 +96,6 @@ class SimulatedRun:
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
-        __tracebackhide__ = True
         from fsdpbench.cli.pytest_plugin.budgets import checked_limits, over_budget
 
         text = over_budget(self.name, self.result, checked_limits(limits))
@@ -105,7 +108,6 @@ class SimulatedRun:
 
         name: of the file, if a test has several. allow: relative changes that are none, by figure.
         """
-        __tracebackhide__ = True
         from fsdpbench.cli.pytest_plugin.baselines import compare_with_baseline
 
         text = compare_with_baseline(self, name, allow or {})
@@ -128,18 +130,23 @@ class SimulatedCluster:
     state: State
     options: Mapping[str, object]
 
-    def __call__(self, program: Callable[..., object] | str | Path, *args: Any, **kwargs: Any) -> SimulatedRun:
-        """Run it as rank 0 of the cluster. Raises `FailedRun`."""
-        __tracebackhide__ = True
+    def __call__(
+        self, program: Callable[..., object] | str | Path, *args: Any, **kwargs: Any
+    ) -> SimulatedRun:
+        """Run it as rank 0 of the cluster. Raises `FailedRunError`."""
+        from fsdpbench.base.errors import BenchError
         from fsdpbench.cli.requests.script_request import config_of_source
         from fsdpbench.engine.results.store import Store, point_folder_name
         from fsdpbench.sweep.runner import run_sweep
         from fsdpbench.sweep.trials import Progress
 
         folder = self.state.new_folder()
-        options = _cluster_options(self.options)
-        source = _source(program, args, kwargs, folder, self.state.config.rootpath, options)
-        config = replace(config_of_source(source, options), sanitize=bool(options.get("sanitize")))
+        try:
+            options = _cluster_options(self.options)
+            source = _source(program, args, kwargs, folder, self.state.config.rootpath, options)
+            config = replace(config_of_source(source, options), sanitize=bool(options.get("sanitize")))
+        except BenchError as error:
+            raise _refused(error) from None
         store = Store.open_or_create(folder / "run")
 
         def run(pool: PointPool) -> Trial:
@@ -153,8 +160,7 @@ class SimulatedCluster:
         if result.status != "ok":
             raise _failed(config, result, place, source.function)
         made = _simulated_run(config, result, place, self.state)
-        item = self.state.item
-        item.stash.setdefault(RUNS, []).append(made)
+        self.state.item.stash[RUNS].append(made)
         return made
 
 
@@ -168,20 +174,23 @@ class GlooRanks:
     cuda: bool
 
     def __call__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> list[Any]:
-        """Return what the function returned on each rank. Raises `FailedRun` for the rank that failed first."""
-        __tracebackhide__ = True
-        from fsdpbench.base.errors import UsageError
+        """Return what the function returned on each rank. Raises `FailedRunError`."""
+        from fsdpbench.base.errors import BenchError, UsageError
         from fsdpbench.cli.requests.script_request import config_of_source
         from fsdpbench.sweep.trials import run
 
-        if not 1 <= self.count <= _MOST_RANKS:
-            raise UsageError(f"gloo_ranks({self.count}): from 1 to {_MOST_RANKS} ranks")
         folder = self.state.new_folder()
-        source = _source(function, args, kwargs, folder, self.state.config.rootpath, {})
-        assert source.function is not None
-        source = replace(source, function=replace(source.function, maps_cuda=self.cuda))
-        config = config_of_source(source, {"gpus": 1, "timeout": self.timeout})
-        config = replace(config, device="cpu", gpus=self.count, gpus_per_node=self.count)
+        try:
+            if type(self.count) is not int or not 1 <= self.count <= _MOST_RANKS:
+                raise UsageError(f"gloo_ranks({self.count!r}): a whole number from 1 to {_MOST_RANKS}")
+            source = _source(function, args, kwargs, folder, self.state.config.rootpath, {})
+            if source.function is None:
+                raise UsageError(f"gloo_ranks runs functions; for the script {function}: fsdpbench prove")
+            source = replace(source, function=replace(source.function, maps_cuda=self.cuda))
+            config = config_of_source(source, {"gpus": 1, "timeout": self.timeout})
+            config = replace(config, device="cpu", gpus=self.count, gpus_per_node=self.count)
+        except BenchError as error:
+            raise _refused(error) from None
         place = folder / "ranks"
         place.mkdir()
 
@@ -197,9 +206,15 @@ class GlooRanks:
         return [pickle.loads(path.read_bytes()) for path in paths]
 
 
+def _refused(error: BenchError) -> UsageError:
+    """Return an error of the command line with its flags as arguments."""
+    from fsdpbench.base.errors import UsageError
+
+    return UsageError(re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(error)))
+
+
 def _uninterrupted(run: Callable[[PointPool], Trial]) -> Trial:
     """Run in a pool of one with this process's environment; an interruption ends it, not pytest."""
-    __tracebackhide__ = True
     from fsdpbench.base import interruption
     from fsdpbench.launch.pool import PointPool
 
@@ -256,10 +271,14 @@ def _found_again(function: object) -> tuple[str, str, str]:
     elif "<lambda>" in name:
         why = "a lambda has no name"
     else:
-        why = "it is bound to an object" if hasattr(function, "__self__") else "its module names another object so"
+        why = (
+            "it is bound to an object"
+            if hasattr(function, "__self__")
+            else "its module names another object so"
+        )
     raise UsageError(
-        f"{name} cannot run in a process of its own: {why}. Define a function at the top of a module, and hand "
-        "what it needs over as arguments: cluster(train, batch=4)"
+        f"{name} cannot run in a process of its own: {why}. Define a function at the top of a module, and "
+        "hand over as arguments what it needs: cluster(train, batch=4)"
     )
 
 
@@ -286,11 +305,11 @@ def _print_output(folder: Path) -> None:
     """Print what the processes printed, for pytest to capture."""
     for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
         path = folder / name
-        if path.exists():
-            stream.write(path.read_text(encoding="utf-8", errors="replace"))
+        lines = path.read_text("utf-8", errors="replace").splitlines(True) if path.exists() else []
+        stream.writelines(line for line in lines if not _OF_LAUNCHER.match(line))
 
 
-def _failed(config: Config, result: Result, folder: Path, function: FunctionSource | None) -> FailedRun:
+def _failed(config: Config, result: Result, folder: Path, function: FunctionSource | None) -> FailedRunError:
     """Return the failure of the rank that failed first, with its line."""
     import msgspec
 
@@ -303,6 +322,8 @@ def _failed(config: Config, result: Result, folder: Path, function: FunctionSour
     cause = result.message or str(result.status)
     status = str(result.status)
     lines = [cause if status in ("error", "oom") else f"{status}: {cause}"]
+    if function is not None and status == "timeout":
+        lines += [f"  rank {rank} had returned" for rank in paths if function.value_path(rank).exists()]
     if failure is not None and status == "error":
         message = f": {failure.message}" if failure.message else ""
         lines = [f"rank {first}: " * (config.device == "cpu") + failure.kind + message]
@@ -310,7 +331,7 @@ def _failed(config: Config, result: Result, folder: Path, function: FunctionSour
         lines.append(f"  at {_place(failure)}: {failure.text}")
     where = "CPU ranks over gloo" if config.device == "cpu" else f"simulated GPUs ({config.hardware})"
     lines.append(f"  {config.model} on {config.gpus} {where}; logs: {folder}")
-    return FailedRun("\n".join(lines), status, folder, failure, first)
+    return FailedRunError("\n".join(lines), status, folder, failure, first)
 
 
 def _place(failure: FunctionFailure) -> str:
