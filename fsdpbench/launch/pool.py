@@ -57,17 +57,12 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
-    def __init__(
-        self,
-        jobs: int,
-        nodes: Nodes | None = None,
-        analysed: str | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces.
-        `environment`: that of the points, in place of the one in which the fork server began."""
+    environment: Mapping[str, str] | None = None
+    """Of the points, in place of that in which the fork server began."""
+
+    def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
+        """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
         self.jobs = jobs
-        self._environment = environment
         self._nodes = nodes
         self._analysed = analysed
         self._context = fork_server.context()
@@ -109,7 +104,7 @@ class PointPool:
                 target=run_point,
                 args=(
                     *(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
-                    self._environment,
+                    self.environment,
                 ),
                 name=config.name,
             )

@@ -74,20 +74,19 @@ class RankFiles:
 _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
 
-_OF_OTHERS = re.compile(r"/(?:site|dist)-packages/|<")
-_OURS = (f"{os.path.dirname(os.__file__)}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+_INSTALLED = re.compile(rf"/(?:site|dist)-packages/|<|{re.escape(os.path.dirname(os.__file__))}/")
+_OURS = f"{Path(__file__).parents[1]}/"
 
 
 def innermost_frame(stacks: str) -> str | None:
     """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread, and the
-    frame that it was called from in a file that is not installed. This project's own frames are passed over
-    where there is such a file."""
+    line of a file that is not installed from which it came. Of this project's frames those are passed over.
+    """
     _, _, main = stacks.rpartition("(most recent call first):")
     frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
-    own = [each for each in frames if not (_OF_OTHERS.search(each["file"]) or each["file"].startswith(_OURS))]
-    if own:
-        frames = [each for each in frames if not each["file"].startswith(_OURS[1])]
-    shown = dict.fromkeys([*frames[:1], *own[:1]])
+    others = [each for each in frames if not each["file"].startswith(_OURS)]
+    own = [each for each in others if not _INSTALLED.search(each["file"])]
+    shown = dict.fromkeys([*(others if own else frames)[:1], *own[:1]])
     words = [f"{each['function']} ({Path(each['file']).name}:{each['line']})" for each in shown]
     return ", from ".join(words) or None
 

@@ -33,7 +33,7 @@ from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_a
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
-from fsdpbench.script.functions import run_function
+from fsdpbench.script.functions import run_function, with_line
 from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
@@ -202,7 +202,7 @@ def _execute(
     """Run the script as `__main__`; return its status, and the cause of an end in error."""
     try:
         if source.function is not None:
-            run_function(source, own_files)
+            run_function(source)
             return Status.OK, None
         cause = run_as_main(source)
         return (Status.ERROR, cause) if cause else (Status.OK, None)
@@ -218,7 +218,8 @@ def _execute(
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
         place = own_files.last_line(error)
         said = decisions.in_words((place.file, place.line))
-        return Status.ERROR, "; ".join([explained(error), *said])
+        cause = explained(error) if source.function is None else with_line(error, place)
+        return Status.ERROR, "; ".join([cause, *said])
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -94,14 +95,7 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
         "added_failed": comparison.added_failed,
         "cannot_judge": comparison.unjudged,
         "notes": list(notes),
-        "causes": [
-            {
-                "cause": finding.cause,
-                "sentence": finding.sentence,
-                "configurations": finding.configurations,
-            }
-            for finding in diagnose(comparison)
-        ],
+        "causes": [asdict(finding) for finding in diagnose(comparison)],
         "changes": [_record(change) for change in comparison.changes],
     }
     return json.dumps(content, allow_nan=False)

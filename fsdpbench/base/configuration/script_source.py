@@ -33,35 +33,15 @@ class StepsBy(StrEnum):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs in place of its file: its qualified name, and the name of its module. `call`: the
-    file with its pickled arguments. `root`: the folder of its own files. `maps_cuda`: on real CPU ranks,
-    "cuda" means the CPU."""
+    """A function that runs in place of its file: its qualified name and its module's. `call`: the file of its
+    pickled arguments, beside which real rank r leaves its value in `{call}.r`; `root`: the folder of its own
+    files; `maps_cuda`: on real CPU ranks, "cuda" is the CPU."""
 
     name: str
     module: str
     call: str
     root: str
     maps_cuda: bool = False
-
-    def failure_path(self, rank: int) -> Path:
-        """Return where a rank leaves the exception that ended it, a `FunctionFailure`."""
-        return Path(self.call).with_name(f"rank{rank}_failed.json")
-
-    def value_path(self, rank: int) -> Path:
-        """Return where a real rank leaves what the function returned, pickled."""
-        return Path(self.call).with_name(f"rank{rank}_value.pickle")
-
-
-@dataclass(frozen=True)
-class FunctionFailure:
-    """An exception of a function: its type's name, its message, and the function's own line that it passed
-    last, as file, number and text."""
-
-    kind: str
-    message: str
-    file: str
-    line: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -117,11 +97,10 @@ class ScriptSource:
 
     @property
     def name(self) -> str:
-        """Return the file's name, or the module's, or that of a function with its file's before it."""
+        """Return the file's name, or the module's."""
         path, module = self.program
-        if self.function is not None:
-            return f"{Path(path).stem}.{self.function.name}"
-        return module or Path(path).name
+        function = self.function and f"{Path(path).stem}.{self.function.name}"
+        return function or module or Path(path).name
 
     @property
     def own_folder(self) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fsdpbench.answers.check.compare import Change, Comparison, Verdict
@@ -79,28 +79,25 @@ def figure_of(result: Result, name: str) -> float:
 
 
 def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
-    """Return the figures beyond `limits`, with causes as the gate says them and the script's lines that make
-    them; empty if there are none."""
-    changes = tuple(_exceeded(name, result, limits))
+    """Return the figures beyond `limits`, with causes as the gate says them and the lines that make units and
+    waits; empty if there are none."""
+    changes = tuple(change for each in limits.items() if (change := _exceeded(name, result, *each)))
     if not changes:
         return ""
-    text = changes_text(Comparison(changes, (), (), 1))
-    lines = [f"  {place}: {what}: {how}" for what, (how, place) in made_by(result).items() if place]
+    lines = [f"  {at}: {what}: {how}" for what, (how, at) in made_by(result).items() if at]
     head = f"over its budget: {len(changes)} of {len(limits)} figures; the budget, then the run:"
+    text = changes_text(Comparison(changes, (), (), 1))
     return "\n".join([head, *text, *["made by"][: len(lines)], *lines[:_MOST_LINES]]).rstrip()
 
 
-def _exceeded(name: str, result: Result, limits: Mapping[str, float]) -> Iterator[Change]:
-    for figure, limit in limits.items():
-        value = figure_of(result, figure)
-        if math.isnan(value):
-            why = "is not known of this run"
-            yield Change(name, figure, limit, None, Verdict.UNKNOWN, reason=why)
-        elif not math.isclose(value, limit, rel_tol=_ROUNDING):
-            lower = _FIGURES[figure].worse is Worse.LOWER
-            if (value < limit) if lower else (value > limit):
-                relative = (value - limit) / limit if limit else None
-                yield Change(name, figure, limit, value, Verdict.WORSE, relative)
+def _exceeded(name: str, result: Result, figure: str, limit: float) -> Change | None:
+    value = figure_of(result, figure)
+    if math.isnan(value):
+        return Change(name, figure, limit, None, Verdict.UNKNOWN, reason="is not known of this run")
+    over = value < limit if _FIGURES[figure].worse is Worse.LOWER else value > limit
+    if not over or math.isclose(value, limit, rel_tol=_ROUNDING):
+        return None
+    return Change(name, figure, limit, value, Verdict.WORSE, (value - limit) / limit if limit else None)
 
 
 def made_by(result: Result) -> dict[str, tuple[str, str]]:

@@ -1,20 +1,21 @@
-"""What pytest calls, and the fixtures. Imported with pytest: torch and the bench come when a test asks."""
+"""What pytest calls, and the fixtures. Imported with every pytest: torch and the bench come with a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
 
 import pytest
 
-from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, GlooRanks, SimulatedCluster, State
+from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, SimulatedRun, run_on_gloo, simulate
 
-MARK = "fsdp_budget"
+_MARK = "fsdp_budget"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of baselines."""
-    group = parser.getgroup("fsdpbench", "simulated GPU clusters (fsdpbench)")
-    group.addoption(
+    parser.getgroup("fsdpbench", "simulated GPU clusters (fsdpbench)").addoption(
         "--fsdpbench-update",
         action="store_true",
         help="write the baselines of run.check_baseline() instead of comparing with them",
@@ -23,19 +24,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
-    config.addinivalue_line(
-        "markers",
-        f"{MARK}(peak_gib=, step_ms=, all_gathers=, ...): bounds of every simulated run of the test; any "
-        "figure of fsdpbench (docs/how-to/pytest.md)",
-    )
+    bounds = "bounds of every simulated run of the test, by figure (docs/how-to/pytest.md)"
+    config.addinivalue_line("markers", f"{_MARK}(peak_gib=, step_ms=, all_gathers=, ...): {bounds}")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, object, object]:
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
     """Report budgets that cannot be as errors of collection."""
     made = yield
     for item in made if isinstance(made, list) else [made]:
-        if isinstance(item, pytest.Item) and any(item.iter_markers(MARK)):
+        if isinstance(item, pytest.Item) and any(item.iter_markers(_MARK)):
             _limits(item)
     return made
 
@@ -46,13 +44,13 @@ def _limits(item: pytest.Item) -> dict[str, float]:
     from fsdpbench.cli.pytest_plugin.budgets import checked_limits
 
     limits: dict[str, float] = {}
-    for mark in item.iter_markers(MARK):
+    for mark in item.iter_markers(_MARK):
         try:
             if mark.args:
-                raise UsageError(f"{mark.args[0]!r} has no name; write {MARK}(peak_gib=40)")
+                raise UsageError(f"{mark.args[0]!r} has no name; write {_MARK}(peak_gib=40)")
             limits = checked_limits(mark.kwargs) | limits
         except UsageError as error:
-            raise pytest.Collector.CollectError(f"{item.nodeid}: {MARK}: {error}") from None
+            raise pytest.Collector.CollectError(f"{item.nodeid}: {_MARK}: {error}") from None
     return limits
 
 
@@ -67,14 +65,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Judge the runs of a test that passed by its marks; without a run the marks have checked nothing."""
     result = yield
-    if any(item.iter_markers(MARK)):
+    if any(item.iter_markers(_MARK)):
         from fsdpbench.cli.pytest_plugin.budgets import over_budget
 
         limits, runs = _limits(item), item.stash[RUNS]
         failed = [text for run in runs if (text := over_budget(run.name, run.result, limits))]
         if not runs:
             failed = [
-                f"{MARK}: this test made no simulated run, so its budget checked nothing. Run its training "
+                f"{_MARK}: this test made no simulated run, so its budget checked nothing. Run its training "
                 "with the fixture simulated_cluster; for a run that tests share: run.check_budget(...)"
             ]
         if failed:
@@ -83,32 +81,31 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session")
-def _fsdpbench(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> State:
-    return State(pytestconfig, lambda: tmp_path_factory.mktemp("fsdpbench"))
-
-
-@pytest.fixture(scope="session")
-def simulated_cluster(_fsdpbench: State) -> Callable[..., SimulatedCluster]:
+def simulated_cluster(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Callable[..., SimulatedRun]]:
     """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` there,
     in a process of its own, and gives a `SimulatedRun`.
 
-    gpus, hardware, gpus_per_node, nodes, software, timeout (seconds), steps_by, to_the_end, check_ranks and
-    sanitize are those of `fsdpbench run --script`.
+    gpus, hardware, gpus_per_node, nic_gb_s, software, timeout (seconds), steps_by, to_the_end, check_ranks
+    and sanitize are those of `fsdpbench run --script`; `nodes`: of gpus / nodes GPUs each.
     """
 
-    def cluster(**options: object) -> SimulatedCluster:
-        return SimulatedCluster(_fsdpbench, options)
+    def run(options: dict[str, object], *args: Any, **named: Any) -> SimulatedRun:
+        return simulate(pytestconfig, tmp_path_factory.mktemp("fsdpbench"), options, *args, **named)
 
-    return cluster
+    return lambda **options: partial(run, options)
 
 
 @pytest.fixture(scope="session")
-def gloo_ranks(_fsdpbench: State) -> Callable[..., GlooRanks]:
+def gloo_ranks(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Callable[..., list[Any]]]:
     """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
     gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
     the CPU and gloo there."""
 
-    def ranks(n: int, *, timeout: float = 60.0, cuda: bool = False) -> GlooRanks:
-        return GlooRanks(_fsdpbench, n, timeout, cuda)
+    def run(*args: Any, **named: Any) -> list[Any]:
+        return run_on_gloo(pytestconfig.rootpath, tmp_path_factory.mktemp("fsdpbench"), *args, **named)
 
-    return ranks
+    return lambda n, timeout=60.0, cuda=False: partial(run, n, timeout, cuda)

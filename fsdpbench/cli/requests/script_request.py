@@ -81,11 +81,10 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
         module=module or "",
         check_ranks=_checked_ranks(options),
     )
-    return config_of_source(source, options)
+    return _config(source, options)
 
 
-def config_of_source(source: ScriptSource, options: Mapping[str, Any]) -> Config:
-    """Return the configuration of a script on the simulated GPUs of `options`. Raises `UsageError`."""
+def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
     from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
     from fsdpbench.sweep.planning import simulated_nodes  # needs the models: only when a script runs
 
