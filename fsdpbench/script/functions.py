@@ -6,6 +6,7 @@ found by module and name, as pickle finds it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.util
 import linecache
@@ -15,8 +16,6 @@ import pickle
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,32 +32,26 @@ from fsdpbench.script.own_files import OwnFiles, Place
 
 def run_function(source: ScriptSource) -> object:
     """Call the function of `source` with its arguments, and return its value. Raises what it raises."""
-    function = source.function
-    assert function is not None
+    asked = source.function
+    assert asked is not None
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
     sys.argv = [source.path]
-    found: Any = _module(function.module, source.path)
-    for name in function.name.split("."):
-        found = getattr(found, name)
-    arguments, named = pickle.loads(Path(function.call).read_bytes())
-    return found(*arguments, **named)
+    _import(asked.module, source.path)
+    function, (args, named) = pickle.loads(Path(asked.folder, "call.pickle").read_bytes())
+    return function(*args, **named)
 
 
-def _module(name: str, path: str) -> ModuleType:
+def _import(name: str, path: str) -> None:
     """Import the module `name` if it is the file at `path`, else the file under that name: pytest gives names
     that no import finds."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is not None and os.path.realpath(str(spec.origin)) == path:
-        return importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        if os.path.realpath(str(importlib.import_module(name).__file__)) == path:
+            return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
 
 
 def with_line(error: BaseException, place: Place) -> str:
@@ -79,17 +72,13 @@ def run_function_rank(config: Config, placement: Placement, folder: Path) -> Sta
 
         map_host(set())
     original, limit = dist.init_process_group, datetime.timedelta(seconds=config.measurement.timeout_s)
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        if not dist.is_initialized():
-            original("gloo", timeout=limit)
-
-    replace(dist, init_process_group=init_process_group)
-    init_process_group()
+    original("gloo", timeout=limit)
+    once = lambda *args, **named: dist.is_initialized() or original("gloo", timeout=limit)  # noqa: E731
+    replace(dist, init_process_group=once)
     record = RankRecord(placement.rank, placement.world_size, config.device)
     try:
         value = pickle.dumps(run_function(source))
-        write_whole(Path(f"{source.function.call}.{placement.rank}"), value)
+        write_whole(Path(source.function.folder, f"value{placement.rank}.pickle"), value)
     except BaseException as error:
         traceback.print_exc()
         record.status, record.cause = Status.ERROR, with_line(error, OwnFiles(source).last_line(error))

@@ -33,13 +33,13 @@ class StepsBy(StrEnum):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs in place of its file: its qualified name and its module's. `call`: the file of its
-    pickled arguments, beside which real rank r leaves its value in `{call}.r`; `root`: the folder of its own
-    files; `maps_cuda`: on real CPU ranks, "cuda" is the CPU."""
+    """A function that runs in place of its file: its qualified name and its module's. `folder`: has it in
+    `call.pickle`, with (args, kwargs), and gets what it returns on real ranks in `value{rank}.pickle`;
+    `root`: of its own files; `maps_cuda`: on real CPU ranks, "cuda" is the CPU."""
 
     name: str
     module: str
-    call: str
+    folder: str
     root: str
     maps_cuda: bool = False
 

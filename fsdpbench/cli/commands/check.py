@@ -49,6 +49,14 @@ _output_options = grouped(
         help="Output: text, Markdown, JSON, or the figures of B for github-action-benchmark.",
     ),
     click.option("--json", "form", flag_value="json", help="Same as --format json."),
+    click.option(
+        "--export",
+        "exports",
+        type=(click.Choice(["asv", "benchmark"]), PossiblePath()),
+        multiple=True,
+        metavar="asv|benchmark PATH",
+        help="Also write the figures of B for a history: asv's folder of results, pytest-benchmark's file.",
+    ),
 )
 
 
@@ -70,6 +78,14 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
         )
     if comparison.added_failed:
         raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
+
+
+def _export(exports: Sequence[tuple[str, Path]], side: Side) -> None:
+    from fsdpbench.answers.check.export import export
+
+    for kind, path in exports:
+        export(side, kind, path)
+        tell(f"wrote {path}")
 
 
 def _named(lines: Sequence[str]) -> str:
@@ -100,6 +116,7 @@ def command(
     output: Path | None,
     repeat: int | None,
     form: str,
+    exports: Sequence[tuple[str, Path]],
 ) -> None:
     """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
@@ -113,6 +130,8 @@ def command(
     """
     if output is not None and not history:
         raise UsageError("-o is for --history; FOLDER's own page is `fsdpbench report FOLDER`")
+    if exports and (history or noise):
+        raise UsageError("--export writes what was compared; leave it out with --history and --noise")
     if history:
         _history(baseline, folder, output, noise, form)
         return
@@ -144,6 +163,7 @@ def command(
     absent = absent_of(expected, side)
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
+    _export(exports, side)
     finish(comparison, side.entries, form, left_out)
 
 
@@ -265,7 +285,13 @@ def _markdown(groups: list[StepGroup]) -> list[str]:
 @click.argument("before", metavar="A", type=PossiblePath())
 @click.argument("after", metavar="B", type=PossiblePath())
 @_output_options
-def compare_command(before: Path, after: Path, thresholds: Path | None, form: str) -> None:
+def compare_command(
+    before: Path,
+    after: Path,
+    thresholds: Path | None,
+    form: str,
+    exports: Sequence[tuple[str, Path]],
+) -> None:
     """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
 
     \b
@@ -286,6 +312,7 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     old, new = paired(first, second)
     require_common(old, new)
     comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
+    _export(exports, second)
     finish(comparison, second.entries, form, notes_on(first, second))
 
 

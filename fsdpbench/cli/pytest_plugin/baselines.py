@@ -19,10 +19,10 @@ from fsdpbench.answers.check.compare import compare
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import Side, baseline_side, flaws_of, require_common, side_of
-from fsdpbench.answers.check.records.strict import check_names
+from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.answers.check.records.surroundings import require_alike
 from fsdpbench.answers.check.text import changes_text
-from fsdpbench.answers.check.thresholds import MOST_ALLOWED, Thresholds
+from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.cli.pytest_plugin.budgets import made_by
 from fsdpbench.reports.result import Result
@@ -39,9 +39,7 @@ def compare_with_baseline(
     `updates` write it. Raises `UsageError` for a bad `allow`, `BenchError` for a file that cannot be written.
     """
     check_names(allow, METRICS, "check_baseline", "allow", "metric")
-    for figure, share in allow.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= MOST_ALLOWED:
-            raise UsageError(f"check_baseline: allow {figure}={share!r}: a share from 0 to 1 (0.01: 1 %)")
+    thresholds = strictly({"relative_change": allow}, Thresholds, "check_baseline: allow")
     path, side = _path(item, name), side_of(item.nodeid, {run: [result.to_dict()]})
     command = f"pytest {_UPDATE} '{item.nodeid}'"
     if updates:
@@ -50,7 +48,7 @@ def compare_with_baseline(
     if not path.exists():
         return f"{path}: there is no baseline yet; write it, and commit it: {command}"
     try:
-        lines = _differences(Baseline.read(path), path, side, result, Thresholds(dict(allow)))
+        lines = _differences(Baseline.read(path), path, side, result, thresholds)
     except BenchError as error:
         lines = [f"cannot be compared: {str(error).partition(' Add a set with')[0]}"]
     return "\n".join([*lines, f"if the change is meant: {command}"]) if lines else ""
@@ -69,7 +67,7 @@ def _path(item: pytest.Item, name: str) -> Path:
 def _differences(
     baseline: Baseline, path: Path, side: Side, result: Result, thresholds: Thresholds
 ) -> list[str]:
-    """Return the gate's words on a run against its baseline, none if nothing is worse. Raises `BenchError`."""
+    """Return the gate's words on a run and its baseline, none if nothing is worse. Raises `BenchError`."""
     before = baseline_side(baseline, path)
     require_alike(before.surroundings, side.surroundings)
     require_common(before.entries, side.entries)

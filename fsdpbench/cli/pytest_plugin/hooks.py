@@ -90,11 +90,7 @@ def simulated_cluster(
     gpus, hardware, gpus_per_node, nic_gb_s, software, timeout (seconds), steps_by, to_the_end, check_ranks
     and sanitize are those of `fsdpbench run --script`; `nodes`: of gpus / nodes GPUs each.
     """
-
-    def run(options: dict[str, object], *args: Any, **named: Any) -> SimulatedRun:
-        return simulate(pytestconfig, tmp_path_factory.mktemp("fsdpbench"), options, *args, **named)
-
-    return lambda **options: partial(run, options)
+    return lambda **options: partial(simulate, pytestconfig, tmp_path_factory.mktemp, options)
 
 
 @pytest.fixture(scope="session")
@@ -104,8 +100,5 @@ def gloo_ranks(
     """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
     gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
     the CPU and gloo there."""
-
-    def run(*args: Any, **named: Any) -> list[Any]:
-        return run_on_gloo(pytestconfig.rootpath, tmp_path_factory.mktemp("fsdpbench"), *args, **named)
-
-    return lambda n, timeout=60.0, cuda=False: partial(run, n, timeout, cuda)
+    run = partial(run_on_gloo, pytestconfig, tmp_path_factory.mktemp)
+    return lambda n, timeout=60.0, cuda=False: partial(run, n, (timeout, cuda))

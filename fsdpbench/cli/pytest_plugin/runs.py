@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,11 @@ import pytest
 
 if TYPE_CHECKING:
     from fsdpbench.base.configuration.config import Config
-    from fsdpbench.launch.pool import PointPool
     from fsdpbench.reports.result import Result
-    from fsdpbench.sweep.trials import Trial
 
 __tracebackhide__ = True  # a test's failure ends at its own line
+NewFolder = Callable[[str], Path]
+CALL = "call.pickle"
 _MOST_RANKS = 64
 _OF_LAUNCHER = re.compile(r"E\d{4} .*torch/distributed/elastic/")
 _OPTIONS = (
@@ -29,7 +29,7 @@ _OPTIONS = (
 
 
 class FailedRunError(Exception):
-    """A function or script that failed. status: `error`, `oom`, `timeout`, `crash`, `race`, `rank_mismatch`."""
+    """A function or a script that failed. `status`: as in its `result.json`; `folder`: of its logs."""
 
     def __init__(self, text: str, status: str, folder: Path):
         super().__init__(text)
@@ -87,106 +87,94 @@ RUNS = pytest.StashKey[list[SimulatedRun]]()
 
 
 def simulate(
-    pytest_config: pytest.Config,
-    folder: Path,
-    options: Mapping[str, object],
-    program: Callable[..., object] | str | Path,
-    *args: Any,
-    **named: Any,
+    config: pytest.Config, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> SimulatedRun:
-    """Run a function with its arguments, or a script with its words, as rank 0 of simulated GPUs. `folder`:
-    empty. Raises `FailedRunError`, or `UsageError` for a cluster that cannot be."""
+    """Run a function with its arguments, or a script with its words, as rank 0 of simulated GPUs. Raises
+    `FailedRunError`, or `UsageError` for a cluster that cannot be."""
     from fsdpbench.cli.pytest_plugin.budgets import SHORT, figure_of
-    from fsdpbench.engine.results.store import Store, point_folder_name
-    from fsdpbench.sweep.runner import run_sweep
-    from fsdpbench.sweep.trials import Progress
 
-    config = _config(program, args, named, folder, pytest_config.rootpath, options)
-    store = Store.open_or_create(folder / "run")
-
-    def run(pool: PointPool) -> Trial:
-        store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
-        return run_sweep(store, [config], Progress(), jobs=1, again=True, pool=pool).ran[0]
-
-    with store.locked():
-        result = _uninterrupted(run).result
-    place = store.folder / point_folder_name(config)
-    _print_output(place)
-    if result.status != "ok":
-        raise _failed(config, result, place, f"simulated GPUs ({config.hardware})")
+    folder = new_folder("fsdpbench")
+    asked = _asked_for(program, args, named, folder, config.rootpath, options)
+    result = _run(asked, folder)
     figures = {each: figure_of(result, each) for each in SHORT if each in SimulatedRun.__dataclass_fields__}
-    trace = place / str(result.traces[0]) if result.traces else None
-    made = SimulatedRun(
-        config.name, **figures, trace=trace, folder=place, result=result, pytest=pytest_config
-    )
-    pytest_config.stash[CURRENT].stash[RUNS].append(made)
+    trace = folder / str(result.traces[0]) if result.traces else None
+    made = SimulatedRun(asked.name, **figures, trace=trace, folder=folder, result=result, pytest=config)
+    config.stash[CURRENT].stash[RUNS].append(made)
     return made
 
 
 def run_on_gloo(
-    root: Path, folder: Path, count: int, timeout: float, cuda: bool, function: Any, *args: Any, **named: Any
+    config: pytest.Config,
+    new_folder: NewFolder,
+    ranks: Any,
+    options: Any,
+    program: Any,
+    *args: Any,
+    **named: Any,
 ) -> list[Any]:
-    """Run a function of the project at `root` on `count` CPU ranks; return their values. `folder`: empty.
-    Raises `FailedRunError`, or `UsageError`."""
+    """Run a function on CPU ranks; return its value on each. `options`: timeout in seconds, and whether "cuda"
+    means the CPU. Raises `FailedRunError`, or `UsageError`."""
     from fsdpbench.base.errors import UsageError
-    from fsdpbench.sweep.trials import run
 
-    if type(count) is not int or not 1 <= count <= _MOST_RANKS:
-        raise UsageError(f"gloo_ranks({count!r}): a whole number from 1 to {_MOST_RANKS}")
-    config = _config(function, args, named, folder, root, {"gpus": 1, "timeout": timeout})
-    if config.script is None or config.script.function is None:
-        raise UsageError(f"gloo_ranks runs functions; for the script {function}: fsdpbench prove")
-    source = replace(config.script, function=replace(config.script.function, maps_cuda=cuda))
-    config = replace(config, device="cpu", gpus=count, gpus_per_node=count, script=source)
-    place = folder / "ranks"
-    place.mkdir()
-
-    def run_ranks(pool: PointPool) -> Trial:
-        with pool:
-            return next(iter(run([(config, place)], pool)))
-
-    result = _uninterrupted(run_ranks).result
-    _print_output(place)
-    values = {rank: Path(f"{config.script.function.call}.{rank}") for rank in range(count)}
-    left = [rank for rank, path in values.items() if path.exists()]
-    if result.status != "ok" or len(left) < count:
-        had = f"; ranks that had returned: {', '.join(map(str, left)) or 'none'}"
-        raise _failed(config, result, place, f"CPU ranks over gloo{had}")
-    return [pickle.loads(path.read_bytes()) for path in values.values()]
+    if type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS:
+        raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
+    folder, (timeout, cuda) = new_folder("fsdpbench"), options
+    asked = _asked_for(program, args, named, folder, config.rootpath, {"gpus": 1, "timeout": timeout})
+    if asked.script is None or asked.script.function is None:
+        raise UsageError(f"gloo_ranks runs functions; for the script {program}: fsdpbench prove")
+    source = replace(asked.script, function=replace(asked.script.function, maps_cuda=cuda))
+    _run(replace(asked, device="cpu", gpus=ranks, gpus_per_node=ranks, script=source), folder)
+    return [pickle.loads((folder / f"value{rank}.pickle").read_bytes()) for rank in range(ranks)]
 
 
-def _uninterrupted(run: Callable[[PointPool], Trial]) -> Trial:
-    """Run in a pool of one with this process's environment; an interruption ends it, not pytest."""
+def _run(config: Config, folder: Path) -> Result:
+    """Run with this process's environment and print the output, for pytest to capture. An interruption ends
+    the run, not pytest. Raises `FailedRunError`."""
     from fsdpbench.base import interruption
     from fsdpbench.launch.pool import PointPool
+    from fsdpbench.sweep.trials import run
 
     pool = PointPool(1)
     pool.environment = dict(os.environ)
     try:
-        return run(pool)
+        with pool:
+            result = next(iter(run([(config, folder)], pool))).result
     except interruption.Interrupted:
         interruption.forget()
         raise KeyboardInterrupt from None
+    for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
+        path = folder / name
+        lines = path.read_text("utf-8", errors="replace").splitlines(True) if path.exists() else []
+        stream.writelines(line for line in lines if not _OF_LAUNCHER.match(line))
+    if result.status == "ok":
+        return result
+    cause = f"{result.message}" if result.status == "error" else f"{result.status}: {result.message}"
+    where = f"simulated GPUs ({config.hardware})" if config.device == "sim" else "CPU ranks over gloo"
+    lines = [cause, f"  {config.model} on {config.gpus} {where}", f"  logs: {folder}"]
+    left = [rank for rank in range(config.gpus) if (folder / f"value{rank}.pickle").exists()]
+    lines += [f"  ranks that had returned: {', '.join(map(str, left))}"] if left else []
+    raise FailedRunError("\n".join(lines), str(result.status), folder)
 
 
-def _config(
-    program: Any, args: Sequence[Any], named: Mapping[str, Any], folder: Path, root: Path, options: Any
+def _asked_for(
+    program: Any, args: Any, named: Mapping[str, Any], folder: Path, root: Path, options: Mapping[str, Any]
 ) -> Config:
-    """Return what runs: a script by its path, or a function of the project at `root`, whose arguments are
-    written into `folder`. Raises `UsageError`."""
+    """Return what runs: a script by its path, or a function of the project at `root`, written into `folder`
+    with its arguments. `options`: flags of `fsdpbench run --script`. Raises `UsageError`."""
     import click
 
-    from fsdpbench.base.configuration.script_source import FunctionSource
     from fsdpbench.base.errors import BenchError, UsageError
-    from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.commands.run import command
     from fsdpbench.cli.requests.script_request import script_config
 
-    is_script = isinstance(program, str | Path)
-    if is_script and (named or not all(isinstance(word, str) for word in args)):
-        raise UsageError(f"{program}: the arguments of a script are texts, as on its command line")
-    module, name, path = ("", "", str(program)) if is_script else _found_again(program)
-    words = [*_flags(options), f"--script={path}", "--", *(args if is_script else ())]
+    script = program if isinstance(program, str | Path) else None
+    if script is not None and (named or not all(isinstance(word, str) for word in args)):
+        raise UsageError(f"{script}: the arguments of a script are texts, as on its command line")
+    module = sys.modules.get(str(getattr(program, "__module__", "")))
+    path = script or getattr(module, "__file__", None)
+    if not path:
+        raise UsageError(f"{program!r} is neither a function of a file nor the path of a script")
+    words = [*_flags(options), f"--script={os.path.realpath(path)}", "--", *(args if script else ())]
     try:
         asked = command.make_context("simulated_cluster", words).params
         config = script_config(asked, ())
@@ -194,66 +182,41 @@ def _config(
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise UsageError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), text)) from None
     assert config is not None
-    assert config.script is not None
     config = replace(config, sanitize=bool(asked["sanitize"]))
-    if is_script:
-        return config
-    call = folder / "call.pickle"
-    try:
-        write_whole(call, pickle.dumps((args, named)))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise UsageError(f"the arguments of {name} cannot be handed to its process: {error}") from None
-    source = replace(config.script, function=FunctionSource(name, module, str(call), str(root)))
-    return replace(config, script=source, model=source.name)
+    return config if script else _with_function(config, program, (args, named), folder, root)
 
 
-def _found_again(function: object) -> tuple[str, str, str]:
-    """Return module, name and file by which another process finds a function. Raises `UsageError` for one
-    that none finds."""
+def _with_function(config: Config, function: Any, arguments: object, folder: Path, root: Path) -> Config:
+    """Return `config` with a function of its script in place of that. Raises `UsageError`."""
+    from fsdpbench.base.configuration.script_source import FunctionSource
     from fsdpbench.base.errors import UsageError
+    from fsdpbench.base.files.whole_files import write_whole
 
-    name, module = getattr(function, "__qualname__", ""), str(getattr(function, "__module__", ""))
-    if not name or not callable(function):
-        raise UsageError(f"{function!r} is neither a function nor the path of a script")
-    found: object = sys.modules.get(module)
-    path = getattr(found, "__file__", None)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is function and path is not None:
-        return module, name, os.path.realpath(path)
-    outer, local, _ = name.partition(".<locals>.")
-    why = f"it is defined inside {outer}()" if local else f"{module} has no function of that name"
-    raise UsageError(
-        f"{name} cannot run in a process of its own: {why}. Define a function at the top of a module, and "
-        "hand over as arguments what it needs: cluster(train, batch=4)"
-    )
+    name = str(getattr(function, "__qualname__", type(function).__qualname__))
+    try:
+        write_whole(folder / CALL, pickle.dumps((function, arguments)))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, and "
+            "hand over as arguments what it needs, as in cluster(train, batch=4)"
+        ) from None
+    assert config.script is not None
+    source = FunctionSource(name, function.__module__, str(folder), str(root))
+    script = replace(config.script, function=source)
+    return replace(config, script=script, model=script.name)
 
 
-def _flags(options: Mapping[str, object]) -> list[str]:
+def _flags(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of the command line. Raises `UsageError`."""
     from fsdpbench.base.errors import UsageError, unknown
 
     for name in options.keys() - set(_OPTIONS):
         raise unknown("argument of simulated_cluster", name, _OPTIONS, "pytest --fixtures")
     given = {name: value for name, value in options.items() if value is not None and value is not False}
-    gpus, nodes = given.get("gpus"), given.pop("nodes", None)
-    if nodes is not None:
+    if "nodes" in given:
+        gpus, nodes = given.get("gpus"), given.pop("nodes")
         if type(nodes) is not int or type(gpus) is not int or nodes < 1 or gpus % nodes:
             raise UsageError(f"simulated_cluster: gpus={gpus!r} cannot be on nodes={nodes!r} of equal size")
         given.setdefault("gpus_per_node", gpus // nodes)
     flags = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     return [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
-
-
-def _print_output(folder: Path) -> None:
-    """Print what the processes printed, for pytest to capture."""
-    for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        path = folder / name
-        lines = path.read_text("utf-8", errors="replace").splitlines(True) if path.exists() else []
-        stream.writelines(line for line in lines if not _OF_LAUNCHER.match(line))
-
-
-def _failed(config: Config, result: Result, folder: Path, where: str) -> FailedRunError:
-    cause = f"{result.message}" if result.status == "error" else f"{result.status}: {result.message}"
-    text = f"{cause}\n  {config.model} on {config.gpus} {where}\n  logs: {folder}"
-    return FailedRunError(text, str(result.status), folder)
