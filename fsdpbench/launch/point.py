@@ -90,10 +90,6 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
     if not config.in_one_process:
         from fsdpbench.launch.elastic import run_elastic
 
-        if config.script is not None and config.script.function is not None:
-            from fsdpbench.script.functions import run_function_rank
-
-            return run_elastic(config, folder, run_function_rank)
         if config.script is not None:
             from fsdpbench.script.real_ranks.rank import run_real_rank
 

@@ -73,8 +73,9 @@ def run_function_rank(config: Config, placement: Placement, folder: Path) -> Sta
         map_host(set())
     original, limit = dist.init_process_group, datetime.timedelta(seconds=config.measurement.timeout_s)
     original("gloo", timeout=limit)
-    once = lambda *args, **named: dist.is_initialized() or original("gloo", timeout=limit)  # noqa: E731
-    replace(dist, init_process_group=once)
+    replace(
+        dist, init_process_group=lambda *_, **__: dist.is_initialized() or original("gloo", timeout=limit)
+    )
     record = RankRecord(placement.rank, placement.world_size, config.device)
     try:
         value = pickle.dumps(run_function(source))

@@ -134,17 +134,8 @@ def _runs(changes: Sequence[Change]) -> str:
 
 def _record(change: Change) -> dict[str, Any]:
     finite = change.relative is not None and math.isfinite(change.relative)
-    return {
-        "configuration": change.configuration,
-        "metric": change.metric,
-        "before": change.before,
-        "after": change.after,
-        "relative": change.relative if finite else None,
-        "p": change.chance,
-        "runs": list(change.runs),
-        "verdict": change.verdict.value,
-        "reason": change.reason,
-    }
+    record = asdict(change) | {"relative": change.relative if finite else None}
+    return record | {"p": record.pop("chance")}
 
 
 def _chance(change: Change) -> str:

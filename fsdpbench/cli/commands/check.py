@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _NOISE_RUNS = 20
 _MOST_SHOWN = 3
 _LONGEST = 500
+Exports = Sequence[tuple[str, Path]]
 
 
 _output_options = grouped(
@@ -80,12 +81,15 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
         raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
 
 
-def _export(exports: Sequence[tuple[str, Path]], side: Side) -> None:
-    from fsdpbench.answers.check.export import export
-
+def _export(exports: Exports, side: Side | None) -> None:
+    """Write the figures of `side`; None: only find out, before a sweep takes its time, whether they can be."""
     for kind, path in exports:
-        export(side, kind, path)
-        tell(f"wrote {path}")
+        from fsdpbench.answers.check.export import commit_here, export
+
+        commit = commit_here()
+        if side is not None:
+            export(side, kind, path, commit)
+            tell(f"wrote {path}")
 
 
 def _named(lines: Sequence[str]) -> str:
@@ -116,7 +120,7 @@ def command(
     output: Path | None,
     repeat: int | None,
     form: str,
-    exports: Sequence[tuple[str, Path]],
+    exports: Exports,
 ) -> None:
     """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
@@ -157,6 +161,7 @@ def command(
         _write_noise(swept_side(loaded.space, repeat or _NOISE_RUNS), thresholds)
         return
     allowed = read_thresholds(thresholds)
+    _export(exports, None)
     expected = baseline_side(loaded, baseline)
     side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)
     require_alike(expected.surroundings, side.surroundings)
@@ -285,13 +290,7 @@ def _markdown(groups: list[StepGroup]) -> list[str]:
 @click.argument("before", metavar="A", type=PossiblePath())
 @click.argument("after", metavar="B", type=PossiblePath())
 @_output_options
-def compare_command(
-    before: Path,
-    after: Path,
-    thresholds: Path | None,
-    form: str,
-    exports: Sequence[tuple[str, Path]],
-) -> None:
+def compare_command(before: Path, after: Path, thresholds: Path | None, form: str, exports: Exports) -> None:
     """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
 
     \b

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, SimulatedRun, run_on_gloo, simulate
+from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, run_on_gloo, simulate
 
 _MARK = "fsdp_budget"
+_WAY_OUT = "Run its training with simulated_cluster; for a run that tests share: run.check_budget(...)"
+Factory = Callable[..., Callable[..., Any]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of baselines."""
-    parser.getgroup("fsdpbench", "simulated GPU clusters (fsdpbench)").addoption(
-        "--fsdpbench-update",
-        action="store_true",
-        help="write the baselines of run.check_baseline() instead of comparing with them",
-    )
+    words = "write the baselines of run.check_baseline() instead of comparing with them"
+    parser.getgroup("fsdpbench").addoption("--fsdpbench-update", action="store_true", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +40,7 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 def _limits(item: pytest.Item) -> dict[str, float]:
     """Return the bounds of a test, those of the nearest mark first. Raises `CollectError`."""
     from fsdpbench.base.errors import UsageError
-    from fsdpbench.cli.pytest_plugin.budgets import checked_limits
+    from fsdpbench.cli.pytest_plugin.judging import checked_limits
 
     limits: dict[str, float] = {}
     for mark in item.iter_markers(_MARK):
@@ -66,39 +65,30 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Judge the runs of a test that passed by its marks; without a run the marks have checked nothing."""
     result = yield
     if any(item.iter_markers(_MARK)):
-        from fsdpbench.cli.pytest_plugin.budgets import over_budget
+        from fsdpbench.cli.pytest_plugin.judging import over_budget
 
         limits, runs = _limits(item), item.stash[RUNS]
         failed = [text for run in runs if (text := over_budget(run.name, run.result, limits))]
         if not runs:
-            failed = [
-                f"{_MARK}: this test made no simulated run, so its budget checked nothing. Run its training "
-                "with the fixture simulated_cluster; for a run that tests share: run.check_budget(...)"
-            ]
+            failed = [f"{_MARK}: this test made no simulated run, so its budget checked nothing. {_WAY_OUT}"]
         if failed:
             pytest.fail("\n\n".join(failed), pytrace=False)
     return result
 
 
 @pytest.fixture(scope="session")
-def simulated_cluster(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Callable[..., SimulatedRun]]:
+def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` there,
-    in a process of its own, and gives a `SimulatedRun`.
-
-    gpus, hardware, gpus_per_node, nic_gb_s, software, timeout (seconds), steps_by, to_the_end, check_ranks
-    and sanitize are those of `fsdpbench run --script`; `nodes`: of gpus / nodes GPUs each.
-    """
+    in a process of its own, and gives a `SimulatedRun`. Its arguments are flags of `fsdpbench run --script`
+    (gpus, hardware, gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize)
+    and `nodes`."""
     return lambda **options: partial(simulate, pytestconfig, tmp_path_factory.mktemp, options)
 
 
 @pytest.fixture(scope="session")
-def gloo_ranks(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Callable[..., list[Any]]]:
+def gloo_ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
     gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
     the CPU and gloo there."""
     run = partial(run_on_gloo, pytestconfig, tmp_path_factory.mktemp)
-    return lambda n, timeout=60.0, cuda=False: partial(run, n, (timeout, cuda))
+    return lambda n, timeout=60.0, cuda=False: partial(run, (n, timeout, cuda))

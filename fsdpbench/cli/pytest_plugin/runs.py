@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # a test's failure ends at its own line
 NewFolder = Callable[[str], Path]
-CALL = "call.pickle"
 _MOST_RANKS = 64
 _OF_LAUNCHER = re.compile(r"E\d{4} .*torch/distributed/elastic/")
 _OPTIONS = (
@@ -62,7 +61,7 @@ class SimulatedRun:
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
-        from fsdpbench.cli.pytest_plugin.budgets import checked_limits, over_budget
+        from fsdpbench.cli.pytest_plugin.judging import checked_limits, over_budget
 
         if text := over_budget(self.name, self.result, checked_limits(limits)):
             raise AssertionError(text)
@@ -73,11 +72,10 @@ class SimulatedRun:
 
         name: of the file, if a test has several. allow: relative changes that are none, by figure.
         """
-        from fsdpbench.cli.pytest_plugin.baselines import compare_with_baseline
+        from fsdpbench.cli.pytest_plugin.judging import compare_with_baseline
 
-        updates = bool(self.pytest.getoption("fsdpbench_update"))
         item = self.pytest.stash[CURRENT]
-        if text := compare_with_baseline(self.name, self.result, item, name, allow or {}, updates):
+        if text := compare_with_baseline(self.name, self.result, item, name, allow or {}):
             raise AssertionError(text)
 
 
@@ -91,7 +89,7 @@ def simulate(
 ) -> SimulatedRun:
     """Run a function with its arguments, or a script with its words, as rank 0 of simulated GPUs. Raises
     `FailedRunError`, or `UsageError` for a cluster that cannot be."""
-    from fsdpbench.cli.pytest_plugin.budgets import SHORT, figure_of
+    from fsdpbench.cli.pytest_plugin.judging import SHORT, figure_of
 
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, config.rootpath, options)
@@ -104,21 +102,16 @@ def simulate(
 
 
 def run_on_gloo(
-    config: pytest.Config,
-    new_folder: NewFolder,
-    ranks: Any,
-    options: Any,
-    program: Any,
-    *args: Any,
-    **named: Any,
+    config: pytest.Config, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> list[Any]:
-    """Run a function on CPU ranks; return its value on each. `options`: timeout in seconds, and whether "cuda"
-    means the CPU. Raises `FailedRunError`, or `UsageError`."""
+    """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
+    "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""
     from fsdpbench.base.errors import UsageError
 
+    ranks, timeout, cuda = options
     if type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
-    folder, (timeout, cuda) = new_folder("fsdpbench"), options
+    folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, config.rootpath, {"gpus": 1, "timeout": timeout})
     if asked.script is None or asked.script.function is None:
         raise UsageError(f"gloo_ranks runs functions; for the script {program}: fsdpbench prove")
@@ -194,11 +187,11 @@ def _with_function(config: Config, function: Any, arguments: object, folder: Pat
 
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     try:
-        write_whole(folder / CALL, pickle.dumps((function, arguments)))
+        write_whole(folder / "call.pickle", pickle.dumps((function, arguments)))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, and "
-            "hand over as arguments what it needs, as in cluster(train, batch=4)"
+            f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, "
+            "and hand over as arguments what it needs, as in cluster(train, batch=4)"
         ) from None
     assert config.script is not None
     source = FunctionSource(name, function.__module__, str(folder), str(root))

@@ -17,6 +17,7 @@ from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
+from fsdpbench.script.functions import run_function_rank
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import map_host
@@ -72,6 +73,8 @@ class Ended:
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
     """Run the script of `config` as this rank, as the task in `folder` says. Never raises for the script."""
     assert config.script is not None
+    if config.script.function is not None:
+        return run_function_rank(config, placement, folder)
     task: Task = torch.load(folder / _TASK, weights_only=False)
     rank, own_files, notes = placement.rank, OwnFiles(config.script), set[str]()
     _set_environment(placement)
