@@ -188,26 +188,22 @@ def _shown(metric: str, value: Any, extra: int) -> str:
 def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
     """Return every figure of `entries` that gets worse as it grows (the format knows no other); medians over
     runs, `range` their quartiles' half distance."""
-    rows = []
-    for name, entry in entries.items():
-        if entry.status is not Status.OK:
-            continue
-        for metric in METRICS.values():
-            values = entry.values(metric.name)
-            if values and metric.worse is Worse.HIGHER:
-                rows.append(_row(name, metric.name, metric.unit, values))
-    return json.dumps(rows, indent=1)
+    return json.dumps(
+        [
+            _row(f"{name}: {metric.name}", metric.unit or "count", values)
+            for name, entry in entries.items()
+            for metric in METRICS.values()
+            if entry.status is Status.OK
+            and metric.worse is Worse.HIGHER
+            and (values := entry.values(metric.name))
+        ],
+        indent=1,
+    )
 
 
-def _row(configuration: str, metric: str, unit: str, values: list[float]) -> dict[str, object]:
-    row: dict[str, object] = {
-        "name": f"{configuration}: {metric}",
-        "unit": unit or "count",
-        "value": median(values),
-    }
-    if len(values) > 1:
-        ordered = sorted(values)
-        half = (ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]) / 2
-        row["range"] = f"± {half:g}"
-    row["extra"] = f"{len(values)} runs" if len(values) > 1 else "1 run"
-    return row
+def _row(name: str, unit: str, values: list[float]) -> dict[str, object]:
+    ordered, count = sorted(values), len(values)
+    half = (ordered[(3 * count) // 4] - ordered[count // 4]) / 2
+    spread = {"range": f"± {half:g}"} if count > 1 else {}
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return {"name": name, "unit": unit, "value": median(values), **spread, "extra": runs}

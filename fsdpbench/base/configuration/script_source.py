@@ -6,11 +6,13 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, read_bytes
@@ -115,12 +117,7 @@ class ScriptSource:
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 
     def to_dict(self) -> dict[str, Any]:
-        record = {
-            **asdict(self),
-            "arguments": list(self.arguments),
-            "steps_by": self.steps_by.value,
-            "check_ranks": list(self.check_ranks),
-        }
+        record = msgspec.to_builtins(self)
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
 

@@ -82,7 +82,7 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
 
 
 def _export(exports: Exports, side: Side | None) -> None:
-    """Write the figures of `side`; None: only find out, before a sweep takes its time, whether they can be."""
+    """Write the figures of `side`; None: find out whether they can be, before a sweep takes its time."""
     for kind, path in exports:
         from fsdpbench.answers.check.export import commit_here, export
 

@@ -2,7 +2,3 @@
 
 `hooks.py`, which every pytest of the environment imports, is light: torch and the bench come with a run.
 """
-
-from fsdpbench.cli.pytest_plugin.runs import FailedRunError, SimulatedRun
-
-__all__ = ["FailedRunError", "SimulatedRun"]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.pytest_plugin.runs import CURRENT, RUNS, run_on_gloo, simulate
-
+CURRENT = pytest.StashKey[pytest.Item]()
+"""The test that runs, or for which a fixture is set up."""
+RUNS = pytest.StashKey[list[Any]]()
+"""The `SimulatedRun`s of a test."""
 _MARK = "fsdp_budget"
 _WAY_OUT = "Run its training with simulated_cluster; for a run that tests share: run.check_budget(...)"
 Factory = Callable[..., Callable[..., Any]]
@@ -82,6 +84,8 @@ def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
     in a process of its own, and gives a `SimulatedRun`. Its arguments are flags of `fsdpbench run --script`
     (gpus, hardware, gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize)
     and `nodes`."""
+    from fsdpbench.cli.pytest_plugin.runs import simulate
+
     return lambda **options: partial(simulate, pytestconfig, tmp_path_factory.mktemp, options)
 
 
@@ -90,5 +94,7 @@ def gloo_ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFac
     """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
     gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
     the CPU and gloo there."""
+    from fsdpbench.cli.pytest_plugin.runs import run_on_gloo
+
     run = partial(run_on_gloo, pytestconfig, tmp_path_factory.mktemp)
     return lambda n, timeout=60.0, cuda=False: partial(run, (n, timeout, cuda))

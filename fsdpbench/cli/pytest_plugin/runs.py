@@ -9,13 +9,29 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
 import pytest
 
-if TYPE_CHECKING:
-    from fsdpbench.base.configuration.config import Config
-    from fsdpbench.reports.result import Result
+from fsdpbench.base import interruption
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.script_source import FunctionSource
+from fsdpbench.base.errors import BenchError, UsageError, unknown
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.cli.commands.run import command
+from fsdpbench.cli.pytest_plugin.hooks import CURRENT, RUNS
+from fsdpbench.cli.pytest_plugin.judging import (
+    SHORT,
+    checked_limits,
+    compare_with_baseline,
+    figure_of,
+    over_budget,
+)
+from fsdpbench.cli.requests.script_request import script_config
+from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.result import Result
+from fsdpbench.sweep.trials import run
 
 __tracebackhide__ = True  # a test's failure ends at its own line
 NewFolder = Callable[[str], Path]
@@ -61,8 +77,6 @@ class SimulatedRun:
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
-        from fsdpbench.cli.pytest_plugin.judging import checked_limits, over_budget
-
         if text := over_budget(self.name, self.result, checked_limits(limits)):
             raise AssertionError(text)
 
@@ -72,16 +86,10 @@ class SimulatedRun:
 
         name: of the file, if a test has several. allow: relative changes that are none, by figure.
         """
-        from fsdpbench.cli.pytest_plugin.judging import compare_with_baseline
-
-        item = self.pytest.stash[CURRENT]
-        if text := compare_with_baseline(self.name, self.result, item, name, allow or {}):
+        if text := compare_with_baseline(
+            self.name, self.result, self.pytest.stash[CURRENT], name, allow or {}
+        ):
             raise AssertionError(text)
-
-
-CURRENT = pytest.StashKey[pytest.Item]()
-"""The test that runs, or for which a fixture is set up."""
-RUNS = pytest.StashKey[list[SimulatedRun]]()
 
 
 def simulate(
@@ -89,8 +97,6 @@ def simulate(
 ) -> SimulatedRun:
     """Run a function with its arguments, or a script with its words, as rank 0 of simulated GPUs. Raises
     `FailedRunError`, or `UsageError` for a cluster that cannot be."""
-    from fsdpbench.cli.pytest_plugin.judging import SHORT, figure_of
-
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, config.rootpath, options)
     result = _run(asked, folder)
@@ -106,8 +112,6 @@ def run_on_gloo(
 ) -> list[Any]:
     """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
     "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""
-    from fsdpbench.base.errors import UsageError
-
     ranks, timeout, cuda = options
     if type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
@@ -123,10 +127,6 @@ def run_on_gloo(
 def _run(config: Config, folder: Path) -> Result:
     """Run with this process's environment and print the output, for pytest to capture. An interruption ends
     the run, not pytest. Raises `FailedRunError`."""
-    from fsdpbench.base import interruption
-    from fsdpbench.launch.pool import PointPool
-    from fsdpbench.sweep.trials import run
-
     pool = PointPool(1)
     pool.environment = dict(os.environ)
     try:
@@ -143,10 +143,10 @@ def _run(config: Config, folder: Path) -> Result:
         return result
     cause = f"{result.message}" if result.status == "error" else f"{result.status}: {result.message}"
     where = f"simulated GPUs ({config.hardware})" if config.device == "sim" else "CPU ranks over gloo"
-    lines = [cause, f"  {config.model} on {config.gpus} {where}", f"  logs: {folder}"]
-    left = [rank for rank in range(config.gpus) if (folder / f"value{rank}.pickle").exists()]
-    lines += [f"  ranks that had returned: {', '.join(map(str, left))}"] if left else []
-    raise FailedRunError("\n".join(lines), str(result.status), folder)
+    left = [str(rank) for rank in range(config.gpus) if (folder / f"value{rank}.pickle").exists()]
+    lines = [cause, f"{config.model} on {config.gpus} {where}; logs: {folder}"]
+    lines += [f"ranks that had returned: {', '.join(left)}"] if left else []
+    raise FailedRunError("\n  ".join(lines), str(result.status), folder)
 
 
 def _asked_for(
@@ -154,20 +154,19 @@ def _asked_for(
 ) -> Config:
     """Return what runs: a script by its path, or a function of the project at `root`, written into `folder`
     with its arguments. `options`: flags of `fsdpbench run --script`. Raises `UsageError`."""
-    import click
-
-    from fsdpbench.base.errors import BenchError, UsageError
-    from fsdpbench.cli.commands.run import command
-    from fsdpbench.cli.requests.script_request import script_config
-
-    script = program if isinstance(program, str | Path) else None
-    if script is not None and (named or not all(isinstance(word, str) for word in args)):
-        raise UsageError(f"{script}: the arguments of a script are texts, as on its command line")
-    module = sys.modules.get(str(getattr(program, "__module__", "")))
-    path = script or getattr(module, "__file__", None)
+    function = None if isinstance(program, str | Path) else getattr(program, "func", program)
+    if function is None and (named or not all(isinstance(word, str) for word in args)):
+        raise UsageError(f"{program}: the arguments of a script are texts, as on its command line")
+    module = str(getattr(function, "__module__", ""))
+    path = program if function is None else getattr(sys.modules.get(module), "__file__", None)
     if not path:
         raise UsageError(f"{program!r} is neither a function of a file nor the path of a script")
-    words = [*_flags(options), f"--script={os.path.realpath(path)}", "--", *(args if script else ())]
+    words = [
+        *_flags(options),
+        f"--script={os.path.realpath(path)}",
+        "--",
+        *(args if function is None else ()),
+    ]
     try:
         asked = command.make_context("simulated_cluster", words).params
         config = script_config(asked, ())
@@ -175,34 +174,24 @@ def _asked_for(
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise UsageError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), text)) from None
     assert config is not None
+    assert config.script is not None
     config = replace(config, sanitize=bool(asked["sanitize"]))
-    return config if script else _with_function(config, program, (args, named), folder, root)
-
-
-def _with_function(config: Config, function: Any, arguments: object, folder: Path, root: Path) -> Config:
-    """Return `config` with a function of its script in place of that. Raises `UsageError`."""
-    from fsdpbench.base.configuration.script_source import FunctionSource
-    from fsdpbench.base.errors import UsageError
-    from fsdpbench.base.files.whole_files import write_whole
-
+    if function is None:
+        return config
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     try:
-        write_whole(folder / "call.pickle", pickle.dumps((function, arguments)))
+        write_whole(folder / "call.pickle", pickle.dumps((program, (args, named))))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{name} cannot be handed to a process of its own ({error}): define it at the top of a module, "
             "and hand over as arguments what it needs, as in cluster(train, batch=4)"
         ) from None
-    assert config.script is not None
-    source = FunctionSource(name, function.__module__, str(folder), str(root))
-    script = replace(config.script, function=source)
+    script = replace(config.script, function=FunctionSource(name, module, str(folder), str(root)))
     return replace(config, script=script, model=script.name)
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
     """Return options as words of the command line. Raises `UsageError`."""
-    from fsdpbench.base.errors import UsageError, unknown
-
     for name in options.keys() - set(_OPTIONS):
         raise unknown("argument of simulated_cluster", name, _OPTIONS, "pytest --fixtures")
     given = {name: value for name, value in options.items() if value is not None and value is not False}

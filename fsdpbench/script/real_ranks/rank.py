@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import pickle
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.script_source import FunctionSource, ScriptSource
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.torch_internals import replace
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
-from fsdpbench.script.functions import run_function_rank
+from fsdpbench.script.functions import run_function, with_line
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import map_host
@@ -71,12 +75,46 @@ class Ended:
 
 
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
-    """Run the script of `config` as this rank, as the task in `folder` says. Never raises for the script."""
+    """Run the script of `config` as this rank, as the task in `folder` says, or its function. Never raises
+    for the script."""
     assert config.script is not None
+    own_files = OwnFiles(config.script)
     if config.script.function is not None:
-        return run_function_rank(config, placement, folder)
+        cause = _call(config, config.script.function, own_files, placement.rank)
+    else:
+        cause = _watched(config.script, own_files, placement, folder)
+    record = RankRecord(placement.rank, placement.world_size, config.device)
+    record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
+    write_record(record, folder)
+    if dist.is_initialized() and not cause:
+        dist.barrier()  # the others may still need this rank's connections
+    return record.status
+
+
+def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: int) -> str:
+    """Call a function as this rank of a gloo group on CPUs, and leave its value; return the error that ended
+    it. The group is made before: that the function makes it is let pass."""
+    assert config.script is not None
+    torch.set_num_threads(1)
+    if function.maps_cuda:
+        map_host(set())
+    original = dist.init_process_group
+    group = {"backend": "gloo", "timeout": datetime.timedelta(seconds=config.measurement.timeout_s)}
+    original(**group)
+    replace(dist, init_process_group=lambda *_, **__: dist.is_initialized() or original(**group))
+    try:
+        value = pickle.dumps(run_function(config.script))
+        write_whole(Path(function.folder, f"value{rank}.pickle"), value)
+    except BaseException as error:
+        traceback.print_exc()
+        return with_line(error, own_files.last_line(error))
+    return ""
+
+
+def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, folder: Path) -> str:
+    """Run a script as its task says; return the error that ended it."""
     task: Task = torch.load(folder / _TASK, weights_only=False)
-    rank, own_files, notes = placement.rank, OwnFiles(config.script), set[str]()
+    rank, notes = placement.rank, set[str]()
     _set_environment(placement)
     map_host(notes)
     Shrinking(notes)
@@ -90,15 +128,10 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
-    cause, place = _execute(config.script, own_files, watch)
+    cause, place = _execute(source, own_files, watch)
     files.settle()
     keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
-    record = RankRecord(rank, placement.world_size, config.device)
-    record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
-    write_record(record, folder)
-    if dist.is_initialized() and not cause:
-        dist.barrier()  # the others may still need this rank's connections
-    return record.status
+    return cause
 
 
 def _set_environment(placement: Placement) -> None:
