@@ -210,7 +210,8 @@ def _execute(
         return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
-        return Status.OOM, str(error).splitlines()[0]
+        said = str(error).splitlines()[0]
+        return Status.OOM, said if source.function is None else with_line(error, own_files.last_line(error))
     except BaseException as error:
         name_cuda(error)
         traceback.print_exc()

@@ -36,7 +36,7 @@ from fsdpbench.sweep.trials import run
 __tracebackhide__ = True  # a test's failure ends at its own line
 NewFolder = Callable[[str], Path]
 _MOST_RANKS = 64
-_OF_LAUNCHER = re.compile(r"E\d{4} .*torch/distributed/elastic/")
+_OF_LAUNCHER = re.compile(r"[EW]\d{4} .*torch/(?:distributed/elastic|multiprocessing)/")
 _OPTIONS = (
     *("gpus", "hardware", "gpus_per_node", "nodes", "nic_gb_s", "software", "timeout", "steps_by"),
     *("to_the_end", "check_ranks", "sanitize"),

@@ -24,7 +24,7 @@ from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.functions import run_function, with_line
 from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
-from fsdpbench.script.real_ranks.host_cuda import map_host
+from fsdpbench.script.real_ranks.host_cuda import hide_accelerator, map_host
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.shrinking import Shrinking
 from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
@@ -98,6 +98,8 @@ def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: i
     torch.set_num_threads(1)
     if function.maps_cuda:
         map_host(set())
+    else:
+        hide_accelerator()
     original = dist.init_process_group
     group = {"backend": "gloo", "timeout": datetime.timedelta(seconds=config.measurement.timeout_s)}
     original(**group)
