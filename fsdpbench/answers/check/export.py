@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
 
+from fsdpbench.answers.check.history import git_says
 from fsdpbench.answers.check.metrics import METRICS
 from fsdpbench.answers.check.records.baseline import replace_file
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.sides import Side
-from fsdpbench.base.errors import UsageError, written
+from fsdpbench.base.errors import written
 from fsdpbench.engine.results.records import Status
 
 
@@ -76,10 +76,6 @@ def _write_asv(
 def commit_here() -> tuple[str, int, str]:
     """Return the commit of the working folder, and when it was made: seconds, ISO 8601. Raises `UsageError`
     outside of git."""
-    command = ["git", "show", "--no-patch", "--format=%H,%ct,%cI", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        raise UsageError("--export: a history goes by git's commits, and there are none here") from None
-    revision, seconds, date = done.stdout.strip().split(",")
+    said = git_says(Path(), "show", "--no-patch", "--format=%H,%ct,%cI", "HEAD", of="--export")
+    revision, seconds, date = said.strip().split(",")
     return revision, int(seconds), date
