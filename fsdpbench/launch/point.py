@@ -54,8 +54,7 @@ def run_point(
     """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
 
     With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
-    `analysed`: that of their traces, for the page. `environment`: its own, in place of that in which
-    the fork server began.
+    `analysed`: that of their traces, for the page. `environment`: not the fork server's, but this.
     """
     die_with_parent(parent)
     if environment is not None:

@@ -33,12 +33,11 @@ from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_a
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
-from fsdpbench.script.functions import run_function, with_line
 from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles, run_as_main
+from fsdpbench.script.own_files import OwnFiles, run_as_main, run_function
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
@@ -210,8 +209,8 @@ def _execute(
         return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
-        said = str(error).splitlines()[0]
-        return Status.OOM, said if source.function is None else with_line(error, own_files.last_line(error))
+        cause = str(error).splitlines()[0]
+        return Status.OOM, cause if source.function is None else own_files.with_line(cause, error)
     except BaseException as error:
         name_cuda(error)
         traceback.print_exc()
@@ -219,7 +218,9 @@ def _execute(
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
         place = own_files.last_line(error)
         said = decisions.in_words((place.file, place.line))
-        cause = explained(error) if source.function is None else with_line(error, place)
+        cause = explained(error)
+        if source.function is not None:
+            cause = own_files.with_line(cause, error)
         return Status.ERROR, "; ".join([cause, *said])
 
 

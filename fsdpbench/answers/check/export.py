@@ -37,10 +37,10 @@ def _benchmark(name: str, entry: Entry) -> dict[str, object]:
     runs = entry.values("step_time_s")
     q1, _, q3 = quantiles(runs, n=4, method="inclusive") if len(runs) > 1 else runs * 3
     least, most, spread = min(runs), max(runs), stdev(runs) if len(runs) > 1 else 0.0
-    stats = {"min": least, "max": most, "mean": mean(runs), "stddev": spread, "median": median(runs)}
+    stats: dict[str, object] = {"min": least, "max": most, "mean": mean(runs), "median": median(runs)}
+    stats |= {"stddev": spread, "stddev_outliers": 0, "iqr_outliers": 0}
     stats |= {"q1": q1, "q3": q3, "iqr": q3 - q1, "ld15iqr": least, "hd15iqr": most, "total": sum(runs)}
     stats |= {"rounds": len(runs), "iterations": 1, "ops": 1 / mean(runs), "outliers": "0;0", "data": runs}
-    stats |= {"iqr_outliers": 0, "stddev_outliers": 0}
     named = {"group": "step_time_s", "name": name, "fullname": f"fsdpbench::{name}", "param": None}
     return {**named, "params": None, "extra_info": others, "options": {}, "stats": stats}
 

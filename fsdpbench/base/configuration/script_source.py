@@ -35,9 +35,8 @@ class StepsBy(StrEnum):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs in place of its file: its qualified name and its module's. `folder`: has it in
-    `call.pickle`, with (args, kwargs), and gets what it returns on real ranks in `value{rank}.pickle`;
-    `root`: of its own files; `maps_cuda`: on real CPU ranks, "cuda" is the CPU."""
+    """A function that runs in place of its file. `folder`: has it and its arguments in `call.pickle`, and gets
+    its values on real ranks; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
 
     name: str
     module: str

@@ -1,4 +1,4 @@
-"""What pytest calls, and the fixtures. Imported with every pytest: torch and the bench come with a run."""
+"""Hooks that pytest calls, and fixtures. Imported with every pytest: torch and the bench come with a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-CURRENT = pytest.StashKey[pytest.Item]()
-"""The test that runs, or for which a fixture is set up."""
-RUNS = pytest.StashKey[list[Any]]()
-"""The `SimulatedRun`s of a test."""
+from fsdpbench.cli.pytest_plugin import CURRENT, RUNS
+
 _MARK = "fsdp_budget"
 _WAY_OUT = "Run its training with simulated_cluster; for a run that tests share: run.check_budget(...)"
 Factory = Callable[..., Callable[..., Any]]
@@ -81,9 +79,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """Simulated GPUs: `simulated_cluster(gpus=64, hardware="h100-80gb")(train, batch=4)` runs `train` there,
-    in a process of its own, and gives a `SimulatedRun`. Its arguments are flags of `fsdpbench run --script`
-    (gpus, hardware, gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize)
-    and `nodes`."""
+    in a process of its own, and gives a `SimulatedRun`. Arguments: flags of `fsdpbench run --script` (gpus,
+    gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize), and nodes."""
     from fsdpbench.cli.pytest_plugin.runs import simulate
 
     return lambda **options: partial(simulate, pytestconfig, tmp_path_factory.mktemp, options)
@@ -92,8 +89,7 @@ def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="session")
 def gloo_ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Factory:
     """Real CPU ranks: `gloo_ranks(2)(gradients, seed=0)` runs `gradients` on two, of one thread each, in a
-    gloo group, and returns what each returned. `timeout`: seconds. With `cuda=True`, "cuda" and "nccl" mean
-    the CPU and gloo there."""
+    gloo group, and returns what each returned. timeout: seconds; cuda: "cuda" and "nccl" are CPU and gloo."""
     from fsdpbench.cli.pytest_plugin.runs import run_on_gloo
 
     run = partial(run_on_gloo, pytestconfig, tmp_path_factory.mktemp)

@@ -1,9 +1,7 @@
 """Judges a simulated run by bounds of its figures (budgets), and by figures that were committed (baselines).
 
-A bound has a figure's name and unit (`reports/figures.csv`), or a short name. It is the most that is allowed,
-of figures that get worse as they fall the least. A baseline is one of the gate, in the folder `baselines`
-beside the test module, with the test's name and what shaped a step in place of a sweep's space. Each test
-writes files of its own, whole, so workers of pytest-xdist do not meet.
+A bound is the most of a figure, of those that get worse as they fall the least. A baseline is one of the gate
+with what shaped a step in place of a sweep's space; each test has files of its own, so workers do not meet.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ def _figure(name: str) -> tuple[str, float]:
 
 
 def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
-    """Return bounds by figure, in the figures' units. Raises `UsageError` for an unknown name, a value that
-    no run can have, and for none at all."""
+    """Return bounds by figure, in the figures' units. Raises `UsageError` for those that cannot be."""
     limits: dict[str, float] = {}
     for name, value in given.items():
         figure, scale = _figure(name)
@@ -77,14 +74,12 @@ def figure_of(result: Result, name: str) -> float:
 
 
 def over_budget(name: str, result: Result, limits: Mapping[str, float]) -> str:
-    """Return the figures beyond `limits`, with causes as the gate says them and the lines that make units and
-    waits; empty if there are none."""
+    """Return the figures beyond `limits`, with the gate's causes and the lines of units and waits, or ""."""
     changes = []
     for figure, limit in limits.items():
         value, lower = figure_of(result, figure), _FIGURES[figure].worse is Worse.LOWER
         if math.isnan(value):
-            unknown = Change(name, figure, limit, None, Verdict.UNKNOWN, reason="is not known of this run")
-            changes.append(unknown)
+            changes.append(Change(name, figure, limit, None, Verdict.UNKNOWN, reason="is not known"))
         elif (value < limit if lower else value > limit) and not math.isclose(value, limit):
             relative = (value - limit) / limit if limit else None
             changes.append(Change(name, figure, limit, value, Verdict.WORSE, relative))
@@ -126,8 +121,7 @@ def compare_with_baseline(
     run: str, result: Result, item: pytest.Item, name: str, allow: Mapping[str, float]
 ) -> str:
     """Return what is worse than the baseline `name` of a test, with its cause; empty if nothing is. With
-    `--fsdpbench-update` write it. Raises `UsageError` for a bad `allow`, `BenchError` for a file that cannot
-    be written."""
+    `--fsdpbench-update` write it. Raises `BenchError` for a bad `allow`, or a file that cannot be written."""
     check_names(allow, METRICS, "check_baseline", "allow", "metric")
     thresholds = strictly({"relative_change": allow}, Thresholds, "check_baseline: allow")
     path, side = _path(item, name), side_of(item.nodeid, {run: [result.to_dict()]})
@@ -157,8 +151,8 @@ def _path(item: pytest.Item, name: str) -> Path:
 def _differences(
     baseline: Baseline, path: Path, side: Side, result: Result, thresholds: Thresholds
 ) -> list[str]:
-    """Return the gate's words on a run and its baseline, none if nothing is worse, and what shapes a step now
-    and did not, or in another way. Raises `BenchError`."""
+    """Return the gate's words, none if nothing is worse, and what has changed in what shapes a step. Raises
+    `BenchError`."""
     before = baseline_side(baseline, path)
     require_alike(before.surroundings, side.surroundings)
     require_common(before.entries, side.entries)
@@ -175,8 +169,7 @@ def _differences(
 
 
 def _write(path: Path, test: str, side: Side, result: Result) -> None:
-    """Write the figures as the set of the torch at hand, unless only their date would change. Raises
-    `BenchError`."""
+    """Write the figures for the torch at hand, unless only the date would change. Raises `BenchError`."""
     if flaws := flaws_of(side):
         raise UsageError(f"no baseline can be made: {'; '.join(flaws.values())}")
     known = Baseline.read(path) if path.exists() else Baseline({}, {})

@@ -19,15 +19,9 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import FunctionSource
 from fsdpbench.base.errors import BenchError, UsageError, unknown
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.cli.commands.run import command
-from fsdpbench.cli.pytest_plugin.hooks import CURRENT, RUNS
-from fsdpbench.cli.pytest_plugin.judging import (
-    SHORT,
-    checked_limits,
-    compare_with_baseline,
-    figure_of,
-    over_budget,
-)
+from fsdpbench.cli.pytest_plugin import CURRENT, RUNS, judging
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
@@ -53,11 +47,8 @@ class FailedRunError(Exception):
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """A run on simulated GPUs. Counts and times are of a mean step on one GPU; NaN: not known.
-
-    peak_gib: reserved memory. exposed_ms: communication that no computation hides; overlap: the share that
-    it hides. trace: for `fsdpbench analyze` and Perfetto. folder: of its logs and its `result.json`.
-    """
+    """A run on simulated GPUs. Counts and times are of a mean step; NaN: not known. peak_gib: reserved.
+    exposed_ms: communication that nothing hides; overlap: the hidden share. folder: of logs and results."""
 
     name: str
     step_ms: float
@@ -77,30 +68,31 @@ class SimulatedRun:
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
-        if text := over_budget(self.name, self.result, checked_limits(limits)):
+        if text := judging.over_budget(self.name, self.result, judging.checked_limits(limits)):
             raise AssertionError(text)
 
     def check_baseline(self, name: str = "", allow: Mapping[str, float] | None = None) -> None:
-        """Compare with the committed figures beside the test module, as `fsdpbench check` does. Raise
-        `AssertionError` with figures and cause where one is worse, or cannot be judged.
-
-        name: of the file, if a test has several. allow: relative changes that are none, by figure.
-        """
-        if text := compare_with_baseline(
-            self.name, self.result, self.pytest.stash[CURRENT], name, allow or {}
-        ):
+        """Raise `AssertionError` with figures and cause where one is worse than in the file beside the test
+        module, or cannot be judged. `name`: of the file, if a test has several; `allow`: by figure, the
+        relative change that is none."""
+        item = self.pytest.stash[CURRENT]
+        if text := judging.compare_with_baseline(self.name, self.result, item, name, allow or {}):
             raise AssertionError(text)
 
 
 def simulate(
     config: pytest.Config, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> SimulatedRun:
-    """Run a function with its arguments, or a script with its words, as rank 0 of simulated GPUs. Raises
-    `FailedRunError`, or `UsageError` for a cluster that cannot be."""
+    """Run a function with its arguments, or a script with its words, as rank 0 of the simulated GPUs that
+    `options` describe. Raises `FailedRunError`, or `UsageError` for a cluster that cannot be."""
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, config.rootpath, options)
     result = _run(asked, folder)
-    figures = {each: figure_of(result, each) for each in SHORT if each in SimulatedRun.__dataclass_fields__}
+    figures = {
+        each: judging.figure_of(result, each)
+        for each in judging.SHORT
+        if each in SimulatedRun.__dataclass_fields__
+    }
     trace = folder / str(result.traces[0]) if result.traces else None
     made = SimulatedRun(asked.name, **figures, trace=trace, folder=folder, result=result, pytest=config)
     config.stash[CURRENT].stash[RUNS].append(made)
@@ -119,14 +111,14 @@ def run_on_gloo(
     asked = _asked_for(program, args, named, folder, config.rootpath, {"gpus": 1, "timeout": timeout})
     if asked.script is None or asked.script.function is None:
         raise UsageError(f"gloo_ranks runs functions; for the script {program}: fsdpbench prove")
-    source = replace(asked.script, function=replace(asked.script.function, maps_cuda=cuda))
-    _run(replace(asked, device="cpu", gpus=ranks, gpus_per_node=ranks, script=source), folder)
+    script = replace(asked.script, function=replace(asked.script.function, maps_cuda=cuda))
+    _run(replace(asked, device="cpu", gpus=ranks, gpus_per_node=ranks, script=script), folder)
     return [pickle.loads((folder / f"value{rank}.pickle").read_bytes()) for rank in range(ranks)]
 
 
 def _run(config: Config, folder: Path) -> Result:
-    """Run with this process's environment and print the output, for pytest to capture. An interruption ends
-    the run, not pytest. Raises `FailedRunError`."""
+    """Run and print the output, for pytest to capture. An interruption ends the run alone. Raises
+    `FailedRunError`."""
     pool = PointPool(1)
     pool.environment = dict(os.environ)
     try:
@@ -136,8 +128,7 @@ def _run(config: Config, folder: Path) -> Result:
         interruption.forget()
         raise KeyboardInterrupt from None
     for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        path = folder / name
-        lines = path.read_text("utf-8", errors="replace").splitlines(True) if path.exists() else []
+        lines = read_tail(folder / name, MIB).splitlines(True)
         stream.writelines(line for line in lines if not _OF_LAUNCHER.match(line))
     if result.status == "ok":
         return result
@@ -174,9 +165,8 @@ def _asked_for(
         text = error.format_message() if isinstance(error, click.UsageError) else str(error)
         raise UsageError(re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), text)) from None
     assert config is not None
-    assert config.script is not None
     config = replace(config, sanitize=bool(asked["sanitize"]))
-    if function is None:
+    if function is None or config.script is None:
         return config
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
     try:
@@ -197,8 +187,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     if "nodes" in given:
         gpus, nodes = given.get("gpus"), given.pop("nodes")
-        if type(nodes) is not int or type(gpus) is not int or nodes < 1 or gpus % nodes:
-            raise UsageError(f"simulated_cluster: gpus={gpus!r} cannot be on nodes={nodes!r} of equal size")
-        given.setdefault("gpus_per_node", gpus // nodes)
+        fits = type(nodes) is type(gpus) is int and nodes > 0 and gpus % nodes == 0
+        given.setdefault("gpus_per_node", gpus // nodes if fits else f"{gpus!r} / {nodes!r}")
     flags = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     return [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]

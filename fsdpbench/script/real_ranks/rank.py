@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import pickle
 import traceback
@@ -21,8 +22,7 @@ from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
-from fsdpbench.script.functions import run_function, with_line
-from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
+from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
 from fsdpbench.script.real_ranks.host_cuda import hide_accelerator, map_host
 from fsdpbench.script.real_ranks.pieces import keep
@@ -100,16 +100,16 @@ def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: i
         map_host(set())
     else:
         hide_accelerator()
-    original = dist.init_process_group
-    group = {"backend": "gloo", "timeout": datetime.timedelta(seconds=config.measurement.timeout_s)}
-    original(**group)
-    replace(dist, init_process_group=lambda *_, **__: dist.is_initialized() or original(**group))
+    limit = datetime.timedelta(seconds=config.measurement.timeout_s)
+    init = functools.partial(dist.init_process_group, "gloo", timeout=limit)
+    init()
+    replace(dist, init_process_group=lambda *_, **__: dist.is_initialized() or init())
     try:
         value = pickle.dumps(run_function(config.script))
         write_whole(Path(function.folder, f"value{rank}.pickle"), value)
     except BaseException as error:
         traceback.print_exc()
-        return with_line(error, own_files.last_line(error))
+        return own_files.with_line(in_a_line(error), error)
     return ""
 
 

@@ -80,10 +80,10 @@ def test_over(simulated_cluster, pytestconfig, request):
             "over its budget: 1 of 2 figures*",
             "cause: 2 more all-gathers a step*",
             "*worse  all_gather_count  2  4  +100.00%",
-            "  test_it.py:12: `fully_shard(layer, reshard_after_forward=reshard)`: calls=2*",
+            "  test_it.py:10: `fully_shard(layer, reshard_after_forward=reshard)`: calls=2*",
             "worse than *test_it.test_over.json; the baseline, then the run:",
             "cause: 1 more kernels a step *",
-            "what shapes a step: test_it.py:12: `fully_shard(layer, *)`: calls=1, * -> calls=2, *",
+            "what shapes a step: test_it.py:10: `fully_shard(layer, *)`: calls=1, * -> calls=2, *",
             "if the change is meant: pytest --fsdpbench-update 'test_it.py::test_over'",
         ]
     )
@@ -158,7 +158,7 @@ def test_number(gloo_ranks, n):
             "E  *UsageError: test_local.<locals>.inside cannot be handed to a process of its own *",
             "E  *UsageError: unknown argument of simulated_cluster 'gpu'. Did you mean gpus*",
             "E  *UsageError: gpus 12 does not fill nodes of 8 GPUs: use 8 or 16, or another gpus_per_node",
-            "E  *UsageError: simulated_cluster: gpus=8 cannot be on nodes=3 of equal size",
+            "E  *UsageError: Invalid value for 'gpus_per_node': '8 / 3' is not a whole number*",
             "E  *UsageError: unknown hardware 'h1'*",
             "E  *UsageError: Invalid value for 'timeout': 'soon' is not a finite number.",
             "E  *UsageError: check_ranks 9: from 2 to the 8 ranks that there are",
@@ -254,7 +254,7 @@ def test_layers(simulated_cluster, layers):
     result = pytester.runpytest_subprocess(*words)
     result.assert_outcomes(failed=4)
     result.stdout.fnmatch_lines(
-        ["E * what shapes a step: test_it.py:12: *calls=2, reshard_after_forward=false*"]
+        ["E * what shapes a step: test_it.py:10: *calls=2, reshard_after_forward=false*"]
     )
 
 
