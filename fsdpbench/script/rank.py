@@ -209,8 +209,7 @@ def _execute(
         return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
-        cause = str(error).splitlines()[0]
-        return Status.OOM, cause if source.function is None else own_files.with_line(cause, error)
+        return Status.OOM, own_files.with_line(str(error).splitlines()[0], error)
     except BaseException as error:
         name_cuda(error)
         traceback.print_exc()
@@ -218,10 +217,7 @@ def _execute(
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
         place = own_files.last_line(error)
         said = decisions.in_words((place.file, place.line))
-        cause = explained(error)
-        if source.function is not None:
-            cause = own_files.with_line(cause, error)
-        return Status.ERROR, "; ".join([cause, *said])
+        return Status.ERROR, "; ".join([own_files.with_line(explained(error), error), *said])
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:

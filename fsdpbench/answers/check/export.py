@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, median, quantiles, stdev
 
@@ -17,18 +17,20 @@ from fsdpbench.base.errors import written
 from fsdpbench.engine.results.records import Status
 
 
-def export(side: Side, kind: str, path: Path, commit: tuple[str, int, str]) -> None:
+def export(side: Side, exports: Iterable[tuple[str, Path]]) -> None:
     """Write what ended well of `side` for `asv` (its `results_dir`), or for `benchmark` (a file that
-    `pytest-benchmark compare` reads), as of `commit` (`commit_here`). Raises `BenchError`."""
+    `pytest-benchmark compare` reads), each to its path. Raises `BenchError`, also outside of git."""
     entries = {name: entry for name, entry in side.entries.items() if entry.status is Status.OK}
-    revision, seconds, date = commit
     facts = dict(side.surroundings.facts)
-    if kind == "asv":
-        _write_asv(entries, facts, revision, seconds, path)
-        return
-    every = {"machine_info": facts, "commit_info": {"id": revision, "time": date}, "datetime": date}
-    benchmarks = [_benchmark(name, entry) for name, entry in entries.items()]
-    replace_file(path, json.dumps(every | {"benchmarks": benchmarks, "version": "5"}, indent=1))
+    for kind, path in exports:
+        said = git_says(Path(), "show", "--no-patch", "--format=%H,%ct,%cI", "HEAD", of="--export")
+        commit, seconds, date = said.strip().split(",")
+        if kind == "asv":
+            _write_asv(entries, facts, commit, int(seconds), path)
+            continue
+        every = {"machine_info": facts, "commit_info": {"id": commit, "time": date}, "datetime": date}
+        benchmarks = [_benchmark(name, entry) for name, entry in entries.items()]
+        replace_file(path, json.dumps(every | {"benchmarks": benchmarks, "version": "5"}, indent=1))
 
 
 def _benchmark(name: str, entry: Entry) -> dict[str, object]:
@@ -71,11 +73,3 @@ def _write_asv(
         (Path("benchmarks.json"), known, 2),
     ):
         replace_file(folder / path, json.dumps(content | {"version": version}))
-
-
-def commit_here() -> tuple[str, int, str]:
-    """Return the commit of the working folder, and when it was made: seconds, ISO 8601. Raises `UsageError`
-    outside of git."""
-    said = git_says(Path(), "show", "--no-patch", "--format=%H,%ct,%cI", "HEAD", of="--export")
-    revision, seconds, date = said.strip().split(",")
-    return revision, int(seconds), date

@@ -1,9 +1,4 @@
-"""The history of a gate: the figures of a committed baseline at each commit that changed it.
-
-git log -- ci/baseline.json    commits, oldest first
-git show COMMIT:…              the baseline as it was: figures by configuration
-steps.py                       where each figure changes level
-"""
+"""The history of a gate: the figures of a committed baseline at each commit that changed it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,15 +62,22 @@ _output_options = grouped(
 )
 
 
-def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
-    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
-    judged, 4 if a configuration failed that the older side does not have; of several the first."""
+def finish(
+    comparison: Comparison,
+    after: Mapping[str, Entry],
+    form: str,
+    notes: Sequence[str] = (),
+    export: Callable[[], None] = lambda: None,
+) -> None:
+    """Print the comparison, `export` and end with its exit code: 0, 1 for a regression, 3 if something cannot
+    be judged, 4 if a configuration failed that the older side does not have; of several the first."""
     from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
         show(as_github_benchmark(after))
     else:
         show({"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes))
+    export()
     if comparison.regressions:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
     unjudged = comparison.unjudged
@@ -79,17 +87,6 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
         )
     if comparison.added_failed:
         raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
-
-
-def _export(exports: Exports, side: Side | None) -> None:
-    """Write the figures of `side`; None: find out whether they can be, before a sweep takes its time."""
-    for kind, path in exports:
-        from fsdpbench.answers.check.export import commit_here, export
-
-        commit = commit_here()
-        if side is not None:
-            export(side, kind, path, commit)
-            tell(f"wrote {path}")
 
 
 def _named(lines: Sequence[str]) -> str:
@@ -140,6 +137,7 @@ def command(
         _history(baseline, folder, output, noise, form)
         return
     from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.export import export
     from fsdpbench.answers.check.records.baseline import Baseline
     from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
     from fsdpbench.answers.check.records.surroundings import require_alike
@@ -161,15 +159,13 @@ def command(
         _write_noise(swept_side(loaded.space, repeat or _NOISE_RUNS), thresholds)
         return
     allowed = read_thresholds(thresholds)
-    _export(exports, None)
     expected = baseline_side(loaded, baseline)
     side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)
     require_alike(expected.surroundings, side.surroundings)
     absent = absent_of(expected, side)
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
-    _export(exports, side)
-    finish(comparison, side.entries, form, left_out)
+    finish(comparison, side.entries, form, left_out, partial(export, side, exports))
 
 
 def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
@@ -301,6 +297,7 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
     from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.export import export
     from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
     from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
@@ -311,8 +308,8 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     old, new = paired(first, second)
     require_common(old, new)
     comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
-    _export(exports, second)
-    finish(comparison, second.entries, form, notes_on(first, second))
+    notes = notes_on(first, second)
+    finish(comparison, second.entries, form, notes, partial(export, second, exports))
 
 
 @click.group("baseline")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.pytest_plugin import CURRENT, RUNS
-
+_CURRENT, _RUNS = pytest.StashKey[pytest.Item](), pytest.StashKey[list[Any]]()
+"""The test that runs, or for which a fixture is set up; and its `SimulatedRun`s."""
 _MARK = "fsdp_budget"
 _WAY_OUT = "Run its training with simulated_cluster; for a run that tests share: run.check_budget(...)"
 Factory = Callable[..., Callable[..., Any]]
@@ -45,9 +45,7 @@ def _limits(item: pytest.Item) -> dict[str, float]:
     limits: dict[str, float] = {}
     for mark in item.iter_markers(_MARK):
         try:
-            if mark.args:
-                raise UsageError(f"{mark.args[0]!r} has no name; write {_MARK}(peak_gib=40)")
-            limits = checked_limits(mark.kwargs) | limits
+            limits = checked_limits(mark.kwargs | {str(word): word for word in mark.args}) | limits
         except UsageError as error:
             raise pytest.Collector.CollectError(f"{item.nodeid}: {_MARK}: {error}") from None
     return limits
@@ -56,8 +54,8 @@ def _limits(item: pytest.Item) -> dict[str, float]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Remember which test runs: its runs are judged by its marks, and its baselines have its name."""
-    item.config.stash[CURRENT] = item
-    item.stash[RUNS] = []
+    item.config.stash[_CURRENT] = item
+    item.stash[_RUNS] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,7 +65,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if any(item.iter_markers(_MARK)):
         from fsdpbench.cli.pytest_plugin.judging import over_budget
 
-        limits, runs = _limits(item), item.stash[RUNS]
+        limits, runs = _limits(item), item.stash[_RUNS]
         failed = [text for run in runs if (text := over_budget(run.name, run.result, limits))]
         if not runs:
             failed = [f"{_MARK}: this test made no simulated run, so its budget checked nothing. {_WAY_OUT}"]
@@ -83,7 +81,15 @@ def simulated_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.Temp
     gpus_per_node, nic_gb_s, software, timeout, steps_by, to_the_end, check_ranks, sanitize), and nodes."""
     from fsdpbench.cli.pytest_plugin.runs import simulate
 
-    return lambda **options: partial(simulate, pytestconfig, tmp_path_factory.mktemp, options)
+    def run(options: Any, *args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True
+        made = simulate(
+            lambda: pytestconfig.stash[_CURRENT], tmp_path_factory.mktemp, options, *args, **named
+        )
+        pytestconfig.stash[_CURRENT].stash[_RUNS].append(made)
+        return made
+
+    return lambda **options: partial(run, options)
 
 
 @pytest.fixture(scope="session")
@@ -92,5 +98,5 @@ def gloo_ranks(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFac
     gloo group, and returns what each returned. timeout: seconds; cuda: "cuda" and "nccl" are CPU and gloo."""
     from fsdpbench.cli.pytest_plugin.runs import run_on_gloo
 
-    run = partial(run_on_gloo, pytestconfig, tmp_path_factory.mktemp)
+    run = partial(run_on_gloo, pytestconfig.rootpath, tmp_path_factory.mktemp)
     return lambda n, timeout=60.0, cuda=False: partial(run, (n, timeout, cuda))

@@ -21,14 +21,13 @@ from fsdpbench.base.errors import BenchError, UsageError, unknown
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import MIB, read_tail
 from fsdpbench.cli.commands.run import command
-from fsdpbench.cli.pytest_plugin import CURRENT, RUNS, judging
+from fsdpbench.cli.pytest_plugin import judging
 from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import run
 
 __tracebackhide__ = True  # a test's failure ends at its own line
-NewFolder = Callable[[str], Path]
 _MOST_RANKS = 64
 _OF_LAUNCHER = re.compile(r"[EW]\d{4} .*torch/(?:distributed/elastic|multiprocessing)/")
 _OPTIONS = (
@@ -64,7 +63,7 @@ class SimulatedRun:
     trace: Path | None
     folder: Path
     result: Result = field(repr=False)
-    pytest: pytest.Config = field(repr=False, compare=False)
+    test: Callable[[], pytest.Item] = field(repr=False, compare=False)
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
@@ -75,18 +74,22 @@ class SimulatedRun:
         """Raise `AssertionError` with figures and cause where one is worse than in the file beside the test
         module, or cannot be judged. `name`: of the file, if a test has several; `allow`: by figure, the
         relative change that is none."""
-        item = self.pytest.stash[CURRENT]
-        if text := judging.compare_with_baseline(self.name, self.result, item, name, allow or {}):
+        if text := judging.compare_with_baseline(self.name, self.result, self.test(), name, allow or {}):
             raise AssertionError(text)
 
 
 def simulate(
-    config: pytest.Config, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
+    test: Callable[[], pytest.Item],
+    new_folder: Callable[[str], Path],
+    options: Any,
+    program: Any,
+    *args: Any,
+    **named: Any,
 ) -> SimulatedRun:
     """Run a function with its arguments, or a script with its words, as rank 0 of the simulated GPUs that
     `options` describe. Raises `FailedRunError`, or `UsageError` for a cluster that cannot be."""
     folder = new_folder("fsdpbench")
-    asked = _asked_for(program, args, named, folder, config.rootpath, options)
+    asked = _asked_for(program, args, named, folder, test().config.rootpath, options)
     result = _run(asked, folder)
     figures = {
         each: judging.figure_of(result, each)
@@ -94,13 +97,11 @@ def simulate(
         if each in SimulatedRun.__dataclass_fields__
     }
     trace = folder / str(result.traces[0]) if result.traces else None
-    made = SimulatedRun(asked.name, **figures, trace=trace, folder=folder, result=result, pytest=config)
-    config.stash[CURRENT].stash[RUNS].append(made)
-    return made
+    return SimulatedRun(asked.name, **figures, trace=trace, folder=folder, result=result, test=test)
 
 
 def run_on_gloo(
-    config: pytest.Config, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
+    root: Path, new_folder: Callable[[str], Path], options: Any, program: Any, *args: Any, **named: Any
 ) -> list[Any]:
     """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
     "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""
@@ -108,7 +109,7 @@ def run_on_gloo(
     if type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
     folder = new_folder("fsdpbench")
-    asked = _asked_for(program, args, named, folder, config.rootpath, {"gpus": 1, "timeout": timeout})
+    asked = _asked_for(program, args, named, folder, root, {"gpus": 1, "timeout": timeout})
     if asked.script is None or asked.script.function is None:
         raise UsageError(f"gloo_ranks runs functions; for the script {program}: fsdpbench prove")
     script = replace(asked.script, function=replace(asked.script.function, maps_cuda=cuda))
