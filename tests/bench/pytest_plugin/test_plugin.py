@@ -158,7 +158,7 @@ def test_number(gloo_ranks, n):
             "E  *UsageError: test_local.<locals>.inside cannot be handed to a process of its own *",
             "E  *UsageError: unknown argument of simulated_cluster 'gpu'. Did you mean gpus*",
             "E  *UsageError: gpus 12 does not fill nodes of 8 GPUs: use 8 or 16, or another gpus_per_node",
-            "E  *UsageError: Invalid value for 'gpus_per_node': '8 / 3' is not a whole number*",
+            "E  *UsageError: Invalid value for 'gpus_per_node': '8 / 3': not a whole number*",
             "E  *UsageError: unknown hardware 'h1'*",
             "E  *UsageError: Invalid value for 'timeout': 'soon' is not a finite number.",
             "E  *UsageError: check_ranks 9: from 2 to the 8 ranks that there are",
