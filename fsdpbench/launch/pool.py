@@ -58,7 +58,7 @@ class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
     environment: Mapping[str, str] | None = None
-    """Of the points, in place of that in which the fork server began."""
+    """Of the points, instead of that in which the fork server began."""
 
     def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
         """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""

@@ -35,7 +35,7 @@ class StepsBy(StrEnum):
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """A function that runs in place of its file. `folder`: has it and its arguments in `call.pickle`, gets
+    """A function that runs instead of its file. `folder`: has it and its arguments in `call.pickle`, gets
     its values on real ranks; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
 
     name: str

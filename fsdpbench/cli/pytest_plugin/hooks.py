@@ -45,7 +45,7 @@ def _limits(item: pytest.Item) -> dict[str, float]:
     limits: dict[str, float] = {}
     for mark in item.iter_markers(_MARK):
         try:
-            limits = checked_limits(mark.kwargs | {str(word): word for word in mark.args}) | limits
+            limits = checked_limits({**mark.kwargs, **{str(word): word for word in mark.args}}) | limits
         except UsageError as error:
             raise pytest.Collector.CollectError(f"{item.nodeid}: {_MARK}: {error}") from None
     return limits

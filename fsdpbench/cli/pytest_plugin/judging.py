@@ -1,7 +1,7 @@
 """Judges a simulated run by bounds of its figures (budgets), and by figures that were committed (baselines).
 
 A bound is the most of a figure, of those that get worse as they fall the least. A baseline is one of the gate
-with what shaped a step in place of a sweep's space; each test has files of its own, so workers do not meet.
+with what shaped a step instead of a sweep's space; each test has files of its own, so workers do not meet.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ from fsdpbench.reports.result import Result
 from fsdpbench.sweep.trials import run
 
 __tracebackhide__ = True  # a test's failure ends at its own line
+Test = Callable[[], pytest.Item]
+NewFolder = Callable[[str], Path]
 _MOST_RANKS = 64
 _OF_LAUNCHER = re.compile(r"[EW]\d{4} .*torch/(?:distributed/elastic|multiprocessing)/")
 _OPTIONS = (
@@ -52,6 +54,7 @@ class SimulatedRun:
     name: str
     step_ms: float
     peak_gib: float
+    allocated_gib: float
     all_gathers: float
     reduce_scatters: float
     all_reduces: float
@@ -63,7 +66,7 @@ class SimulatedRun:
     trace: Path | None
     folder: Path
     result: Result = field(repr=False)
-    test: Callable[[], pytest.Item] = field(repr=False, compare=False)
+    test: Test = field(repr=False, compare=False)
 
     def check_budget(self, **limits: object) -> None:
         """Raise `AssertionError` with figures and cause where the run exceeds a limit."""
@@ -73,35 +76,26 @@ class SimulatedRun:
     def check_baseline(self, name: str = "", allow: Mapping[str, float] | None = None) -> None:
         """Raise `AssertionError` with figures and cause where one is worse than in the file beside the test
         module, or cannot be judged. `name`: of the file, if a test has several; `allow`: by figure, the
-        relative change that is none."""
+        relative change that is allowed."""
         if text := judging.compare_with_baseline(self.name, self.result, self.test(), name, allow or {}):
             raise AssertionError(text)
 
 
 def simulate(
-    test: Callable[[], pytest.Item],
-    new_folder: Callable[[str], Path],
-    options: Any,
-    program: Any,
-    *args: Any,
-    **named: Any,
+    test: Test, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> SimulatedRun:
     """Run a function with its arguments, or a script with its words, as rank 0 of the simulated GPUs that
     `options` describe. Raises `FailedRunError`, or `UsageError` for a cluster that cannot be."""
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, test().config.rootpath, options)
     result = _run(asked, folder)
-    figures = {
-        each: judging.figure_of(result, each)
-        for each in judging.SHORT
-        if each in SimulatedRun.__dataclass_fields__
-    }
+    figures = {each: judging.figure_of(result, each) for each in judging.SHORT}
     trace = folder / str(result.traces[0]) if result.traces else None
     return SimulatedRun(asked.name, **figures, trace=trace, folder=folder, result=result, test=test)
 
 
 def run_on_gloo(
-    root: Path, new_folder: Callable[[str], Path], options: Any, program: Any, *args: Any, **named: Any
+    root: Path, new_folder: NewFolder, options: Any, program: Any, *args: Any, **named: Any
 ) -> list[Any]:
     """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
     "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""

@@ -65,7 +65,7 @@ def test_pytest_benchmark_compares_the_file(fsdpbench: CommandLine, repository: 
     rows = [line.split() for line in shown.splitlines() if line.startswith(("slow", "fast"))]
     assert rows == [
         ["fast", "250.0000", "(1.0)", "250.0000", "(1.0)", "5"],
-        ["slow", "500.0000", "(2.0)", "700.0000", "(2.80)", "5"],
+        ["slow", "500.0000", "(2.00)", "700.0000", "(2.80)", "5"],
     ]
 
 

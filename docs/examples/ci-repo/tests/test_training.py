@@ -1,4 +1,4 @@
-"""What a training step costs on 64 GPUs, and that sharding changes no gradient. No GPU is needed."""
+"""The cost of a training step on 64 GPUs, and gradients that sharding must not change, without a GPU."""
 
 from __future__ import annotations
 
