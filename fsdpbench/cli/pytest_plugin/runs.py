@@ -100,7 +100,7 @@ def run_on_gloo(
     """Run a function on CPU ranks; return its value on each. `options`: ranks, timeout (seconds), and whether
     "cuda" means the CPU. Raises `FailedRunError`, or `UsageError`."""
     ranks, timeout, cuda = options
-    if type(ranks) is not int or not 1 <= ranks <= _MOST_RANKS:
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"gloo_ranks({ranks!r}): a whole number from 1 to {_MOST_RANKS}")
     folder = new_folder("fsdpbench")
     asked = _asked_for(program, args, named, folder, root, {"gpus": 1, "timeout": timeout})
@@ -182,7 +182,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     if "nodes" in given:
         gpus, nodes = given.get("gpus"), given.pop("nodes")
-        fits = type(nodes) is type(gpus) is int and nodes > 0 and gpus % nodes == 0
+        fits = isinstance(nodes, int) and isinstance(gpus, int) and nodes > 0 and gpus % nodes == 0
         given.setdefault("gpus_per_node", gpus // nodes if fits else f"{gpus!r} / {nodes!r}")
     flags = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     return [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
