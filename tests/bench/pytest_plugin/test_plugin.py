@@ -240,19 +240,19 @@ def test_without_torch_the_plugin_is_silent_and_light(pytester: pytest.Pytester)
 @pytest.mark.campaign
 def test_workers_of_xdist_write_whole_baselines(pytester: pytest.Pytester) -> None:
     tests = """
-@pytest.mark.parametrize("layers", [2, 3, 4, 5])
+@pytest.mark.parametrize("layers", [2, 3])
 def test_layers(simulated_cluster, layers):
     simulated_cluster(gpus=8)(train, layers=layers).check_baseline()
 """
     pytester.makepyfile(test_it=TRAINING + tests)
     words = ("-p", "no:cacheprovider", "-n", "2")
-    pytester.runpytest_subprocess(*words).assert_outcomes(failed=4)
-    pytester.runpytest_subprocess(*words, "--fsdpbench-update").assert_outcomes(passed=4)
-    assert len([json.loads(path.read_text()) for path in Path("baselines").iterdir()]) == 4
-    pytester.runpytest_subprocess(*words).assert_outcomes(passed=4)
+    pytester.runpytest_subprocess(*words).assert_outcomes(failed=2)
+    pytester.runpytest_subprocess(*words, "--fsdpbench-update").assert_outcomes(passed=2)
+    assert len([json.loads(path.read_text()) for path in Path("baselines").iterdir()]) == 2
+    pytester.runpytest_subprocess(*words).assert_outcomes(passed=2)
     pytester.makepyfile(test_it=(TRAINING + tests).replace("reshard=None", "reshard=False"))
     result = pytester.runpytest_subprocess(*words)
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         ["E * what shapes a step: test_it.py:10: *calls=2, reshard_after_forward=false*"]
     )
