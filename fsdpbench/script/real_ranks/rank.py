@@ -6,6 +6,7 @@ import datetime
 import functools
 import os
 import pickle
+import time
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -86,7 +87,7 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
     record = RankRecord(placement.rank, placement.world_size, config.device)
     record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
     write_record(record, folder)
-    if dist.is_initialized() and not cause:
+    if dist.is_initialized() and not cause and config.script.function is None:
         dist.barrier()  # the others may still need this rank's connections
     return record.status
 
@@ -96,17 +97,16 @@ def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: i
     it. The group is made before: that the function makes it is let pass."""
     assert config.script is not None
     torch.set_num_threads(1)
-    if function.maps_cuda:
-        map_host(set())
-    else:
-        hide_accelerator()
+    map_host(set()) if function.maps_cuda else hide_accelerator()
     limit = datetime.timedelta(seconds=config.measurement.timeout_s)
     init = functools.partial(dist.init_process_group, "gloo", timeout=limit)
     init()
     replace(dist, init_process_group=lambda *_, **__: dist.is_initialized() or init())
     try:
-        value = pickle.dumps(run_function(config.script))
-        write_whole(Path(function.folder, f"value{rank}.pickle"), value)
+        values = [Path(function.folder, f"value{each}.pickle") for each in range(config.gpus)]
+        write_whole(values[rank], pickle.dumps(run_function(config.script)))
+        while not all(path.exists() for path in values):  # the others may still need this rank
+            time.sleep(0.01)
     except BaseException as error:
         traceback.print_exc()
         return own_files.with_line(in_a_line(error), error)
