@@ -71,6 +71,7 @@ class Figure:
         words: what it is, for the schema.
         alone: why no relation binds it.
         since: the version that had it first.
+        short: a name for budgets, and `scale`, how many of that name's units are one of the figure's.
     """
 
     path: str
@@ -91,6 +92,8 @@ class Figure:
     words: str = ""
     alone: str = ""
     since: str = "0.1.0"
+    short: str = ""
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.path)
@@ -121,6 +124,7 @@ def _figure(row: Mapping[str, str]) -> Figure:
         "marks": lambda cell: frozenset(cell.split()),
         "least_judged": float,
         "weight": int,
+        "scale": float,
         "computed": functools.partial(getattr, result_figures),
     }
     return Figure(**given | {name: of_cells[name](given[name]) for name in given.keys() & of_cells.keys()})

@@ -50,13 +50,17 @@ def run_point(
     parent: int | None = None,
     shared: str | None = None,
     analysed: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` if it can.
 
     With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
-    `analysed`: that of their traces, for the page.
+    `analysed`: that of their traces, for the page. `environment`: not the fork server's, but this.
     """
     die_with_parent(parent)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
     with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
         os.setpgid(0, 0)

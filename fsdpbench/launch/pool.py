@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -57,6 +57,9 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
+    environment: Mapping[str, str] | None = None
+    """Of the points, instead of that in which the fork server began."""
+
     def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
         """With `nodes`, this machine leads others that `follow` it. `analysed`: log of analysed traces."""
         self.jobs = jobs
@@ -99,7 +102,10 @@ class PointPool:
             server = fork_server.ensure()
             process = self._context.Process(
                 target=run_point,
-                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
+                args=(
+                    *(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
+                    self.environment,
+                ),
                 name=config.name,
             )
             with fork_server.plain_main():

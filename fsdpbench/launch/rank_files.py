@@ -74,14 +74,21 @@ class RankFiles:
 _FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
 
 
+_INSTALLED = re.compile(rf"/(?:site|dist)-packages/|<|{re.escape(os.path.dirname(os.__file__))}/")
+_OURS = f"{Path(__file__).parents[1]}/"
+
+
 def innermost_frame(stacks: str) -> str | None:
-    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread."""
+    """Return the innermost frame of a `faulthandler` dump's last thread, which is the main thread, and the
+    line of a file that is not installed from which it came. Of this project's frames those are passed over.
+    """
     _, _, main = stacks.rpartition("(most recent call first):")
-    for line in main.splitlines():
-        match = _FRAME.match(line)
-        if match:
-            return f"{match['function']} ({Path(match['file']).name}:{match['line']})"
-    return None
+    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    others = [each for each in frames if not each["file"].startswith(_OURS)]
+    own = [each for each in others if not _INSTALLED.search(each["file"])]
+    shown = dict.fromkeys([*(others if own else frames)[:1], *own[:1]])
+    words = [f"{each['function']} ({Path(each['file']).name}:{each['line']})" for each in shown]
+    return ", from ".join(words) or None
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import importlib.util
 import itertools
 import linecache
 import multiprocessing
 import os
+import pickle
 import runpy
 import sys
 import traceback
@@ -58,7 +61,7 @@ class OwnFiles:
     """The files of one script: answers by their names, as code objects have them."""
 
     def __init__(self, source: ScriptSource) -> None:
-        self._script = source.program[0]
+        self._script, self._of_function = source.program[0], source.function is not None
         self._folder = str(source.own_folder) + os.sep
         self._whole = str(Path(self._script).absolute())
         self._known: dict[str, bool] = {}
@@ -87,6 +90,12 @@ class OwnFiles:
         """Return the line of the script's own code that an error passed last."""
         frames = [each for each in traceback.extract_tb(error.__traceback__) if self.has(each.filename)]
         return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else Place()
+
+    def with_line(self, said: str, error: BaseException) -> str:
+        """Return what is `said` of an error; of a function's also its own line that the error passed last."""
+        place = self.last_line(error) if self._of_function else Place()
+        text = linecache.getline(place.file, place.line).strip()
+        return f"{said}, at {place.short}: {text}" if place.file else said
 
     def _is_own(self, name: str) -> bool:
         if name == self._script:
@@ -192,3 +201,28 @@ def run_as_main(source: ScriptSource) -> str:
         if stop.code not in (None, 0):
             return f"the script ended itself with exit code {stop.code}"
     return ""
+
+
+def run_function(source: ScriptSource) -> object:
+    """Call the function of `source`, which is found by module and name as pickle finds it; return its value.
+    Raises what it raises."""
+    asked = source.function
+    assert asked is not None
+    multiprocessing.set_start_method(None, force=True)
+    sys.argv = [source.path]
+    _import(asked.module, source.path)
+    function, (args, named) = pickle.loads(Path(asked.folder, "call.pickle").read_bytes())
+    return function(*args, **named)
+
+
+def _import(name: str, path: str) -> None:
+    """Import the module `name` if it is the file at `path`, else that file: pytest gives names that no import
+    finds."""
+    with contextlib.suppress(ImportError):
+        if os.path.realpath(str(importlib.import_module(name).__file__)) == path:
+            return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)

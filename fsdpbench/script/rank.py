@@ -38,7 +38,7 @@ from fsdpbench.script.host_fills import skip_large_fills
 from fsdpbench.script.launchers import run_workers_here
 from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.own_files import OwnFiles, run_as_main
+from fsdpbench.script.own_files import OwnFiles, run_as_main, run_function
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder, start_recording
 from fsdpbench.script.steps import MeasuredAllError, Optimizers, Steps
@@ -208,13 +208,16 @@ def _execute(
 ) -> tuple[Status, str | None]:
     """Run the script as `__main__`; return its status, and the cause of an end in error."""
     try:
+        if source.function is not None:
+            run_function(source)
+            return Status.OK, None
         cause = run_as_main(source)
         return (Status.ERROR, cause) if cause else (Status.OK, None)
     except MeasuredAllError:
         return Status.OK, None
     except torch.OutOfMemoryError as error:
         traceback.print_exc()
-        return Status.OOM, str(error).splitlines()[0]
+        return Status.OOM, own_files.with_line(str(error).splitlines()[0], error)
     except BaseException as error:
         name_cuda(error)
         traceback.print_exc()
@@ -222,7 +225,7 @@ def _execute(
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
         place = own_files.last_line(error)
         said = decisions.in_words((place.file, place.line))
-        return Status.ERROR, "; ".join([explained(error), *said])
+        return Status.ERROR, "; ".join([own_files.with_line(explained(error), error), *said])
 
 
 def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:

@@ -1,6 +1,6 @@
 """Compares two sides, configuration by configuration and figure by figure.
 
-    how it ended differs                                 the table of `outcomes`
+    how it ended differs                                 the table in docs/gate.md
     a figure that is known on one side alone, or is not one  cannot be judged
     exact (simulated, or equal in all runs of a side)    any difference counts, thresholds by metric
     else                                                 rank test and minimum effect, over runs
@@ -236,17 +236,7 @@ def _median(values: list[float]) -> float | None:
     return median(values) if values else None
 
 
-# What it means that a configuration ended in another way than before.
-# | before \\ after | ok | oom | not applicable | any failure | no result |
-# |---|---|---|---|---|---|
-# | ok | its figures | worse | worse | worse | cannot judge |
-# | oom | better | equal | cannot judge | worse | cannot judge |
-# | not applicable | better | cannot judge | equal | worse | cannot judge |
-# | any failure | better | cannot judge | cannot judge | cannot judge | cannot judge |
-# | not there | added | added | added | added, and failed | cannot judge |
-# Failures are error, crash, timeout, race and rank mismatch. Out of memory and not applicable are answers, a
-# failure is not. So a failure that was not there before is a regression, and of what failed before nothing is
-# known that could have become worse.
+# What it means that a configuration ended in another way than before: the table in docs/gate.md.
 
 
 class Verdict(StrEnum):

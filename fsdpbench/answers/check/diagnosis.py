@@ -65,7 +65,7 @@ def _outcome(changes: Changes) -> str | None:
 def _collective(kind: str, name: str) -> Rule:
     def rule(changes: Changes) -> str | None:
         more = _rise(changes, f"{kind}_count")
-        if more:
+        if more > 0:
             return f"{more:g} more {name}s a step: something is communicated again, or by more units"
         if _rise(changes, f"{kind}_bytes") and f"{kind}_count" not in changes:
             return f"as many {name}s move more bytes: a wider dtype, or more padding"

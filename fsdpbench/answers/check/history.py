@@ -1,9 +1,4 @@
-"""The history of a gate: the figures of a committed baseline at each commit that changed it.
-
-git log -- ci/baseline.json    commits, oldest first
-git show COMMIT:…              the baseline as it was: figures by configuration
-steps.py                       where each figure changes level
-"""
+"""The history of a gate: the figures of a committed baseline at each commit that changed it."""
 
 from __future__ import annotations
 
@@ -129,10 +124,10 @@ def read_history(path: Path, now: Side | None = None) -> History:
 
 def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     folder = path.resolve().parent
-    _git(folder, "rev-parse", "--is-inside-work-tree", of=path)
+    git_says(folder, "rev-parse", "--is-inside-work-tree", of=path)
     form = _SEPARATOR.join(("%H", "%ad", "%s"))
     asked = ("log", f"--max-count={MOST_COMMITS}", "--date=short", f"--format={form}", "--", path.name)
-    log = _git(folder, *asked, of=path)
+    log = git_says(folder, *asked, of=path)
     lines = [line.split(_SEPARATOR) for line in log.splitlines() if line.count(_SEPARATOR) == 2]
     if not lines:
         raise UsageError(f"{path}: git knows no commit of it; --history reads a committed baseline")
@@ -153,18 +148,19 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
 
 
 def _at(folder: Path, revision: str, path: Path) -> Baseline:
-    text = _git(folder, "show", f"{revision}:./{path.name}", of=path)
+    text = git_says(folder, "show", f"{revision}:./{path.name}", of=path)
     return Baseline.of(parse_json(text.encode(), str(path)), path)
 
 
-def _git(folder: Path, *words: str, of: Path) -> str:
+def git_says(folder: Path, *words: str, of: object) -> str:
+    """Return what git prints in `folder`. Raises `UsageError`, which names `of`."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *words],
             capture_output=True, text=True, timeout=_GIT_S, check=True, errors="replace",
         )  # fmt: skip
     except FileNotFoundError:
-        raise UsageError("--history needs git, and there is none on the path") from None
+        raise UsageError(f"{of}: needs git, and there is none on the path") from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
         raise UsageError(f"{of}: git: {one_line(lines[-1] if lines else error)}") from None

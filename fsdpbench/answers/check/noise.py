@@ -1,11 +1,6 @@
 """A against A: how far two sets of runs of the same code differ on this machine.
 
-    runs of one configuration    a b c d e f g h        (interleaved with those of the others)
-    split by chance, many times  A = a d e h   B = b c f g     |effect of B over A|
-    minimum effect of a metric = what 99 % of the splits stay below, the worst configuration counts
-
-With it as `minimum_effect` a change is called a regression only if it is beyond what this machine does to
-equal code, besides being certain.
+Runs of a configuration are split by chance, many times; 99 % of the splits stay below the minimum effect.
 """
 
 from __future__ import annotations

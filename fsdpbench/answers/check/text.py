@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -22,6 +23,11 @@ _NAMED = 3
 
 def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     """Return the likely causes, then a table a configuration: verdict, metric, both values, the change."""
+    return "\n".join([*changes_text(comparison, notes), summary(comparison)])
+
+
+def changes_text(comparison: Comparison, notes: Sequence[str] = ()) -> list[str]:
+    """Return the lines of `as_text` without the last, which counts them."""
     lines = [f"cause: {finding_words(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
@@ -31,8 +37,7 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     lines += [f"unknown: {one_line(name)}: {one_line(why)}" for name, why in comparison.absent.items()]
     lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
     lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
-    lines += [f"note: {one_line(note)}" for note in notes]
-    return "\n".join([*lines, summary(comparison)])
+    return lines + [f"note: {one_line(note)}" for note in notes]
 
 
 def _table(changes: Sequence[Change]) -> list[str]:
@@ -90,14 +95,7 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
         "added_failed": comparison.added_failed,
         "cannot_judge": comparison.unjudged,
         "notes": list(notes),
-        "causes": [
-            {
-                "cause": finding.cause,
-                "sentence": finding.sentence,
-                "configurations": finding.configurations,
-            }
-            for finding in diagnose(comparison)
-        ],
+        "causes": [asdict(finding) for finding in diagnose(comparison)],
         "changes": [_record(change) for change in comparison.changes],
     }
     return to_json(content, allow_nan=False)
@@ -136,17 +134,8 @@ def _runs(changes: Sequence[Change]) -> str:
 
 def _record(change: Change) -> dict[str, Any]:
     finite = change.relative is not None and math.isfinite(change.relative)
-    return {
-        "configuration": change.configuration,
-        "metric": change.metric,
-        "before": change.before,
-        "after": change.after,
-        "relative": change.relative if finite else None,
-        "p": change.chance,
-        "runs": list(change.runs),
-        "verdict": change.verdict.value,
-        "reason": change.reason,
-    }
+    record = asdict(change) | {"relative": change.relative if finite else None}
+    return record | {"p": record.pop("chance")}
 
 
 def _chance(change: Change) -> str:
@@ -199,26 +188,22 @@ def _shown(metric: str, value: Any, extra: int) -> str:
 def as_github_benchmark(entries: Mapping[str, Entry]) -> str:
     """Return every figure of `entries` that gets worse as it grows (the format knows no other); medians over
     runs, `range` their quartiles' half distance."""
-    rows = []
-    for name, entry in entries.items():
-        if entry.status is not Status.OK:
-            continue
-        for metric in METRICS.values():
-            values = entry.values(metric.name)
-            if values and metric.worse is Worse.HIGHER:
-                rows.append(_row(name, metric.name, metric.unit, values))
-    return to_json(rows, 1)
+    return to_json(
+        [
+            _row(f"{name}: {metric.name}", metric.unit or "count", values)
+            for name, entry in entries.items()
+            for metric in METRICS.values()
+            if entry.status is Status.OK
+            and metric.worse is Worse.HIGHER
+            and (values := entry.values(metric.name))
+        ],
+        1,
+    )
 
 
-def _row(configuration: str, metric: str, unit: str, values: list[float]) -> dict[str, object]:
-    row: dict[str, object] = {
-        "name": f"{configuration}: {metric}",
-        "unit": unit or "count",
-        "value": median(values),
-    }
-    if len(values) > 1:
-        ordered = sorted(values)
-        half = (ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]) / 2
-        row["range"] = f"± {half:g}"
-    row["extra"] = f"{len(values)} runs" if len(values) > 1 else "1 run"
-    return row
+def _row(name: str, unit: str, values: list[float]) -> dict[str, object]:
+    ordered, count = sorted(values), len(values)
+    half = (ordered[(3 * count) // 4] - ordered[count // 4]) / 2
+    spread = {"range": f"± {half:g}"} if count > 1 else {}
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return {"name": name, "unit": unit, "value": median(values), **spread, "extra": runs}

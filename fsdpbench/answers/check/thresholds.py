@@ -1,14 +1,6 @@
-"""The changes that the gate allows: `thresholds.toml`.
+"""The changes that the gate allows: `thresholds.toml` (docs/gate.md).
 
-    [relative_change]          exact figures: relative change that is not a regression (0.01: one per cent)
-    peak_reserved_bytes = 0.01                 bytes not listed: a change below 0.01 MiB and a thousandth,
-                                               times not listed: below 10 ns and a hundred-millionth
-
-    [measured]                 figures with a distribution over runs
-    level = 0.01               chance of a false alarm in a whole comparison
-    minimum_effect = { step_time_s = 0.03 }    smaller changes are not regressions, however certain
-
-`fsdpbench check --noise` measures the `minimum_effect` of a machine and writes it here.
+`fsdpbench check --noise` measures the `minimum_effect` of a machine and writes it there.
 """
 
 from __future__ import annotations

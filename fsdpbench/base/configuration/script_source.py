@@ -6,11 +6,13 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, read_bytes
@@ -20,7 +22,7 @@ _LAUNCHERS = {
     "torch.distributed.launch", "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner", "lightning.fabric.cli", "composer.cli.launcher",
 }  # fmt: skip
-_LEFT_OUT = ("module", "check_ranks", "keeps_files")
+_LEFT_OUT = ("module", "check_ranks", "keeps_files", "function")
 """Not recorded where they say nothing."""
 
 
@@ -32,11 +34,23 @@ class StepsBy(StrEnum):
 
 
 @dataclass(frozen=True)
+class FunctionSource:
+    """A function that runs instead of its file. `folder`: has it and its arguments in `call.pickle`, gets
+    its values on real ranks; `root`: of its files; `maps_cuda`: on real ranks, "cuda" is the CPU."""
+
+    name: str
+    module: str
+    folder: str
+    root: str
+    maps_cuda: bool = False
+
+
+@dataclass(frozen=True)
 class ScriptSource:
     """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
     `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
     `module`: the name of the module that the file is, if it runs as one (`torchrun -m`). `keeps_files`: all
-    that it writes goes into the run's folder."""
+    that it writes goes into the run's folder. `function`: the one of the file that runs."""
 
     path: str
     arguments: tuple[str, ...]
@@ -46,6 +60,7 @@ class ScriptSource:
     module: str = ""
     check_ranks: tuple[int, ...] = ()
     keeps_files: bool = False
+    function: FunctionSource | None = None
 
     @classmethod
     def read(
@@ -85,11 +100,14 @@ class ScriptSource:
     def name(self) -> str:
         """Return the file's name, or the module's."""
         path, module = self.program
-        return module or Path(path).name
+        function = self.function and f"{Path(path).stem}.{self.function.name}"
+        return function or module or Path(path).name
 
     @property
     def own_folder(self) -> Path:
         """Where the script's own files are: beside it, or in its package."""
+        if self.function is not None:
+            return Path(self.function.root)
         file, module = self.program
         path = Path(file).absolute()
         if not module:
@@ -98,12 +116,7 @@ class ScriptSource:
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 
     def to_dict(self) -> dict[str, Any]:
-        record = {
-            **asdict(self),
-            "arguments": list(self.arguments),
-            "steps_by": self.steps_by.value,
-            "check_ranks": list(self.check_ranks),
-        }
+        record = msgspec.to_builtins(self)
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
 

@@ -6,7 +6,8 @@ Exit code 0: no figure is worse; 1: a regression; 3: cannot judge; 4: a new conf
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,24 +36,40 @@ _NOISE_RUNS = 20
 _MOST_SHOWN = 3
 _LONGEST = 500
 _FORMATS = ("text", "md", "json", "github-benchmark")
+Exports = Sequence[tuple[str, Path]]
 
 
 _output_options = grouped(
     click.option("--thresholds", type=PossiblePath()),
     click.option("--format", "form", type=click.Choice(_FORMATS), default="text"),
     click.option("--json", "form", flag_value="json"),
+    click.option(
+        "--export",
+        "exports",
+        type=(click.Choice(["asv", "benchmark"]), PossiblePath()),
+        multiple=True,
+        metavar="asv|benchmark PATH",
+    ),
 )
 
 
-def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
-    """Print the comparison in its `form`, if any, and end with its exit code: 0, 1 for a regression, 3 if it
-    cannot be judged, 4 if a configuration failed that the older side does not have; of several the first."""
+def finish(
+    comparison: Comparison,
+    after: Mapping[str, Entry],
+    form: str,
+    notes: Sequence[str] = (),
+    export: Callable[[], None] = lambda: None,
+) -> None:
+    """Print the comparison in its `form`, if any, `export` it, and end with its exit code: 0, 1 for a
+    regression, 3 if it cannot be judged, 4 if a configuration failed that the older side does not have; of
+    several the first."""
     from fsdpbench.answers.check.text import as_github_benchmark, as_json, as_markdown, as_text
 
     if form == "github-benchmark":
         show(as_github_benchmark(after))
     elif form:
         show({"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes))
+    export()
     if comparison.regressions:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
     unjudged = comparison.unjudged
@@ -88,6 +105,7 @@ def command(
     output: Path | None,
     repeat: int | None,
     form: str,
+    exports: Exports,
 ) -> None:
     """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
@@ -101,10 +119,13 @@ def command(
     """
     if output is not None and not history:
         raise UsageError("-o is for --history; FOLDER's own page is `fsdpbench report FOLDER`")
+    if exports and (history or noise):
+        raise UsageError("--export writes what was compared; leave it out with --history and --noise")
     if history:
         _history(baseline, folder, output, noise, form)
         return
     from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.export import export
     from fsdpbench.answers.check.records.baseline import Baseline
     from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
     from fsdpbench.answers.check.records.surroundings import require_alike
@@ -132,7 +153,7 @@ def command(
     absent = absent_of(expected, side)
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
-    finish(comparison, side.entries, form, left_out)
+    finish(comparison, side.entries, form, left_out, partial(export, side, exports))
 
 
 def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
@@ -240,7 +261,7 @@ def _markdown(groups: list[StepGroup]) -> list[str]:
 @click.argument("before", metavar="A", type=PossiblePath())
 @click.argument("after", metavar="B", type=PossiblePath())
 @_output_options
-def compare_command(before: Path, after: Path, thresholds: Path | None, form: str) -> None:
+def compare_command(before: Path, after: Path, thresholds: Path | None, form: str, exports: Exports) -> None:
     """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
 
     \b
@@ -251,6 +272,7 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
     from fsdpbench.answers.check.compare import compare
+    from fsdpbench.answers.check.export import export
     from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
     from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
@@ -261,7 +283,8 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     old, new = paired(first, second)
     require_common(old, new)
     comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
-    finish(comparison, second.entries, form, notes_on(first, second))
+    notes = notes_on(first, second)
+    finish(comparison, second.entries, form, notes, partial(export, second, exports))
 
 
 @click.group("baseline")

@@ -249,6 +249,8 @@ def _of_simulation(config: Config) -> list[str]:
 
 
 def _script_command(config: Config, script: ScriptSource) -> str:
+    if script.function is not None:
+        return shlex.join(["pytest", script.path])
     source = ("--module", script.module) if script.module else ("--script", script.path)
     words = ["fsdpbench", "run", *source, "--hardware", str(config.hardware), *_nodes(config)]
     if script.steps_by is not StepsBy.OPTIMIZER:

@@ -126,7 +126,7 @@ def _map_module(local_rank: int) -> None:
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
     replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
-    patch("get_accelerator", lambda original: _answering(torch.device(_HOST)))
+    hide_accelerator()
     replace(
         torch.accelerator,
         current_device_index=torch.cuda.current_device,
@@ -140,6 +140,13 @@ def _map_module(local_rank: int) -> None:
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
+
+
+def hide_accelerator() -> None:
+    """Let torch find no accelerator: the simulated one is imported here, and does not run."""
+    patch("get_accelerator", lambda original: _answering(torch.device(_HOST)))
+    none = {"current_accelerator": None, "is_available": False, "device_count": 0}
+    replace(torch.accelerator, **{name: _answering(answer) for name, answer in none.items()})
 
 
 def _answering(answer: object) -> Callable[..., Any]:

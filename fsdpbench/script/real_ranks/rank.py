@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
+import functools
 import os
+import pickle
+import time
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,14 +16,16 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.configuration.script_source import ScriptSource
+from fsdpbench.base.configuration.script_source import FunctionSource, ScriptSource
+from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.torch_internals import replace
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.script.cuda.refusals import in_a_line
 from fsdpbench.script.files import ScriptFiles
-from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main
+from fsdpbench.script.own_files import PACKAGE, OwnFiles, run_as_main, run_function
 from fsdpbench.script.real_ranks.checkpoints import CheckpointWatch
-from fsdpbench.script.real_ranks.host_cuda import map_host
+from fsdpbench.script.real_ranks.host_cuda import hide_accelerator, map_host
 from fsdpbench.script.real_ranks.pieces import keep
 from fsdpbench.script.real_ranks.shrinking import Shrinking
 from fsdpbench.script.real_ranks.unsharded import Reference, leave_out_wrappers
@@ -70,10 +76,47 @@ class Ended:
 
 
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
-    """Run the script of `config` as this rank, as the task in `folder` says. Never raises for the script."""
+    """Run the script of `config` as this rank, as the task in `folder` says, or its function. Never raises
+    for the script."""
     assert config.script is not None
+    own_files = OwnFiles(config.script)
+    if config.script.function is not None:
+        cause = _call(config, config.script.function, own_files, placement.rank)
+    else:
+        cause = _watched(config.script, own_files, placement, folder)
+    record = RankRecord(placement.rank, placement.world_size, config.device)
+    record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
+    write_record(record, folder)
+    if dist.is_initialized() and not cause and config.script.function is None:
+        dist.barrier()  # the others may still need this rank's connections
+    return record.status
+
+
+def _call(config: Config, function: FunctionSource, own_files: OwnFiles, rank: int) -> str:
+    """Call a function as this rank of a gloo group on CPUs, and leave its value; return the error that ended
+    it. The group is made before: that the function makes it is let pass."""
+    assert config.script is not None
+    torch.set_num_threads(1)
+    map_host(set()) if function.maps_cuda else hide_accelerator()
+    limit = datetime.timedelta(seconds=config.measurement.timeout_s)
+    init = functools.partial(dist.init_process_group, "gloo", timeout=limit)
+    init()
+    replace(dist, init_process_group=lambda *_, **__: dist.is_initialized() or init())
+    try:
+        values = [Path(function.folder, f"value{each}.pickle") for each in range(config.gpus)]
+        write_whole(values[rank], pickle.dumps(run_function(config.script)))
+        while not all(path.exists() for path in values):  # the others may still need this rank
+            time.sleep(0.01)
+    except BaseException as error:
+        traceback.print_exc()
+        return own_files.with_line(in_a_line(error), error)
+    return ""
+
+
+def _watched(source: ScriptSource, own_files: OwnFiles, placement: Placement, folder: Path) -> str:
+    """Run a script as its task says; return the error that ended it."""
     task: Task = torch.load(folder / _TASK, weights_only=False)
-    rank, own_files, notes = placement.rank, OwnFiles(config.script), set[str]()
+    rank, notes = placement.rank, set[str]()
     _set_environment(placement)
     map_host(notes)
     Shrinking(notes)
@@ -87,15 +130,10 @@ def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
         watch = Reference(own_files, folder, rank, task.steps, task.weights, task.scale)
     else:
         watch = CheckpointWatch(own_files, folder, rank, task.steps, resumes=task.way is Way.RESUMES)
-    cause, place = _execute(config.script, own_files, watch)
+    cause, place = _execute(source, own_files, watch)
     files.settle()
     keep(Ended(sorted(notes), cause, place), folder / _ENDED.format(rank))
-    record = RankRecord(rank, placement.world_size, config.device)
-    record.status, record.cause = (Status.ERROR if cause else Status.OK), cause or None
-    write_record(record, folder)
-    if dist.is_initialized() and not cause:
-        dist.barrier()  # the others may still need this rank's connections
-    return record.status
+    return cause
 
 
 def _set_environment(placement: Placement) -> None:

@@ -127,10 +127,11 @@ def test_timeout_tells_where_each_rank_stood(folder, leave):
     leave(1, Status.OK)
     outcome = judged(folder, {0: -15}, timed_out_after_s=7.5)
     assert outcome.status is Status.TIMEOUT
-    assert outcome.cause == "ran past 7.5 s: rank 0 stood in barrier (distributed_c10d.py:4394)"
+    place = "barrier (distributed_c10d.py:4394), from step (training.py:12)"
+    assert outcome.cause == f"ran past 7.5 s: rank 0 stood in {place}"
     assert outcome.log == "logs/rank0_stopped.txt"
 
 
 def test_innermost_frame_is_the_main_threads():
-    assert innermost_frame(STACKS) == "barrier (distributed_c10d.py:4394)"
+    assert innermost_frame(STACKS) == "barrier (distributed_c10d.py:4394), from step (training.py:12)"
     assert innermost_frame("") is None

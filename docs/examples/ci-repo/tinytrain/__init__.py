@@ -1,0 +1,1 @@
+"""A small FSDP training package whose tests need no GPU."""
