@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fsdpbench.answers.check.compare import Change, Comparison, Verdict, compare
@@ -174,7 +175,8 @@ def _write(path: Path, test: str, side: Side, result: Result) -> None:
         raise UsageError(f"no baseline can be made: {'; '.join(flaws.values())}")
     known = Baseline.read(path) if path.exists() else Baseline({}, {})
     space = {"pytest": test, "made_by": {what: how for what, (how, _) in _made_by(result).items()}}
-    new = known.updated(space, side.entries, side.surroundings, f"pytest {_UPDATE}", ())
+    same_space = msgspec.structs.replace(known, space=space)
+    new = same_space.updated(side.entries, side.surroundings, f"pytest {_UPDATE}", ())
     sets = [{k: (v.configurations, v.surroundings) for k, v in each.sets.items()} for each in (known, new)]
     if known.space != space or sets[0] != sets[1]:
         path.parent.mkdir(exist_ok=True)
