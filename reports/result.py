@@ -252,9 +252,6 @@ class SoakReport(msgspec.Struct, frozen=True):
     last_device_alloc_step: int | None = None
     out_of_memory_step: int | None = None
     distinct_shapes: int = 0
-    executed: int = 0
-    replayed: int = 0
-    executed_because: dict[str, int] = {}
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,16 +28,12 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class SoakSettings:
-    """`steps` training steps; after every `eval_every` of them `eval_steps` batches are evaluated (0: never).
-
-    `replay`: whether simulated GPUs may replay steps that were executed before (allocator and clock alone).
-    """
+    """`steps` training steps; after every `eval_every` (0: never) of them, `eval_steps` evaluated batches."""
 
     steps: int
     lengths: LengthSettings | None = None
     eval_every: int = 0
     eval_steps: int = 8
-    replay: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("eval_every", 0), ("eval_steps", 1)):
@@ -70,4 +66,4 @@ class SoakSettings:
             words += ["--seq-lengths", self.lengths.to_text()]
         if self.eval_every:
             words += ["--eval-every", str(self.eval_every), "--eval-steps", str(self.eval_steps)]
-        return words if self.replay else [*words, "--no-replay"]
+        return words

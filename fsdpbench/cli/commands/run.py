@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3600.0
 """Time limit of a soak without --timeout."""
-_WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
+_WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps")
 
 
 soak_options = grouped(
@@ -53,7 +53,6 @@ soak_options = grouped(
     click.option("--seq-lengths", metavar="LENGTHS"),
     click.option("--eval-every", type=whole(), metavar="STEPS"),
     click.option("--eval-steps", type=whole(), metavar="BATCHES"),
-    click.option("--no-replay", is_flag=True, default=None),
 )
 """`--soak`, `--seq-lengths`, `--eval-every`: many steps of different lengths (docs/lengths.md)."""
 
@@ -77,7 +76,6 @@ def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     soak = SoakSettings(
         steps=options["soak"],
         lengths=None if lengths is None else LengthSettings.parse(lengths),
-        replay=not options.get("no_replay"),
         **asked,
     )
     measurement = replace(config.measurement, warmup_steps=0, traced_steps=0)

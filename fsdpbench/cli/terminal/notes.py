@@ -176,17 +176,12 @@ def _folded(line: str, width: int | None) -> list[str]:
 
 
 def soak_notes(result: Result) -> Iterator[str]:
-    """Yield lines on a soak: replayed steps, retries, memory. None without a soak."""
+    """Yield lines on a soak: steps, retries, memory. None without a soak."""
     soak = result.soak
     if soak is None:
         return
     done, over = soak.steps_done, soak.over_steps
-    yield (
-        f"soak: {done} of {soak.steps} steps, {soak.distinct_shapes} different shapes; "
-        f"{soak.executed} steps executed, {soak.replayed} replayed"
-    )
-    for why, count in soak.executed_because.items():
-        yield f"soak: {count} not replayed: {why}"
+    yield f"soak: {done} of {soak.steps} steps, {soak.distinct_shapes} different shapes"
     if soak.out_of_memory_step is not None:
         yield f"soak: out of memory in step {soak.out_of_memory_step}"
     if soak.retries:

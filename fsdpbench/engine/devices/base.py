@@ -5,7 +5,7 @@ worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,7 @@ from fsdpbench.reports.result import JsonObject
 if TYPE_CHECKING:
     import torch
 
-    from fsdpbench.engine.measuring.soak import Replays, TrainingLoop
-
-
-REAL_STEPS = "real devices execute every step"
-"""Returned by `Device.replays` where steps are not replayed."""
+    from fsdpbench.engine.measuring.soak import TrainingLoop
 
 
 @dataclass(frozen=True)
@@ -109,9 +105,6 @@ class Device(Protocol):
     def memory_traffic(self, steps: int) -> JsonObject | None:
         """Return the bytes of kernels that memory limits, of a mean one of `steps` traced steps; `None` where
         the device does not know what its kernels read and write."""
-
-    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        """Return the replay of a soak's steps, of these kinds in order; or why all are executed."""
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""

@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.writing import replacing
-from fsdpbench.engine.devices.base import REAL_STEPS, Placement, StepMemory, Tracer
+from fsdpbench.engine.devices.base import Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import is_stable
 from fsdpbench.engine.results.provenance import machine
@@ -48,9 +48,6 @@ class RealDevice:
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
         return is_stable(times_s)
-
-    def replays(self, kinds: Sequence[Hashable]) -> str:
-        return REAL_STEPS
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
         return nullcontext

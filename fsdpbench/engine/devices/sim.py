@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,12 @@ from torch.nn import functional as F
 
 from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
-from fsdpbench.engine.measuring.soak import Replays, TrainingLoop
+from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
 from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.followers.account import Lines, MemoryAccount
 from fsdpbench.sim.followers.graph import GraphSession
-from fsdpbench.sim.followers.replay import ReplaySession
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
 from fsdpbench.sim.model.keys import KEYS
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
@@ -207,10 +206,6 @@ class SimDevice(Tells):
         module.reset_peak_memory_stats()
         return taken
 
-    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        refusal = _why_all_execute(self._config, self._what_if)
-        return refusal or ReplaySession(self._open_simulation().accelerator, kinds)
-
     @contextmanager
     def trace(self, path: Path) -> Iterator[Tracer]:
         simulation = self._open_simulation()
@@ -232,21 +227,6 @@ class SimDevice(Tells):
 
 def _forget(loss: torch.Tensor) -> None:
     """Do nothing with the loss, which has no value here: a held one changes the next step's addresses."""
-
-
-def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
-    """Return why no step may be replayed."""
-    if config.soak is None:
-        return "no soak was asked for"
-    if not config.soak.replay:
-        return "--no-replay was given"
-    if config.jitter is not None:
-        return "jitter draws again for every kernel and collective"
-    if config.sanitize:
-        return "the sanitizer follows what operators touch"
-    if what_if.account:
-        return "who holds memory is followed through the program itself"
-    return None
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:

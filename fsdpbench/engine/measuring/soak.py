@@ -5,7 +5,7 @@ Every step ends with a synchronisation, as in a loop that logs its loss. Steps a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -23,29 +23,12 @@ Run = Callable[[], object]
 _MEMORY = ("allocated", "active", "reserved", "inactive_split", "alloc_retries", "device_allocs")
 
 
-class Replays(Protocol):
-    """The replay of steps that were executed before (`sim/followers/replay.py`)."""
-
-    executed: int
-    replayed: int
-
-    @property
-    def refusals(self) -> Mapping[str, int]: ...
-
-    def run(self, index: int, step: Run) -> None: ...
-
-    def end(self) -> None: ...
-
-
 class SoakDevice(Protocol):
     """The part of a device that a soak uses."""
 
     def timed_step(self, step: Run) -> float: ...
 
     def take_memory(self) -> Any: ...
-
-    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        """Return the replay of these steps, or why nothing is replayed."""
 
 
 class ShapedBatches:
@@ -99,30 +82,20 @@ class Soak:
             "last_device_alloc_step": None,
             "retries": 0,
             "out_of_memory_step": None,
-            "executed": 0,
-            "replayed": 0,
-            "executed_because": {},
             "over_steps": self._columns,
         }
 
     def run(self, device: SoakDevice, loop: TrainingLoop, batches: ShapedBatches) -> list[float]:
         """Run all steps; seconds of the training steps. Raises what a step raises."""
         times = []
-        replays = device.replays(self._shapes)
-        try:
-            for index, shape in enumerate(self._shapes):
-                batches.expect(shape)
-                self._trained += not shape.evaluates
-                self.record["out_of_memory_step"] = self._trained  # unless it ends well
-                step = loop.evaluate if shape.evaluates else loop.step
-                seconds = device.timed_step(_of(replays, index, step))
-                self._note(shape, seconds, device.take_memory())
-                self._note_replays(replays)
-                if not shape.evaluates:
-                    times.append(seconds)
-        finally:
-            if not isinstance(replays, str):
-                replays.end()
+        for shape in self._shapes:
+            batches.expect(shape)
+            self._trained += not shape.evaluates
+            self.record["out_of_memory_step"] = self._trained  # unless it ends well
+            seconds = device.timed_step(loop.evaluate if shape.evaluates else loop.step)
+            self._note(shape, seconds, device.take_memory())
+            if not shape.evaluates:
+                times.append(seconds)
         return times
 
     def memory_per_step(self) -> list[dict[str, int | None]] | None:
@@ -152,19 +125,6 @@ class Soak:
                 record["first_retry_step"] = self._trained
         if values["device_allocs"]:
             record["last_device_alloc_step"] = self._trained
-
-    def _note_replays(self, replays: Replays | str) -> None:
-        record = self.record
-        if isinstance(replays, str):
-            record["executed"] += 1
-            record["executed_because"] = {replays: record["executed"]}
-        else:
-            record["executed"], record["replayed"] = replays.executed, replays.replayed
-            record["executed_because"] = dict(replays.refusals)
-
-
-def _of(replays: Replays | str, index: int, step: Run) -> Run:
-    return step if isinstance(replays, str) else lambda: replays.run(index, step)
 
 
 def mean_flops(

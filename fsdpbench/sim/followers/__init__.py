@@ -1,1 +1,1 @@
-"""Observers of the simulated clock and memory: races, holders of memory, noise, replay, CUDA graphs."""
+"""Observers of the simulated clock and memory: races, holders of memory, noise, CUDA graphs."""

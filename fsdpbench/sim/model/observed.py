@@ -47,9 +47,6 @@ class Observer:
     def host_waits_for_all(self, *, by_program: bool) -> None:
         """Observe the CPU blocking until the device is idle: for the program, or for a measurement."""
 
-    def allocates(self, nbytes: int, stream: int) -> None:
-        """Observe a request for a block of at least `nbytes`."""
-
     def allocated(self, block: Block) -> None:
         """Observe a block handed out."""
 
@@ -58,18 +55,6 @@ class Observer:
 
     def used_on(self, block: Block, stream: int) -> None:
         """Observe work on `stream` that uses a block (`record_stream`)."""
-
-    def empties_cache(self) -> None:
-        """Observe the release of unused segments."""
-
-    def reads_statistics(self) -> None:
-        """Observe a read of the allocator's counters."""
-
-    def freed_by_clock(self) -> None:
-        """Observe memory freed at a time that depends on the device's progress."""
-
-    def returned(self) -> None:
-        """Observe the return of the newest call; the CPU's clock may have moved."""
 
 
 class ObservedTimeline(Timeline):
@@ -90,7 +75,6 @@ class ObservedTimeline(Timeline):
             each.launches(stream, work, duration_ns, traffic)
             drawn_ns = each.drawn_ns(work, drawn_ns)
         super().launch(stream, work, drawn_ns, payload, traffic)
-        _returned(self)
 
     def record(self, stream: int) -> Marker:
         marker = super().record(stream)
@@ -118,54 +102,36 @@ class ObservedTimeline(Timeline):
         for each in self.observers:
             each.host_waits(marker)
         super().wait_for(marker)
-        _returned(self)
 
     def wait_for_all(self) -> None:
         for each in self.observers:
             each.host_waits_for_all(by_program=True)
         super().wait_for_all()
-        _returned(self)
 
     def drain(self) -> None:
         for each in self.observers:
             each.host_waits_for_all(by_program=False)
         super().drain()
-        _returned(self)
 
 
 class ObservedAllocator(CachingAllocator):
     """Caching allocator that reports its calls to its observers."""
 
     def malloc(self, nbytes: int, stream: int) -> Block:
-        for each in self.observers:
-            each.allocates(nbytes, stream)
         block = super().malloc(nbytes, stream)
         for each in self.observers:
             each.allocated(block)
-        _returned(self)
         return block
 
     def free(self, block: Block) -> None:
         for each in self.observers:
             each.frees(block)
         super().free(block)
-        _returned(self)
 
     def record_stream(self, block: Block, stream: int) -> None:
         for each in self.observers:
             each.used_on(block, stream)
         super().record_stream(block, stream)
-
-    def empty_cache(self) -> None:
-        for each in self.observers:
-            each.empties_cache()
-        super().empty_cache()
-        _returned(self)
-
-    def memory_stats(self) -> dict[str, int]:
-        for each in self.observers:
-            each.reads_statistics()
-        return super().memory_stats()
 
 
 def observe(observed: Timeline | CachingAllocator, observer: Observer) -> None:
@@ -186,8 +152,3 @@ def _choose_class(observed: Timeline | CachingAllocator) -> None:
         observed.__class__ = ObservedTimeline if observed.observers else Timeline
     else:
         observed.__class__ = ObservedAllocator if observed.observers else CachingAllocator
-
-
-def _returned(observed: Timeline | CachingAllocator) -> None:
-    for each in observed.observers:
-        each.returned()

@@ -54,10 +54,9 @@ class Accelerator:
     kept. `on_value(operation, answer, is_true)` observes values that Python reads. `copied_to_host`: whether
     tensors of the host hold data without values.
 
-    `holders` maps blocks' identities to records of storages, where steps are recorded
-    (`followers/replay.py`). `graph_pool`: while a captured graph runs, the stream whose memory is its private
-    pool. `shared_plans`: plans of other processes; outlives a run. `sanitizer` follows every use of memory,
-    `account` its holders; None unless requested.
+    `graph_pool`: while a captured graph runs, the stream whose memory is its private pool. `shared_plans`:
+    plans of other processes; outlives a run. `sanitizer` follows every use of memory, `account` its holders;
+    None unless requested.
     """
 
     def __init__(self) -> None:
@@ -93,7 +92,6 @@ class Accelerator:
         self.shared_plans: SharedPlans | None = None
         self.sanitizer: MemoryFollower | None = None
         self.account: HolderFollower | None = None
-        self.holders: dict[int, Any] | None = None
         self.graph_pool: int | None = None
         self.backward = BackwardStreams(self)
         self._listeners: dict[AllocatorListener, bool] = {}
@@ -103,7 +101,7 @@ class Accelerator:
         self.stream = DEFAULT_STREAM
         self.streams, self.process_groups, self.unknown_operators = {}, [], {}
         self.unknown_ns = {}
-        self.trace = self.graph_pool = self.holders = self.flops = None
+        self.trace = self.graph_pool = self.flops = None
         self.on_out_of_memory = self.on_value = None
         self.follows_numbers = False
         self.operators_launched = self.bytes_traced = self.between_nodes_ns = 0

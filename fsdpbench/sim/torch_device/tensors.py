@@ -246,8 +246,6 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     record.allocator = ACCELERATOR.allocator
     record.block = allocate(nbytes) if nbytes else None
     storage._sim_record = record  # type: ignore[attr-defined]
-    if ACCELERATOR.holders is not None:
-        ACCELERATOR.holders[id(record.block)] = record
     return record
 
 
@@ -279,8 +277,6 @@ def resize(record: StorageRecord, nbytes: int) -> None:
     record.block = block
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
-    if ACCELERATOR.holders is not None:
-        ACCELERATOR.holders[id(block)] = record
 
 
 def allocate(nbytes: int) -> Block:
