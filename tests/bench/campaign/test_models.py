@@ -120,13 +120,10 @@ def test_a_soak_finds_the_retry_that_one_step_does_not(fsdpbench: Any, tmp_path:
 
 
 @pytest.mark.parametrize("system", ["torch-fsdp2", "impl-fsdp2"])
-@pytest.mark.parametrize(("lengths", "executed"), [(f"{LENGTHS},buckets=16", 40), (LENGTHS, 800)])
-def test_a_thousand_steps(fsdpbench: Any, tmp_path: Path, system: str, lengths: str, executed: int) -> None:
+@pytest.mark.parametrize("lengths", [f"{LENGTHS},buckets=16", LENGTHS])
+def test_a_thousand_steps(fsdpbench: Any, tmp_path: Path, system: str, lengths: str) -> None:
     words = (*GPT, "--system", system, "--soak", "1000", "--seq-lengths", lengths, "--json")
     result = json.loads(fsdpbench("run", *words, "-o", str(tmp_path / "out")).stdout)
-    told, bench = result["soak"], result["bench"]
-    print(
-        f"{system}, {lengths}: {told['executed']} executed, {bench['duration_s']} s, CPU {bench['cpu_s']} s"
-    )
-    assert told["steps_done"] == 1000
-    assert told["executed"] <= executed
+    bench = result["bench"]
+    print(f"{system}, {lengths}: {bench['duration_s']} s, CPU {bench['cpu_s']} s")
+    assert result["soak"]["steps_done"] == 1000

@@ -95,6 +95,19 @@ def test_evaluation_comes_between_the_steps() -> None:
     assert list(SoakSettings(2).schedule(4, 1, None)) == [StepShape(False, ((4, None),))] * 2
 
 
+def test_a_file_of_an_earlier_version_is_read_without_its_replay() -> None:
+    soak = SoakSettings(5, LengthSettings.parse("lognormal:9,0.5"), eval_every=2)
+    config = Config(
+        model="gpt-tiny", shape={}, system="single", device="sim", gpus=1, gpus_per_node=1,
+        hardware="a100-80gb", settings=Settings.of(seq=64), measurement=Measurement.default_for("sim"),
+        soak=soak,
+    )  # fmt: skip
+    for replay in (True, False):
+        record = config.to_dict()
+        record["soak"]["replay"] = replay
+        assert Config.from_dict(record) == config
+
+
 def test_a_model_without_sequences_has_no_lengths() -> None:
     soak = SoakSettings(5, LengthSettings.parse("lognormal:9,0.5"))
     measurement = Measurement.default_for("sim")

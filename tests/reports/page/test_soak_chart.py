@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from fsdpbench.reports.pages.memory_charts import soak_chart
 from fsdpbench.reports.result import OverSteps, SoakReport
 
@@ -40,6 +42,11 @@ def test_the_chart_marks_retries_and_its_table_says_when() -> None:
     assert said["peak reserved"] == ("8.0", "4")
     assert said["first of 1 allocator retries"] == ("", "2")
     assert said["out of memory"] == ("", "4")
+
+
+def test_a_report_of_an_earlier_version_is_read_without_its_replay() -> None:
+    earlier = {"executed": 28, "replayed": 972, "executed_because": {"it makes a stream": 1}}
+    assert msgspec.convert(msgspec.to_builtins(soak(4, 2)) | earlier, SoakReport) == soak(4, 2)
 
 
 def test_a_long_soak_keeps_its_peaks_in_fewer_points() -> None:
