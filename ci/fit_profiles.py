@@ -3,7 +3,7 @@
     python ci/fit_profiles.py FOLDER --write           the tables of all profiles, from all rows
     python ci/fit_profiles.py FOLDER --held-out 3      errors on rows that a fit has not seen, in 3 splits
 
-FOLDER holds nccl.csv, gemm.csv and attention_forward.csv (`fsdpbench validate --operators`). Held out is a
+FOLDER holds nccl.csv, gemm.csv and attention_forward.csv (`ci/operator_prices.py`). Held out is a
 fifth of the rows, drawn with the split's number as the seed. Takes a minute a fit on one core.
 """
 

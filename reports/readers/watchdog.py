@@ -48,7 +48,7 @@ _FRAME = re.compile(r"#\d{1,4} (\S{1,300}) from (\S{1,1000}):(\d{1,9})\s*$")
 
 @dataclass
 class _Seen:
-    """What one rank wrote about one group: its first call that ran too long, calls enqueued and completed."""
+    """Lines of one rank about one group: its first call that ran too long, calls enqueued and completed."""
 
     timed_out: Entry | None = None
     enqueued: int = -1
@@ -65,7 +65,7 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     logs = [path for path in paths if _is_text(path) and _SIGN in read_tail(path, _MOST_BYTES)]
     others = [path for path in paths if path not in logs and not (logs and _is_text(path))]
     if logs and others:
-        raise TraceError(others[0], "is no log like the others: analyze it separately")
+        raise TraceError(others[0], "is not a log like the others: analyze it separately")
     return [path for path in paths if path.is_file()] if logs else []
 
 
@@ -168,7 +168,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether a file may be a log, and is no trace and no other dump."""
+    """Return whether a file may be a log, and is neither a trace nor a dump."""
     try:
         if not path.is_file():
             return False

@@ -16,13 +16,13 @@ from fsdpbench.answers.check.records.baseline import Baseline
 from fsdpbench.answers.check.records.sides import baseline_side, stored_side
 from fsdpbench.answers.check.text import shown_percent
 from fsdpbench.answers.check.thresholds import Thresholds
-from fsdpbench.answers.goodput import full_checkpoint, sharded_checkpoint
 from fsdpbench.answers.prove.verdict import Part, PartVerdict, judged, shown, unknown
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.script_source import spread_ranks
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.store import Store
 from fsdpbench.reports.result import Result
+from fsdpbench.sweep.goodput import full_checkpoint, sharded_checkpoint
 from fsdpbench.sweep.runner import run_sweep
 from fsdpbench.sweep.trials import Progress, jobs_for
 

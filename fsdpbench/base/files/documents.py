@@ -39,7 +39,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def to_json(content: object, indent: int | None = None, **options: bool) -> str:
     """Return `content` as JSON that every reader takes, with `options` of `json.dumps`: half a surrogate
-    pair, which stands for a byte of a path that is not UTF-8, is written as the text of its escape."""
+    pair, written for a byte of a path that is not UTF-8, is written as the text of its escape."""
     text = json.dumps(content, indent=indent, **options)  # type: ignore[arg-type]
     return _ESCAPES.sub(_readable, text) if "\\ud" in text else text
 
@@ -54,7 +54,7 @@ def converted(content: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(content, kind)
     except UnicodeEncodeError as error:
-        raise msgspec.ValidationError(f"{error.object!a} is no text of UTF-8") from None
+        raise msgspec.ValidationError(f"{error.object!a} is not UTF-8") from None
 
 
 def table_beside(module: str, name: str) -> dict[str, Any]:

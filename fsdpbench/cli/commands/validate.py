@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @click.option("--system")
 @click.option("--only")
 @click.option("--held-out/--no-held-out", default=True)
-@click.option("--operators", type=PossiblePath())
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True)
 def command(
@@ -29,7 +28,6 @@ def command(
     system: str | None,
     only: str | None,
     held_out: bool,
-    operators: Path | None,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -40,13 +38,6 @@ def command(
 
     Exits with 1 if a target accuracy is missed.
     """
-    if operators is not None:
-        given = {"--runs": runs or None, "--system": system, "--only": only}
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(f"--operators prices operators and simulates no run: leave out {name}")
-        _compare_operators(operators, as_json)
-        return
     fork_server.start("sim")
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
@@ -83,18 +74,6 @@ def command(
         show(text)
     tell(f"Page: {output / 'validation.html'}")
     if not all(bar.met for bar in bars):
-        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
-
-
-def _compare_operators(folder: Path, as_json: bool) -> None:
-    from fsdpbench.lab.validation.operators import as_dict, as_markdown, bars_of, compare
-
-    comparison = compare(folder)
-    if as_json:
-        show_json(as_dict(comparison))
-    else:
-        show(as_markdown(comparison))
-    if not all(bar.met for bar in bars_of(comparison)):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
 
 

@@ -16,8 +16,8 @@ from fsdpbench.cli.terminal.units import words_of
 from fsdpbench.cli.values import Positive, grouped
 
 if TYPE_CHECKING:
-    from fsdpbench.answers.goodput import Endured
     from fsdpbench.base.configuration.config import Config
+    from fsdpbench.sweep.goodput import Endured
     from fsdpbench.workloads import Workload
 _DAY_S = 86_400
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -131,7 +131,7 @@ def row_of(config: Config, each: float, budget: Budget, *, fewest: float = 1.0, 
     rate = config.gpus * each
     days = hours = cost = endured = None
     if budget.tokens is not None:
-        from fsdpbench.answers.goodput import endure
+        from fsdpbench.sweep.goodput import endure
 
         days = budget.tokens / rate / _DAY_S
         hours = days * 24 * config.gpus

@@ -69,7 +69,7 @@ def test_profiles_meet_their_bars() -> None:
     whole = os.environ.get("FSDPBENCH_SHARED")
     assert whole, "set FSDPBENCH_SHARED: 5 rows a chip, as in the sample, say nothing of a mean"
     folder = Path(whole) / "data" / "measured"
-    from fsdpbench.lab.validation.operators import bars_of, compare
+    from operator_prices import bars_of, compare
 
     assert len(read_folder(folder)) > 5000
     assert [bar.name for bar in bars_of(compare(folder)) if not bar.met] == []

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from fsdpbench.answers.goodput import (
+from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings import Settings
+from fsdpbench.sweep.goodput import (
     RESTART_S,
     Checkpoint,
     best_goodput,
@@ -14,8 +16,6 @@ from fsdpbench.answers.goodput import (
     full_checkpoint,
     sharded_checkpoint,
 )
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.prediction import PROBE
 
 CASES = [

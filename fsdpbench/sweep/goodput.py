@@ -5,7 +5,7 @@
 
 Failures arrive at random with one rate (a Poisson process), in saving and restarting too. With d seconds of
 saving after each t seconds of work, R of restarting and M between failures, t seconds of work take
-M e^(R/M) (e^((t+d)/M) - 1) in the mean (Daly, FGCS 22, 2006): least where (1 - t/M) e^((t+d)/M) = 1.
+M e^(R/M) (e^((t+d)/M) - 1) on average (Daly, FGCS 22, 2006): least where (1 - t/M) e^((t+d)/M) = 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What saving every `interval_s` of training leaves. share: of the time that trains. blocked_s: training
+    """Goodput of saving every `interval_s` of training. share: of the time that trains. blocked_s: training
     waits for one checkpoint. failure_s: mean time between failures of all GPUs."""
 
     share: float

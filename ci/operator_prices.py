@@ -1,11 +1,17 @@
-"""Isolated operators: what the profiles price them at, against measured tables (`validate --operators`)."""
+"""Prices of isolated operators against measured tables: `python ci/operator_prices.py FOLDER`.
+
+FOLDER holds some of nccl.csv, gemm.csv and attention_forward.csv. Exits with 1 if a target is missed.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
 
 from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.lab.validation.judge import Bar, bar_lines
@@ -144,3 +150,18 @@ def _grouped(
     for one in priced:
         groups.setdefault(key(one), []).append(one.error)
     return sorted(groups.items())
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(folder: Path, as_json: bool) -> None:
+    """Compare the prices of single operators with measured ones."""
+    comparison = compare(folder)
+    print(json.dumps(as_dict(comparison)) if as_json else as_markdown(comparison))
+    if not all(bar.met for bar in bars_of(comparison)):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    command()
