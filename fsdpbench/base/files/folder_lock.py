@@ -140,6 +140,8 @@ class FolderLock:
 
     def _break_or_refuse(self) -> None:
         """Put a dead owner's lock away. Raise `FolderTakenError` if the owner is not known to be dead."""
+        if self._path.is_dir() and not self._path.is_symlink():
+            raise UsageError(f"{self._path} is a folder where the lock of a sweep belongs; remove it")
         before, reason = _text(self._path), self._why_stale()
         owner = self._owner()
         holder = owner.words if owner else "owner unknown"
@@ -154,7 +156,7 @@ class FolderLock:
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, aside)
-            if _text(aside) != before:
+            if not aside.is_symlink() and _text(aside) != before:
                 with contextlib.suppress(OSError):
                     move_new(aside, self._path)
             with contextlib.suppress(OSError):
@@ -162,6 +164,8 @@ class FolderLock:
 
     def _why_stale(self) -> str | None:
         """Return why the lock does not hold any more, empty if it needs no message; None: it may hold."""
+        if self._path.is_symlink():
+            return "it is a link, and locks are files"
         try:
             content = _content(self._path)
             if content is not None and read_owner(content) is None:

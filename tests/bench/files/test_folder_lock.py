@@ -16,7 +16,7 @@ import pytest
 
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.files import folder_lock
-from fsdpbench.base.files.folder_lock import FolderLock
+from fsdpbench.base.files.folder_lock import FolderLock, FolderTakenError
 
 BEAT_S, SILENCE_S = 0.05, 0.8
 HOLDER = """
@@ -157,9 +157,19 @@ def test_a_process_of_another_container_is_not_looked_for_here(path: Path) -> No
 
 def test_what_is_no_file_is_left_alone(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(UsageError, match=r"owner unknown.*remove"), lock(path).held():
+    with pytest.raises(UsageError, match=r"is a folder .*remove") as refused, lock(path).held():
         pass
+    assert not isinstance(refused.value, FolderTakenError), "nobody holds it: waiting would not end"
     assert path.is_dir()
+
+
+@pytest.mark.parametrize("target", [".lock", "folder", "nothing"])
+def test_a_link_is_nobodys_lock(path: Path, target: str) -> None:
+    (path.parent / "folder").mkdir()
+    path.symlink_to(target)
+    with lock(path).held():
+        assert not path.is_symlink()
+    assert os.listdir(path.parent) == ["folder"]
 
 
 def test_of_many_that_find_a_dead_lock_one_at_a_time_gets_in(
