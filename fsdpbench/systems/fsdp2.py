@@ -42,8 +42,8 @@ class _FullyShardSystem(System):
         """Return the namespace of `fully_shard` and its policies, by torch's names."""
 
     @abstractmethod
-    def _placements(self) -> Any:
-        """Return the namespace of the classes that give a parameter a mesh of its own, by torch's names."""
+    def _placements(self) -> tuple[Any, Any, Any]:
+        """Return the classes of a parameter with a mesh of its own, of the mesh, and of one with replicas."""
 
     @abstractmethod
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ class _FullyShardSystem(System):
         if context.workload.family == LIBRARY:
             arguments["shard_placement_fn"] = _placement_of_stacks(context.shard_size)
         if meshes.experts is not None:
-            arguments["shard_placement_fn"] = placement_of_experts(model, meshes, self._placements())
+            arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._placements())
         reshard = _reshard_after_forward(config)
         for index, unit in enumerate(units):
             is_last = index == 0  # inner first, from the model's end
@@ -142,10 +142,10 @@ class ImplFsdp2(_FullyShardSystem):
 
         return impl
 
-    def _placements(self) -> Any:
+    def _placements(self) -> tuple[Any, Any, Any]:
         from fsdpbench.impl.shared import placement
 
-        return placement
+        return placement.ShardPlacementResult, placement.FSDPMeshInfo, placement.HSDPMeshInfo
 
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
         settings = context.config.settings
@@ -205,10 +205,10 @@ class TorchFsdp2(_FullyShardSystem):
 
         return fsdp
 
-    def _placements(self) -> Any:
+    def _placements(self) -> tuple[Any, Any, Any]:
         from fsdpbench.base.torch_internals import fsdp_common
 
-        return fsdp_common
+        return fsdp_common.ShardPlacementResult, fsdp_common.FSDPMeshInfo, fsdp_common.HSDPMeshInfo
 
     def _extras(self, context: BuildContext) -> Mapping[str, Any]:
         return {}

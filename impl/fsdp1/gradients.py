@@ -231,7 +231,7 @@ class LowPrecisionState(DefaultState):
 def allreduce_hook(state: DefaultState, grad: torch.Tensor) -> None:
     """Average ``grad`` over all ranks, in place."""
     _divide(grad, state.gradient_predivide_factor)
-    dist.all_reduce(grad, group=state.process_group)
+    comm.all_reduce(grad, state.process_group, dist.ReduceOp.SUM, async_op=False)
     _divide(grad, state.gradient_postdivide_factor)
 
 

@@ -314,8 +314,7 @@ class Packed(Reduction):
             async_op = not streams.has_streams and custom is None
             self.work = comm.reduce_scatter(self.output, source, groups.reduce, operation, async_op, custom)
         elif groups.replicate is not None:
-            asynchronous = not streams.has_streams
-            self.work = dist.all_reduce(source, operation, groups.replicate, asynchronous)
+            self.work = comm.all_reduce(source, groups.replicate, operation, not streams.has_streams)
 
 
 class Grouped(Reduction):

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 
 from ..collectives import comm
 from ..shared.settings import MemoryHandover
@@ -206,7 +205,7 @@ class Reducer:
         assert group is not None
         streams.all_reduce.follow(streams.reduce_scatter)
         with span(unit.labels.all_reduce), streams.all_reduce:
-            dist.all_reduce(reduction.output, reduction.average.operation, group)
+            comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
         return streams.all_reduce
 
     def _call_all_reduce_hook(self, reduction: Reduction, stream: Stream) -> Stream:

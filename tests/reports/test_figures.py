@@ -96,7 +96,9 @@ def test_the_documented_schema_of_figures_is_that_of_the_table() -> None:
 
 
 def test_every_field_of_a_result_is_documented_and_the_other_way_round() -> None:
-    assert {*json.loads(SCHEMA.read_text())["properties"]} == {*Result.__struct_fields__} - {"content"}
+    printed_alone = {"advice", "explanation"}  # of `run --advise`: no file holds them
+    documented = {*json.loads(SCHEMA.read_text())["properties"]} - printed_alone
+    assert documented == {*Result.__struct_fields__} - {"content"}
 
 
 def test_rows_are_sound() -> None:

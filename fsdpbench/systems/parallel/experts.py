@@ -41,17 +41,19 @@ def expert_parameters(model: nn.Module) -> set[int]:
     return {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
 
 
-def placement_of_experts(model: nn.Module, meshes: Meshes, kinds: Any) -> Callable[[Any], Any]:
+def placement_of_experts(
+    model: nn.Module, meshes: Meshes, result: Any, sharded: Any, replicated: Any
+) -> Callable[[Any], Any]:
     """Return a `shard_placement_fn` that places experts on their mesh, and all else on that of `fully_shard`.
 
-    `kinds`: the namespace of the classes that the `fully_shard` at hand has for such a placement.
+    `result`, and `sharded` or `replicated` meshes: the classes of the `fully_shard` at hand.
     """
     assert meshes.expert_data is not None
     if meshes.expert_data.ndim == 2:
-        info = kinds.HSDPMeshInfo(meshes.expert_data, shard_mesh_dim=1, replicate_mesh_dim=0)
+        info = replicated(meshes.expert_data, shard_mesh_dim=1, replicate_mesh_dim=0)
     else:
-        info = kinds.FSDPMeshInfo(meshes.expert_data, shard_mesh_dim=0)
-    own = kinds.ShardPlacementResult(Shard(0), info)
+        info = sharded(meshes.expert_data, shard_mesh_dim=0)
+    own = result(Shard(0), info)
     experts = expert_parameters(model)
     return lambda parameter: own if id(parameter) in experts else None
 

@@ -47,7 +47,7 @@ def baseline(path: Path, facts: dict[str, str], **steps: list[float]) -> str:
         for name, runs in steps.items()
     }
     entries["failed"] = Entry(Status.OOM, facts["device"], ({},))
-    Baseline({}, {}).updated({}, entries, Surroundings(facts), "", ()).write(path)
+    Baseline({}, {}).updated(entries, Surroundings(facts), "", ()).write(path)
     return str(path)
 
 
