@@ -160,11 +160,11 @@ def _map_distributed(replacements: Replacements) -> None:
     around(DeviceMesh, "__init__", _naming_host)
 
 
-def _on_gloo(backend: tuple[str, ...], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `backend` replaces the
+def _on_gloo(gloo: tuple[str, ...], original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a maker of groups: they are gloo's, and wait for at most `LONGEST_WAIT`. `gloo` replaces the
     first argument, if it has a name."""
     kept = {name: value for name, value in kwargs.items() if name not in _BACKENDS}
-    first = backend or args[:1]
+    first = gloo or args[:1]
     return original(*first, **kept | {"timeout": LONGEST_WAIT})
 
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed import Work
 
-from fsdpbench.sim.model.allocator import CachingAllocator
 from fsdpbench.sim.model.timeline import Marker, Timeline
 from fsdpbench.sim.model.timeline import Work as WorkKind
 from fsdpbench.sim.model.trace_recorder import CollectiveRecord, KernelRecord
@@ -154,7 +153,7 @@ class Communicator(Membership):
             marker, tensors = shelves.popleft()
             if tensors and self._accelerator.sanitizer is not None:
                 self._accelerator.sanitizer.collective_passed(tensors, marker)
-            _let_go(tensors, self._accelerator.allocator)
+            tensors.clear()
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
@@ -230,15 +229,6 @@ class _Queued(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         return True
-
-
-def _let_go(tensors: list[torch.Tensor], allocator: CachingAllocator) -> None:
-    """Release tensors, at a time that depends on the clock."""
-    held_bytes = allocator.stats.allocated_bytes
-    tensors.clear()
-    if allocator.stats.allocated_bytes != held_bytes:
-        for observer in allocator.observers:
-            observer.freed_by_clock()
 
 
 def _is_asynchronous(opts: Any) -> bool:
