@@ -106,7 +106,8 @@ def first_run(commands: CommandServer, folder: Path, words: tuple[str, ...]) -> 
     points = [name for name in inodes(folder) if name.startswith("run/") and name.endswith("/config.json")]
     for point in points[:1]:
         written += [each.format(point=Path(point).parent.name) for each in ALWAYS]
-    others = dict.fromkeys(name for name in written if name not in ("run", "train.py"))
+    # The script's own file is written where the script says, as Python writes it.
+    others = dict.fromkeys(name for name in written if name not in ("run", "train.py", "checkpoint.pt"))
     return Done(folder, tuple(others), seconds)
 
 

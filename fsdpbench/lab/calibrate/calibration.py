@@ -122,8 +122,9 @@ def calibrate(
         # Of the base's software and chip; what was measured here is to price runs.
         libraries=MappingProxyType({}),
         runs_use=(),
+        older=None,  # one generation was measured; a file on a base of two takes the other from there
     )
-    assumed = tuple(key for key in _all_keys(base) if key not in run.measured)
+    assumed = tuple(key for key in _all_keys(profile) if key not in run.measured)
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
 
 

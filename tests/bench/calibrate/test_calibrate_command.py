@@ -12,7 +12,7 @@ import pytest
 
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.network import Network
-from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 
 TRUTH = load_profile("h100-80gb")
 
@@ -97,3 +97,13 @@ def test_bad_input(
     done = fsdpbench("calibrate", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.plain_cases("h100-80gb-base")
+@pytest.mark.parametrize("name", profile_names(), ids=lambda name: f"{name}-base")
+def test_each_packaged_profile_is_a_base(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "mine.toml"
+    done = run("calibrate", "--device", "sim", "--hardware", name, "--gpus", "1", "--quick", "-o", str(file))
+    assert done.returncode == 0, done.stderr[-1000:]
+    capacity = load_profile(name).memory.capacity_gib
+    assert load_profile(file).memory.capacity_gib == pytest.approx(capacity, rel=0.001)
