@@ -21,7 +21,7 @@ _Faults = Mapping[str, str]
 """What is wrong, in words, by parameter; of no parameter under "". """
 _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
-_SIZE = re.compile(r"\d\S*(?= times)")
+_SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
 @dataclass

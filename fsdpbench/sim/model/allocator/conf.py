@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 
 from fsdpbench.base.numbers import finite_number, whole_number
@@ -103,10 +102,17 @@ class AllocatorConf:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     """Split at the commas that are not inside brackets, then at the first colon."""
-    if text.count("[") != text.count("]"):
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char in "[]":
+            depth += 1 if char == "[" else -1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    if depth != 0:
         raise AllocatorConfError(f"{text!r:.80}: brackets do not match")
     pairs = []
-    for part in re.split(r",(?![^\[]*\])", text):
+    for part in [*parts, text[start:]]:
         if not part.strip():
             continue
         key, colon, value = part.partition(":")
