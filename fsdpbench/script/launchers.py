@@ -77,12 +77,12 @@ def _check(nodes: int, processes: int) -> None:
         raise OtherWorldError(nodes, processes)
 
 
-def _starting(original: Callable[..., Any], process: Any, words: Any, *others: Any, **options: Any) -> None:
+def _starting(original: Callable[..., Any], process: Any, args: Any, *others: Any, **options: Any) -> None:
     """Call `subprocess.Popen.__init__`, by which other launchers start a process for each rank."""
-    if not _is_worker(words):
-        return original(process, words, *others, **options)
+    if not _is_worker(args):
+        return original(process, args, *others, **options)
     environment: Mapping[str, str] = options.get("env") or os.environ
-    process.args, process.pid, process.returncode = words, os.getpid(), 0
+    process.args, process.pid, process.returncode = args, os.getpid(), 0
     process.stdin = process.stdout = process.stderr = None
     process._communication_started = False
     world = environment.get("WORLD_SIZE", os.environ["WORLD_SIZE"])
@@ -90,7 +90,7 @@ def _starting(original: Callable[..., Any], process: Any, words: Any, *others: A
         raise OtherWorldError(1, int(world))
     if environment.get("RANK", os.environ["RANK"]) == os.environ["RANK"]:
         os.environ.update(environment)
-        run_program([os.fsdecode(word) for word in words])
+        run_program([os.fsdecode(word) for word in args])
     return None
 
 

@@ -173,8 +173,17 @@ def check_inside(folder: str, name: str, text: str) -> None:
             _check_path(folder, f"{name}: {os.path.relpath(file, folder)}", path)
     if place.suffix == ".toml" and place.is_file():
         with suppress(UnreadableError):  # the command says why
-            for value in filter(lambda each: isinstance(each, str), read_toml(place).values()):
+            for value in _strings(read_toml(place)):
                 _check_path(folder, f"{name} {text}", value)
+
+
+def _strings(node: object) -> Iterator[str]:
+    """Yield the strings of a parsed file, at any depth."""
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for each in node.values() if isinstance(node, dict) else node:
+            yield from _strings(each)
 
 
 def _check_path(folder: str, name: str, path: str) -> None:

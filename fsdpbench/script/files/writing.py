@@ -264,11 +264,11 @@ class Checkpoints:
         overlay = self._overlay
 
         def writing(
-            original: Callable[..., Any], tensors: Any, filename: Any, *args: Any, **options: Any
+            original: Callable[..., Any], tensor_dict: Any, filename: Any, *args: Any, **options: Any
         ) -> Any:
             self._saw_storage = self._copied_to_host
             path = overlay.resolve(filename)
-            self._to_path(path, lambda place: original(tensors, place, *args, **options))
+            self._to_path(path, lambda place: original(tensor_dict, place, *args, **options))
 
         def serializing(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
             if self._copied_to_host:

@@ -198,13 +198,13 @@ class Syncs:
         name: str,
         original: Any,
         module: Any,
-        wanted: bool,
         *args: Any,
         recurse: bool = True,
         **kwargs: Any,
     ) -> None:
         kind: Any = fsdp.FSDPModule
-        original(module, wanted, *args, recurse=recurse, **kwargs)
+        original(module, *args, recurse=recurse, **kwargs)
+        wanted = args[0] if args else kwargs[name.removeprefix("set_")]
         for each in module.modules() if recurse else [module]:
             self._off.pop((name, id(each)), None)
             if not wanted and isinstance(each, kind):

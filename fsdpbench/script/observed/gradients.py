@@ -78,19 +78,21 @@ class Gradients:
         kind.forward = staticmethod(passing_to(self._reentrant_forward)(kind.forward))
 
     def _reentrant_forward(
-        self, original: Callable[..., Any], context: Any, function: Any, preserve: bool, *inputs: Any
+        self, original: Callable[..., Any], ctx: Any, run_function: Any, preserve_rng_state: bool, *args: Any
     ) -> Any:
-        if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
-            module = _module_of(function)
+        if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in args):
+            module = _module_of(run_function)
             if all(known is None or known() is not module for known, _ in self._reentrant):
                 known_as = None if module is None else weakref.ref(module)
                 self._reentrant.append((known_as, self._place()))
-        return original(context, function, preserve, *inputs)
+        return original(ctx, run_function, preserve_rng_state, *args)
 
     # ------------------------------------------------------------------------------------------------ steps
 
-    def _adding_group(self, original: Callable[..., Any], optimizer: Any, group: dict[str, Any]) -> None:
-        original(optimizer, group)
+    def _adding_group(
+        self, original: Callable[..., Any], optimizer: Any, param_group: dict[str, Any]
+    ) -> None:
+        original(optimizer, param_group)
         self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:

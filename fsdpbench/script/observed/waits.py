@@ -179,9 +179,9 @@ class Loaders:
             around(kind, "fetch", self._fetching)
         around(BaseDataLoaderIter, "__next__", self._taking)
 
-    def _fetching(self, original: Callable[..., Any], fetcher: Any, index: Any) -> Any:
+    def _fetching(self, original: Callable[..., Any], fetcher: Any, possibly_batched_index: Any) -> Any:
         began, waited = _now(), _waited_for_a_core()
-        found = original(fetcher, index)
+        found = original(fetcher, possibly_batched_index)
         took = max(0.0, _now() - began - (_waited_for_a_core() - waited))
         if os.getpid() == self._pid:
             self._times.append(took)

@@ -106,6 +106,7 @@ def test_a_run_gives_figures_intervals_and_progress(agent: Agent) -> None:
         ("run", {"model": "hf:../../etc"}, "is outside of"),
         ("run", {"model": "@/etc/passwd"}, "is outside of"),
         ("plan", {"space": "space.toml"}, "is outside of"),
+        ("plan", {"space": "nested.toml"}, "is outside of"),
         ("explain", {"from": "foreign"}, "is outside of"),
         ("explain", {"from": "foreign/result.json"}, "is outside of"),
     ],
@@ -117,6 +118,8 @@ def test_a_wrong_call_is_an_error_of_one_line(
     run = {"status": "oom", "config": {"script": {"path": "/root/train.py"}}}
     (agent.folder / "foreign" / "result.json").write_text(json.dumps(run))
     (agent.folder / "space.toml").write_text('model = "gpt"\nhf_config = "../config.json"\n')
+    nested = 'model = "gpt"\n[[when]]\nmatch = { hf_config = ["../config.json"] }\n'
+    (agent.folder / "nested.toml").write_text(nested)
     result = agent.call(name, arguments)
     assert result.is_error
     assert words in text_of(result)

@@ -132,7 +132,7 @@ def test_of_two_that_break_a_dead_lock_one_gets_it(path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"pid": 1, "ho', b"\xff\xfe", b'{"pid": -1, "host": "a"}'])
-def test_a_lock_that_names_nobody_is_broken(
+def test_a_lock_without_an_owner_is_broken(
     path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_lock, "SECOND_LOOK_S", 0.01)
@@ -159,12 +159,12 @@ def test_what_is_no_file_is_left_alone(path: Path) -> None:
     path.mkdir()
     with pytest.raises(UsageError, match=r"is a folder .*remove") as refused, lock(path).held():
         pass
-    assert not isinstance(refused.value, FolderTakenError), "nobody holds it: waiting would not end"
+    assert not isinstance(refused.value, FolderTakenError), "no process holds it: waiting would not end"
     assert path.is_dir()
 
 
 @pytest.mark.parametrize("target", [".lock", "folder", "nothing"])
-def test_a_link_is_nobodys_lock(path: Path, target: str) -> None:
+def test_a_link_is_not_a_lock(path: Path, target: str) -> None:
     (path.parent / "folder").mkdir()
     path.symlink_to(target)
     with lock(path).held():

@@ -28,24 +28,24 @@ def prices() -> Callable[..., Result]:
 def test_every_row_is_priced_and_every_group_has_its_errors(prices: Callable[..., Result]) -> None:
     done = prices(SAMPLES, "--json")
     assert done.exit_code == int("**not met**" in prices(SAMPLES).stdout)
-    told = json.loads(done.stdout)
-    assert len(told["rows"]) == sum(len(path.read_text().splitlines()) - 1 for path in SAMPLES.iterdir())
-    assert {row["gpu"] for row in told["rows"]} >= {"b300", "gb200", "gb300", "rtx-pro-6000", "l40s"}
-    assert told["skipped"] == []
-    for group in told["groups"]:
+    printed = json.loads(done.stdout)
+    assert len(printed["rows"]) == sum(len(path.read_text().splitlines()) - 1 for path in SAMPLES.iterdir())
+    assert {row["gpu"] for row in printed["rows"]} >= {"b300", "gb200", "gb300", "rtx-pro-6000", "l40s"}
+    assert printed["skipped"] == []
+    for group in printed["groups"]:
         assert list(group) == [
             "kind", "gpu", "dtype", "measured_with", "count", "mean_error", "median_error", "bias",
         ]  # fmt: skip
-    row = next(row for row in told["rows"] if row["kind"] == "gemm")
+    row = next(row for row in printed["rows"] if row["kind"] == "gemm")
     assert row["error"] == pytest.approx(row["predicted_us"] / row["us"] - 1)
     of_row = [
         r["error"]
-        for r in told["rows"]
+        for r in printed["rows"]
         if all(r.get(key) == row[key] for key in ("kind", "gpu", "dtype", "measured_with"))
     ]
     group = next(
         g
-        for g in told["groups"]
+        for g in printed["groups"]
         if all(g[key] == row[key] for key in ("kind", "gpu", "dtype", "measured_with"))
     )
     assert group["count"] == len(of_row)
@@ -65,9 +65,9 @@ def test_a_chip_without_a_profile_is_named(tmp_path: Path, prices: Callable[...,
     )
     shown = prices(tmp_path)
     assert "Skipped: mi325x, 1 row: no hardware profile has this name." in shown.stdout
-    told = json.loads(prices(tmp_path, "--json").stdout)
-    assert told["skipped"] == [{"gpu": "mi325x", "rows": 1}]
-    assert len(told["rows"]) == 1
+    printed = json.loads(prices(tmp_path, "--json").stdout)
+    assert printed["skipped"] == [{"gpu": "mi325x", "rows": 1}]
+    assert len(printed["rows"]) == 1
 
 
 def test_a_bar_that_is_not_met_is_exit_code_1(tmp_path: Path, prices: Callable[..., Result]) -> None:
@@ -107,5 +107,5 @@ def test_bad_folders_and_columns(tmp_path: Path, prices: Callable[..., Result]) 
 
 def test_a_part_of_the_files_is_enough(tmp_path: Path, prices: Callable[..., Result]) -> None:
     shutil.copy(SAMPLES / "nccl.csv", tmp_path)
-    told = json.loads(prices(tmp_path, "--json").stdout)
-    assert {group["kind"] for group in told["groups"]} == {"nccl"}
+    printed = json.loads(prices(tmp_path, "--json").stdout)
+    assert {group["kind"] for group in printed["groups"]} == {"nccl"}

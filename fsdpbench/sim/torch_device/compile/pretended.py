@@ -174,13 +174,13 @@ def install_random_numbers() -> None:
         wrapper.py_impl(select)(passing_to(call)(wrapper.py_kernels.pop(select)))
 
 
-def _saving(original: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _saving(original: Callable[..., Any], op: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(map(is_on_device, tensors_in(args, kwargs))):
-        return original(operator, *args, **kwargs)
-    return torch.zeros(_STATE_BYTES, dtype=torch.uint8), operator(*args, **kwargs)
+        return original(op, *args, **kwargs)
+    return torch.zeros(_STATE_BYTES, dtype=torch.uint8), op(*args, **kwargs)
 
 
-def _restoring(original: Callable[..., Any], state: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+def _restoring(original: Callable[..., Any], rng_state: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     if not any(map(is_on_device, tensors_in(args, kwargs))):
-        return original(state, operator, *args, **kwargs)
-    return operator(*args, **kwargs)
+        return original(rng_state, op, *args, **kwargs)
+    return op(*args, **kwargs)

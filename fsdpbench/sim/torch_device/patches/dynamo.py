@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -119,10 +120,13 @@ def _real() -> ModuleType:
 def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
     """Return a function that wraps another one: its wrapper returns `call(function, *arguments)`.
 
-    The wrapper takes the function's name, docstring and `__wrapped__`, by which torch and Dynamo find it.
+    The wrapper takes the function's name, docstring and `__wrapped__`, by which torch and Dynamo find it. The
+    parameters of `call` behind the function have its own names, so that a script may give them by keyword.
     """
 
     def wrap(function: Any) -> Callable[..., Any]:
+        _require_names(call, function)
+
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return call(function, *args, **kwargs)
@@ -130,6 +134,20 @@ def passing_to(call: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
         return wrapper
 
     return wrap
+
+
+def _require_names(call: Callable[..., Any], function: Any) -> None:
+    """Raise `TypeError` where a keyword of `function` would miss the parameter of `call` in its place."""
+    try:
+        theirs = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return  # a builtin, whose parameters have no names here
+    mine = list(inspect.signature(call).parameters.values())[1:]
+    for one, other in zip(mine, theirs, strict=False):
+        if one.kind is not one.POSITIONAL_OR_KEYWORD or other.kind is not other.POSITIONAL_OR_KEYWORD:
+            return
+        if other.name not in ("self", one.name):
+            raise TypeError(f"{call}: {one.name!r} is {other.name!r} of {function}")
 
 
 def stand_in_for_builtin(original: Any, replacement: Any) -> None:

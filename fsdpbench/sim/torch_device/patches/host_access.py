@@ -167,9 +167,9 @@ def patch_packed_sequences() -> None:
 
 
 def _packing(
-    original: Callable[..., Any], sequence: torch.Tensor, lengths: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], input: torch.Tensor, lengths: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    packed = original(sequence, lengths, *args, **kwargs)
+    packed = original(input, lengths, *args, **kwargs)
     back = packed.unsorted_indices
     if back is not None and is_on_device(back):
         order = torch.as_tensor(lengths, dtype=torch.int64).sort(descending=True).indices

@@ -275,9 +275,11 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     install_random_state()
 
 
-def _with_ranks_that_are_there(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_ranks_that_are_there(
+    original: Callable[..., Any], process_group: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Call DDP's comparison of shapes among ranks."""
-    return None if isinstance(group, SimProcessGroup) else original(group, *args, **kwargs)
+    return None if isinstance(process_group, SimProcessGroup) else original(process_group, *args, **kwargs)
 
 
 def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[..., None]:
