@@ -99,12 +99,12 @@ def saving_words(result: Result, config: Config) -> str:
     nbytes, hardware = saved["bytes"], config.hardware
     if saved["is_sharded"]:
         total, tensors = nbytes * config.gpus, saved["tensors"]
-        found = sharded_checkpoint(total, nbytes, tensors, hardware, config.gpus)
-    else:
-        found = full_checkpoint(nbytes, hardware)
+        found, what = sharded_checkpoint(total, nbytes, tensors, hardware, config.gpus), "all ranks save"
+    else:  # other ranks may write files of their own, which nothing here sees
+        found, what = full_checkpoint(nbytes, hardware), "rank 0 saves"
     planning = f"{found.plan_s:.1f} s to plan, " if found.plan_s else ""
-    size = f"{found.nbytes / 1e9:,.1f} GB"
-    return f"{size} a checkpoint: {planning}{found.copy_s:.1f} s to copy, {found.write_s:.1f} s to write"
+    times = f"{planning}{found.copy_s:.1f} s to copy, {found.write_s:.1f} s to write"
+    return f"{what} {found.nbytes / 1e9:,.1f} GB: {times}"
 
 
 def _settings(result: Result, config: Config) -> PartVerdict | None:

@@ -19,6 +19,7 @@ import jsonschema
 import msgspec
 
 from fsdpbench.base.errors import UsageError, unknown
+from fsdpbench.base.files.documents import converted
 from fsdpbench.base.reading import UnreadableError, one_line, read_json, read_toml
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.base.settings.setting import Setting, plain_text
@@ -193,10 +194,12 @@ def _check_path(folder: str, name: str, path: str) -> None:
 
 
 def _scripts_of(file: Path) -> Iterator[str]:
-    """Yield the path of the script in the JSON of a run, which `explain` would execute."""
+    """Yield the paths of the script, or of a test's function, in the JSON of a run, which `explain` would
+    execute."""
     with suppress(UnreadableError, msgspec.ValidationError):
-        run = msgspec.convert(read_json(file), _Run)
-        yield from (str(each.script.get("path")) for each in (run, run.config) if each and each.script)
+        run = converted(read_json(file), _Run)
+        for script in (each.script for each in (run, run.config) if each and each.script):
+            yield from _strings([str(script.get("path")), script.get("function")])
 
 
 def _found_below(folder: Path, name: str) -> Iterator[str]:

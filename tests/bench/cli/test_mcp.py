@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import jsonschema
@@ -109,14 +110,18 @@ def test_a_run_gives_figures_intervals_and_progress(agent: Agent) -> None:
         ("plan", {"space": "nested.toml"}, "is outside of"),
         ("explain", {"from": "foreign"}, "is outside of"),
         ("explain", {"from": "foreign/result.json"}, "is outside of"),
+        ("explain", {"from": "function.json"}, "is outside of"),
     ],
 )
 def test_a_wrong_call_is_an_error_of_one_line(
     agent: Agent, name: str, arguments: dict[str, object], words: str
 ) -> None:
     (agent.folder / "foreign").mkdir(exist_ok=True)
-    run = {"status": "oom", "config": {"script": {"path": "/root/train.py"}}}
+    run: dict[str, Any] = {"status": "oom", "config": {"script": {"path": "/root/train.py"}}}
     (agent.folder / "foreign" / "result.json").write_text(json.dumps(run))
+    function = {"name": "f", "module": "m", "folder": "/tmp/of-others", "root": "."}
+    run["config"]["script"] = {"path": "train.py", "function": function}
+    (agent.folder / "function.json").write_text(json.dumps(run))
     (agent.folder / "space.toml").write_text('model = "gpt"\nhf_config = "../config.json"\n')
     nested = 'model = "gpt"\n[[when]]\nmatch = { hf_config = ["../config.json"] }\n'
     (agent.folder / "nested.toml").write_text(nested)

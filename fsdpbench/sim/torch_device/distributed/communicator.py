@@ -120,10 +120,8 @@ class Communicator(Membership):
             return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
-        if any(not is_on_device(tensor) for tensor in outputs):
-            return CollectiveWork(
-                accelerator, None, outputs
-            )  # of the host's memory, as through gloo: no device time
+        if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time
+            return CollectiveWork(accelerator, None, outputs)
         own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
         if accelerator.sanitizer is not None:
