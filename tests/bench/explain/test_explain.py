@@ -164,13 +164,13 @@ def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_
 def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLine, tmp_path: Path) -> None:
     from fsdpbench.cli.commands.explain import Explanation, _read
 
-    told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
+    text = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
     config = changes_config(BIG_BATCH).to_dict() | {"device": "cuda", "hardware": None}
     path = tmp_path / "result.json"
     for name, wanted in (("NVIDIA H100 80GB HBM3", "h100-80gb"), ("GTX 9", None)):
         hardware = {"name": name, "memory_bytes": 85_000_000_000}
         path.write_text(
-            json.dumps({"status": "oom", "config": config, "hardware": hardware, "cause": {"message": told}})
+            json.dumps({"status": "oom", "config": config, "hardware": hardware, "cause": {"message": text}})
         )
         if wanted is None:
             assert "--hardware" in fsdpbench("explain", str(path)).stderr

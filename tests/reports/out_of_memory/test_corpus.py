@@ -61,11 +61,11 @@ def test_a_pasted_text_is_read_right_or_said_to_be_unknown(case: Case) -> None:
         assert report is None
         return
     assert report is not None
-    told = describe_report(report)
+    said = describe_report(report)
     for words in answer.pop("says", []):
-        assert words in told, told
+        assert words in said, said
     for words in answer.pop("never", []):
-        assert words not in told, told
+        assert words not in said, said
     assert report.message.source == answer.pop("source")
     assert (report.phase or "unknown") == answer.pop("phase", report.phase or "unknown")
     assert str(report.where) == answer.pop("line", str(report.where))

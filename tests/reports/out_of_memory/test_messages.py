@@ -154,8 +154,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("text", "figures"), CASES.values(), ids=list(CASES))
 def test_every_form_of_the_message_is_read(text: str, figures: dict[str, Any]) -> None:
     (message,) = find_messages(text)
-    told = message.to_dict()
-    assert {name: told[name] for name in figures} == figures
+    said = message.to_dict()
+    assert {name: said[name] for name in figures} == figures
 
 
 def test_a_message_that_a_terminal_folded_is_read() -> None:
@@ -171,8 +171,8 @@ def test_the_simulated_allocators_own_message_is_read() -> None:
     text = out_of_memory(
         asked=GIB, total=8 * GIB, free=GIB // 2, outside=GIB, allocated=6 * GIB, reserved=13 * GIB // 2
     )
-    told = find_messages(text)[0].to_dict()
-    assert (told["asked"], told["reserved"], told["outside"], told["short"]) == (
+    said = find_messages(text)[0].to_dict()
+    assert (said["asked"], said["reserved"], said["outside"], said["short"]) == (
         GIB,
         13 * GIB // 2,
         GIB,
@@ -237,9 +237,9 @@ def test_the_phase_is_that_of_the_traceback(frames: list[str], phase: str) -> No
 def test_the_arithmetic_names_the_cause(text: str, words: str) -> None:
     report = read_log(text)
     assert report is not None
-    told = describe_report(report)
-    assert words in told
-    assert "unknown" in told, "what a message does not tell is said to be unknown"
+    said = describe_report(report)
+    assert words in said
+    assert "unknown" in said, "what a message does not tell is said to be unknown"
 
 
 def test_other_texts_hold_none() -> None:
@@ -314,9 +314,9 @@ IN_A_CONTAINER = (
 
 
 def test_a_process_that_the_driver_knows_by_another_number_is_this_one() -> None:
-    told = find_messages(IN_A_CONTAINER)[0].to_dict()
-    assert (told["process"], told["others"], told["others_seen"]) == (round(77.95 * GIB), None, 0)
-    assert told["outside"] == round(77.95 * GIB) - 75 * GIB
+    said = find_messages(IN_A_CONTAINER)[0].to_dict()
+    assert (said["process"], said["others"], said["others_seen"]) == (round(77.95 * GIB), None, 0)
+    assert said["outside"] == round(77.95 * GIB) - 75 * GIB
     beside = find_messages(IN_A_CONTAINER.replace("77.95", "2.95"))[0].to_dict()
     assert (beside["process"], beside["others"]) == (None, round(2.95 * GIB))
 
