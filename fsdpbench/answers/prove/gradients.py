@@ -17,10 +17,13 @@ from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
 from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
 
+_Finding = tuple[str, list[str], int, Wrapping]
 _Faults = Mapping[str, str]
 """What is wrong, in words, by parameter; of no parameter under "". """
 _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
+_EVEN = 0.01
+"""The share by which numbers of elements may differ: an element weighs at most that much more."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
@@ -32,7 +35,7 @@ class Compared:
     trained: set[str] = field(default_factory=set)
     compared: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
-    findings: list[tuple[str, list[str], int, Wrapping]] = field(default_factory=list)
+    findings: list[_Finding] = field(default_factory=list)
 
     def add(self, step: _Step, faults: _Faults) -> None:
         """Record the faults of parameters: one finding for all of a fault that one line wrapped."""
@@ -77,6 +80,10 @@ def compare(pair: Pair) -> Compared:
     if pair.sharded.ranks > 1 and all(len(each) == 1 and each != {""} for each in read):
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
         found.findings.append(("all ranks read the same data in every step", [""], 0, Wrapping(loader)))
+    for step in steps:
+        if uneven := _uneven_losses(step):
+            found.findings.append(uneven)
+            break
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
         found.compared |= set(step.held)
@@ -206,6 +213,24 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
         if before is None
         else f"{what}, right in step 1: computed with weights that are not the optimizer's last"
     )
+
+
+def _uneven_losses(step: _Step) -> _Finding | None:
+    """Return the finding that the backwards of a step weigh their elements differently, None if not."""
+    backwards = [each for rank in step.sharded for each in rank.divided]
+    counts: dict[tuple[str, str], list[float]] = {}
+    for each in backwards:
+        for path, divisor in each.terms.items():
+            counts.setdefault((each.place, path), []).append(abs(divisor))
+    for (place, _), divisors in counts.items():
+        low, high = min(divisors), max(divisors)
+        if high > low * (1 + _EVEN):
+            what = (
+                f"losses are means over {low:.6g} to {high:.6g} elements, so those of short batches weigh "
+                "more: divide each sum by the mean count of all ranks and microbatches"
+            )
+            return what, [""], step.index, Wrapping(place)
+    return None
 
 
 def _losses(step: _Step) -> _Faults:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
 
@@ -40,6 +41,8 @@ class StepRecord:
     held: Mapping[str, Held]
     clipped: Mapping[str, Piece | None] | None = None
     losses: list[float] = field(default_factory=list)
+    divided: list[Divided] = field(default_factory=list)
+    """What the loss of each backward is divided by."""
     summands: int = 1
     """Samples or tokens of a microbatch: the summands of a gradient."""
     inputs: str = ""
@@ -147,6 +150,7 @@ class Watch:
         try:
             first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
             self.record.losses.append(float(first.detach().float().sum()))
+            self.record.divided.append(divided(first, self._own_files.line() or ""))
             self.backward(lambda: original(tensors, *args, **kwargs))
         finally:
             self._depth -= 1
