@@ -28,9 +28,11 @@ _SLURM_S = 10
 
 @dataclass(frozen=True)
 class Ended:
-    """A configuration that has ended; `changed_ns`: when its result was written, by the file system."""
+    """A configuration that has ended, in `folder`; `changed_ns`: when its result was written, by the file
+    system."""
 
     name: str
+    folder: Path
     result: Result
     changed_ns: int
 
@@ -40,13 +42,13 @@ class SweepState:
     """One look at a sweep's folder.
 
     points: the folders that the sweep is made of.  ended: those with a result, in the order of their ends.
-    under_way: names of those that were started (as Slurm jobs they may still wait for a node).  is_held:
+    under_way: folders of those that were started (as Slurm jobs they may still wait for a node).  is_held:
     a process works at it.  began_ns: when the sweep was started last, by the file system.
     """
 
     points: tuple[str, ...]
     ended: tuple[Ended, ...]
-    under_way: tuple[str, ...]
+    under_way: tuple[Path, ...]
     is_held: bool
     began_ns: int
 
@@ -104,17 +106,16 @@ class SweepFolder:
             known = self._read.get(folder)
             if known is None or known.changed_ns != changed:
                 result = result_in(path.parent)
-                known = None if result is None else Ended(point_name(folder), result, changed)
+                known = None if result is None else Ended(point_name(folder), path.parent, result, changed)
                 self._read[folder] = known
         except OSError:
             return None
         return known
 
-    def _under_way(self) -> tuple[str, ...]:
+    def _under_way(self) -> tuple[Path, ...]:
         with contextlib.suppress(OSError):
             found = sorted(self.path.glob(f"{_WORK}*"))
-            names = [path.name.removeprefix(_WORK) for path in found]
-            return tuple(point_name(name) for name in names if not name.startswith("old-"))
+            return tuple(path for path in found if not path.name.startswith(f"{_WORK}old-"))
         return ()
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.base import interruption
+from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, written
+from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.cli.output import make_console, show, show_json, tell
-from fsdpbench.cli.terminal.units import best_words, headline
+from fsdpbench.cli.terminal.units import best_words, headline, words_of
 from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
 
 if TYPE_CHECKING:
@@ -189,7 +192,18 @@ def _headline(state: SweepState, slurm: str = "") -> str:
 
 
 def _results(state: SweepState) -> list[tuple[str, Result]]:
-    return [(each.name, each.result) for each in state.ended]
+    return [(_words(each.folder), each.result) for each in state.ended]
+
+
+@cache
+def _words(folder: Path) -> str:
+    """Return the configuration of a folder in words; the folder's name where no configuration can be read."""
+    from fsdpbench.sweep.sweep_state import point_name
+
+    try:
+        return words_of(Config.from_dict(read_json_object(folder / "config.json")))
+    except (ValueError, UsageError, KeyError, TypeError):
+        return point_name(folder.name.removeprefix(".work-"))
 
 
 class View:
@@ -223,7 +237,7 @@ class PlainView(View):
             self._began = True
         new = [each for each in state.ended if self._shown_ns.get(each.name) != each.changed_ns]
         for number, each in enumerate(new, start=len(state.ended) - len(new) + 1):
-            tell(f"[{number}/{len(state.points)}] {each.name}: {describe_result(each.result)}")
+            tell(f"[{number}/{len(state.points)}] {_words(each.folder)}: {describe_result(each.result)}")
             self._shown_ns[each.name] = each.changed_ns
         if slurm and slurm != self._slurm:
             tell(f"Slurm: {slurm}")
@@ -261,7 +275,7 @@ def _table_of(state: SweepState, slurm: str, width: int) -> Group:
 
     shown = state.under_way[:_MOST_UNDER_WAY]
     rows = [(name, described(result)) for name, result in _results(state)[-_LAST_SHOWN:]]
-    rows += [(name, Text("under way", style="dim")) for name in shown]
+    rows += [(_words(folder), Text("under way", style="dim")) for folder in shown]
     more = len(state.under_way) - len(shown)
     view = live_view(_headline(state, slurm), _results(state), rows, width)
     return Group(view, Text(f"and {more} more under way", style="dim")) if more else view

@@ -62,7 +62,8 @@ class ProfileFolder(Generic[P]):
                 return self._make(read_toml(path), text)
             except UnreadableError as error:
                 raise ProfileError(f"{self.kind} profile {error}") from None
-        near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
+        begun = [name for name in known if name.startswith(text.lower())]
+        near = begun or difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
         raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
 
