@@ -162,10 +162,7 @@ def _architectures() -> list[str]:
     return [f"sm_{major}{minor}"]
 
 
-_ONLY_CUDA_PRIVATE: dict[str, Any] = {
-    "cuda_is_compiled": lambda: True,
-    "cuda_lazy_call": _lazy_call,
-}
+_ONLY_CUDA_PRIVATE: dict[str, Any] = {"cuda_is_compiled": lambda: True, "cuda_lazy_call": _lazy_call}
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,
     "ipc_collect": _nothing,

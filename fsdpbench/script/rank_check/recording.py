@@ -402,7 +402,8 @@ def _of_objects(
 ) -> None:
     """Call and record a collective of objects; its results are those of rank 0, where they are known."""
     original(**given)
-    group, root = given.get("group") or dist.group.WORLD, None
+    group: Any = given.get("group") or dist.group.WORLD
+    root = None
     if name != "all_gather_object":
         place = "dst" if name == "gather_object" else "src"
         of_world, root = given.get(place), given.get(f"group_{place}")

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.followed import Use
 from fsdpbench.sim.torch_device.prices import FREE, OperatorCost, price
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses

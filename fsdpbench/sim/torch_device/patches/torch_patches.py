@@ -315,7 +315,7 @@ def _replace_collectives_of_objects() -> None:
             replace(module, **{name: replacement})
 
 
-def in_simulated_groups(original: Callable[..., None], call: Callable[[dict[str, Any]], None]) -> Any:
+def in_simulated_groups(original: Callable[..., None], call: Callable[[Mapping[str, Any]], None]) -> Any:
     """Return a collective that is `call` of its arguments by name, if its group is simulated."""
     signature = inspect.signature(original)
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.flops import compute_type
 
 _SCALED = ("fp8", "nvfp4")
 """Dtypes whose factors were cast before the product, by operators with their own prices."""
