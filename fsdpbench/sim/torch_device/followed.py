@@ -37,7 +37,9 @@ class MemoryFollower(Protocol):
     def uses_of(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]: ...
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]
-    ) -> None: ...
+    ) -> None:
+        """Observe an operator about to be launched; `outputs`: new tensors."""
+
     def workspaces(self, stream: int, blocks: Sequence[Any]) -> None: ...
     def collective(
         self,
@@ -48,7 +50,9 @@ class MemoryFollower(Protocol):
         *,
         awaited: bool,
         group: str,
-    ) -> None: ...
+    ) -> None:
+        """Observe a collective about to be queued; `awaited`: its caller has to wait for its work."""
+
     def host_copy(
         self,
         stream: int,
@@ -57,7 +61,9 @@ class MemoryFollower(Protocol):
         host: torch.Tensor | None,
         *,
         blocking: bool,
-    ) -> None: ...
+    ) -> None:
+        """Observe a copy over the host link about to be queued; `blocking`: the CPU waits for it."""
+
     def host_reads(self, tensor: torch.Tensor, name: str) -> None: ...
     def host_waits_for_all(self) -> None: ...
     def stream_made(self, stream: int, what: str = "") -> None: ...

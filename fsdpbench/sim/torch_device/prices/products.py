@@ -158,7 +158,7 @@ def attention_forward(
 def attention_backward(
     call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
 ) -> OperatorCost:
-    """Price the backward of fused attention, scratch memory included; the arguments as in forward."""
+    """Price the backward of fused attention, scratch included; `causal_at` and `bias_at` as in forward."""
     query, key, value = call.args[1:4]
     causal = bool(argument(call, causal_at, "is_causal", False))
     dtype = compute_type(query.dtype)
