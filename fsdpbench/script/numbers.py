@@ -148,13 +148,7 @@ def _comparison(name: str, sign: str) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _unary(name: str) -> Callable[[Any], Any]:
-    compute = getattr(operator, name)
-    return lambda self: followed(compute(plain(self)))
-
-
-def _rounded(name: str) -> Callable[[Any], Any]:
-    compute = getattr(math, name)
+def _unary(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: followed(compute(plain(self)))
 
 
@@ -163,9 +157,9 @@ def _add_operators(kind: Any) -> None:
         setattr(kind, f"__{name}__", _arithmetic(name, reflected=False))
         setattr(kind, f"__r{name}__", _arithmetic(name, reflected=True))
     for name in _UNARY:
-        setattr(kind, f"__{name}__", _unary(name))
+        setattr(kind, f"__{name}__", _unary(getattr(operator, name)))
     for name in ("floor", "ceil", "trunc"):
-        setattr(kind, f"__{name}__", _rounded(name))
+        setattr(kind, f"__{name}__", _unary(getattr(math, name)))
     for name, sign in _COMPARISONS.items():
         setattr(kind, f"__{name}__", _comparison(name, sign))
 
