@@ -23,7 +23,6 @@ if __name__ == "__main__":
 
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.base.configuration.config import Config, Degrees
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import read_json_object
@@ -42,6 +41,7 @@ from fsdpbench.engine.measuring.soak import (
 from fsdpbench.engine.measuring.warmup import TimedSteps, time_and_trace, warm_up
 from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
+from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.systems import BuildContext, System, get_system, software_of
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload

@@ -31,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.interruption import die_with_parent
 
@@ -38,11 +39,11 @@ from fsdpbench.base.interruption import die_with_parent
 from fsdpbench.base.torch_internals import dynamo  # noqa: F401
 from fsdpbench.base.writing import append_to
 from fsdpbench.engine.devices.base import Placement
+from fsdpbench.engine.devices.detection import number_of_launcher
 from fsdpbench.engine.results.records import Status, read_records
 from fsdpbench.engine.results.result import Outcome
 from fsdpbench.engine.worker import run_rank
 from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
-from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
 
 RankFunction = Callable[[Config, Placement, Path], Status]
@@ -133,6 +134,24 @@ def _rank_main(
         sys.exit(1)
     if status is not Status.OK:
         sys.exit(_EXIT_NOT_OK)
+
+
+def rehearse(config: Config, placement: Placement) -> None:
+    """Let "cuda" be the simulated device, if it is what the environment asks for (`script/rehearsal.py`)."""
+    if config.device == "cuda" and simulated_cuda() is not None:
+        from fsdpbench.script.rehearsal import rehearse_where_asked
+
+        rehearse_where_asked(placement, config.ranks_per_node)
+
+
+def rehearse_launched() -> None:
+    """Do so for a process that torchrun started, if any, with the clock of the host."""
+    from fsdpbench.script.rehearsal import rehearse_where_asked
+
+    world = number_of_launcher("WORLD_SIZE", 1)
+    rank, local = number_of_launcher("RANK", 0), number_of_launcher("LOCAL_RANK", 0)
+    per_node = number_of_launcher("LOCAL_WORLD_SIZE", world)
+    rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
 
 
 class _RankLogs(LogsSpecs):

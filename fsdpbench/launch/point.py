@@ -32,7 +32,6 @@ from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rank_files import log_to
-from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
@@ -108,7 +107,6 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
         else:
             from fsdpbench.engine.worker import run_rank
 
-            rehearse(config, placement)
             with _sharing_plans(config, shared):
                 run_rank(config, placement, folder)
     except Exception as error:

@@ -12,14 +12,15 @@ All of them share the configuration's timeout. A rank that runs past it writes d
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import select
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -79,47 +80,36 @@ class _End:
 # -------------------------------------------------------------------------------------------------- processes
 
 
-@dataclass
-class _Running:
-    rank: int
-    pid: int
-    handle: int
-    began: float
-
-
 def _run_all(config: Config, folder: Path, ranks: Sequence[int], deadline: float) -> dict[int, _End]:
     """Run these ranks until they end, or the deadline is there."""
-    waiting, running, ends = list(ranks), list[_Running](), dict[int, _End]()
+    fork = multiprocessing.get_context("fork")
+    waiting, running, ends = list(ranks), dict[int, tuple[ForkProcess, float]](), dict[int, _End]()
     while waiting or running:
         while waiting and len(running) < usable_cores():
-            running.append(_start(config, folder, waiting.pop(0)))
+            rank = waiting.pop(0)
+            process = fork.Process(target=_run_rank, args=(config, folder, rank, os.getpid()))
+            process.start()
+            running[rank] = process, time.monotonic()
         left = deadline - time.monotonic()
-        ready, _, _ = select.select([each.handle for each in running], [], [], max(0.0, left))
-        for each in [each for each in running if each.handle in ready or left <= 0]:
-            running.remove(each)
-            ends[each.rank] = _ended(each, timed_out=each.handle not in ready)
+        ready = wait([process.sentinel for process, _ in running.values()], max(0.0, left))
+        for rank, (process, began) in list(running.items()):
+            timed_out = process.sentinel not in ready
+            if not timed_out or left <= 0:
+                del running[rank]
+                code = _ended(process, timed_out=timed_out)
+                ends[rank] = _End(rank, code, timed_out, time.monotonic() - began)
     return dict(sorted(ends.items()))
 
 
-def _start(config: Config, folder: Path, rank: int) -> _Running:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _run_rank(config, folder, rank, parent)
-    return _Running(rank, pid, os.pidfd_open(pid), time.monotonic())
-
-
-def _ended(rank: _Running, *, timed_out: bool) -> _End:
+def _ended(process: ForkProcess, *, timed_out: bool) -> int:
+    """Wait for a process, one that timed out until it is killed; return its exit code."""
     if timed_out:
-        os.kill(rank.pid, signal.SIGTERM)
-        if not select.select([rank.handle], [], [], _STOP_GRACE_S)[0]:
-            os.kill(rank.pid, signal.SIGKILL)
-    _, status = os.waitpid(rank.pid, 0)
-    os.close(rank.handle)
-    code = os.waitstatus_to_exitcode(status)
-    return _End(rank.rank, code, timed_out, time.monotonic() - rank.began)
+        process.terminate()
+        process.join(_STOP_GRACE_S)
+        process.kill()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from fsdpbench.base.torch_internals import DisableTorchFunctionSubclass, find
 from fsdpbench.script.interposing import around
-from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
+from fsdpbench.script.numbers import Followed, follow_math, followed, plain
 from fsdpbench.script.own_files import OwnFiles, is_of_torch, is_only_printed, is_only_shown
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.operators.known_values import (
@@ -190,7 +190,7 @@ class _Tensors:
         if is_compiled or not isinstance(answer, float):
             decisions.record("item", answer)
         # Dynamo would trace into a number that is followed, and break the graph there.
-        return answer if is_compiled else _followed(answer)
+        return answer if is_compiled else followed(answer)
 
     def _listed(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
         decisions = self._decisions
@@ -200,7 +200,7 @@ class _Tensors:
             decisions.note_read("tolist")
         if guessed and not tensor.dtype.is_floating_point:
             decisions.record("tolist", _first(answer))
-        return _followed(answer) if guessed else answer
+        return followed(answer) if guessed else answer
 
     def _copied(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -255,7 +255,9 @@ class _Tensors:
     def _made(self, original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Call `torch.tensor`: a tensor made of placeholders holds placeholders."""
         made: torch.Tensor = original(data, *args, **kwargs)
-        if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
+        if isinstance(data, Followed) or (
+            isinstance(data, (list, tuple)) and any(isinstance(each, Followed) for each in data)
+        ):
             if not is_on_device(made):
                 return mark_as_placeholders(made).as_subclass(HostPlaceholder)
             forget(record_of(made.untyped_storage()))
@@ -309,24 +311,11 @@ def _is_of_the_bench(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("fsdpbench.")
 
 
-def _is_followed(value: Any) -> bool:
-    return isinstance(value, Followed)
-
-
 def _first(answer: Any) -> Any:
     """Return the first number of nested lists; all are equal."""
     while isinstance(answer, list) and answer:
         answer = answer[0]
     return 0 if isinstance(answer, list) else plain(answer)
-
-
-def _followed(answer: Any) -> Any:
-    """Return the numbers of an answer, followed."""
-    if isinstance(answer, list):
-        return [_followed(each) for each in answer]
-    if type(answer) is float:
-        return PlaceholderFloat(answer)
-    return PlaceholderInt(answer) if type(answer) is int else answer
 
 
 __all__ = ["Decisions"]

@@ -62,15 +62,12 @@ def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]
             module.fully_shard = made  # type: ignore[attr-defined]
 
 
-def around_fully_shard(before: Before, after: Callable[[Any], None] | None = None) -> None:
-    """Call `before(module, arguments)`, then torch's `fully_shard`, then `after(module)`."""
+def around_fully_shard(before: Before) -> None:
+    """Call `before(module, arguments)`, then torch's `fully_shard`."""
 
     def fully_shard(original: Callable[..., Any], module: Any, **kwargs: Any) -> Any:
         before(module, kwargs)
-        made = original(module, **kwargs)
-        if after is not None:
-            after(module)
-        return made
+        return original(module, **kwargs)
 
     replace_fully_shard(passing_to(fully_shard))
 
@@ -101,9 +98,7 @@ _OF_BATCH = re.compile(r"(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
 _NOT_OF_TRAINING = re.compile(r"(?:.*[-_])?(?:eval|val|valid|test)[-_].*")
 
 
-def after_parsing(
-    note: Callable[[argparse.ArgumentParser, argparse.Namespace, str], None],
-) -> None:
+def after_parsing(note: Callable[[argparse.ArgumentParser, argparse.Namespace, str], None]) -> None:
     """Call `note(parser, arguments, name)` when a script's parser has read arguments of which `name` is the
     batch's size."""
 

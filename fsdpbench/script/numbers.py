@@ -64,14 +64,14 @@ class Followed:
         return PlaceholderText(format(plain(self), spec))
 
     def __round__(self, digits: int | None = None) -> Any:
-        return _followed(round(plain(self), digits))
+        return followed(round(plain(self), digits))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         answer = getattr(ufunc, method)(*map(plain, inputs), **kwargs)
         name = ufunc.__name__
         if getattr(answer, "ndim", 1) != 0:
             return answer
-        return _decided(f"numpy.{name}", answer) if answer.dtype.kind == "b" else _followed(answer.item())
+        return _decided(f"numpy.{name}", answer) if answer.dtype.kind == "b" else followed(answer.item())
 
 
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
@@ -111,9 +111,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _followed(answer: Any) -> Any:
-    if type(answer) is tuple:
-        return tuple(map(_followed, answer))
+def followed(answer: Any) -> Any:
+    """Return the numbers of an answer, of tuples and lists too, followed."""
+    if type(answer) in (tuple, list):
+        return type(answer)(map(followed, answer))
     if type(answer) is float:
         return PlaceholderFloat(answer)
     return PlaceholderInt(answer) if type(answer) is int else answer
@@ -131,7 +132,7 @@ def _arithmetic(name: str, *, reflected: bool) -> Callable[[Any, Any], Any]:
         if not isinstance(other, (int, float)):
             return NotImplemented
         first, second = plain(self), plain(other)
-        return _followed(compute(second, first) if reflected else compute(first, second))
+        return followed(compute(second, first) if reflected else compute(first, second))
 
     return method
 
@@ -147,14 +148,8 @@ def _comparison(name: str, sign: str) -> Callable[[Any, Any], Any]:
     return method
 
 
-def _unary(name: str) -> Callable[[Any], Any]:
-    compute = getattr(operator, name)
-    return lambda self: _followed(compute(plain(self)))
-
-
-def _rounded(name: str) -> Callable[[Any], Any]:
-    compute = getattr(math, name)
-    return lambda self: _followed(compute(plain(self)))
+def _unary(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: followed(compute(plain(self)))
 
 
 def _add_operators(kind: Any) -> None:
@@ -162,9 +157,9 @@ def _add_operators(kind: Any) -> None:
         setattr(kind, f"__{name}__", _arithmetic(name, reflected=False))
         setattr(kind, f"__r{name}__", _arithmetic(name, reflected=True))
     for name in _UNARY:
-        setattr(kind, f"__{name}__", _unary(name))
+        setattr(kind, f"__{name}__", _unary(getattr(operator, name)))
     for name in ("floor", "ceil", "trunc"):
-        setattr(kind, f"__{name}__", _rounded(name))
+        setattr(kind, f"__{name}__", _unary(getattr(math, name)))
     for name, sign in _COMPARISONS.items():
         setattr(kind, f"__{name}__", _comparison(name, sign))
 
@@ -214,7 +209,7 @@ def _following(function: Callable[..., Any], decision: str | None) -> Callable[.
         if not any(map(_holds, values)):
             return function(*values, **kwargs)
         answer = function(*map(_plain, values), **kwargs)
-        return _followed(answer) if decision is None else _decided(decision, answer)
+        return followed(answer) if decision is None else _decided(decision, answer)
 
     return call
 

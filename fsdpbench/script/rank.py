@@ -158,7 +158,7 @@ class _Run:
         record.unknown_operators = device.unknown_operators
         record.placeholder_decisions = self.decisions.to_list()
         record.compilation = device.compilation if wants_compiled() else None
-        record.compiled = _graphs(record) > 0
+        record.compiled = bool(record.compilation and record.compilation["graphs"])
         record.add_sanitizer(device.sanitizer)
         record.memory_account = record.memory_account or device.memory_account
         if steps.step_times_s:
@@ -258,11 +258,6 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
         "flops": "matrix products, attention and convolutions, counted as they were launched",
         "notes": steps.notes + compile_notes(record.compilation or {}),
     }
-
-
-def _graphs(record: RankRecord) -> int:
-    """Return the number of compiled graphs."""
-    return record.compilation["graphs"] if record.compilation else 0
 
 
 def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> None:

@@ -10,8 +10,6 @@ cannot show is whether CUDA, NCCL, CUPTI and real numbers do what is asked of th
 
 from __future__ import annotations
 
-import gzip
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -99,11 +97,9 @@ class _Recording(SimulatedProfile):
 
     def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
         """Write what was recorded, packed where the name says so."""
-        if path.endswith(".gz"):
-            shutil.copyfile(self._path, path)
-            return
-        with gzip.open(self._path, "rb") as packed, open(path, "wb") as plain:
-            shutil.copyfileobj(packed, plain)
+        wanted = ProfilerRequests()
+        wanted.export(path)
+        wanted.copy(self._path)
 
 
 def _map_out_of_memory(simulation: Simulation) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -70,7 +69,6 @@ class Steps:
         self._most_timed = max(measurement.most_timed_steps, measurement.timed_steps)
         self._take_memory = take_memory
         self._to_the_end = to_the_end
-        self._most_timed = measurement.most_timed_steps
         self._stretches: list[list[Marker]] = [[]]  # a mark where each untraced step begins or ends
         self._trace: SimulatedTrace | None = None
         self._traced_until = 0
@@ -99,7 +97,7 @@ class Steps:
             self._end_traced_step()
         else:
             self._end_timed_step()
-        if self.count >= self._warmup + self._timed + self._to_trace + self._more():
+        if self.count >= self.wanted:
             self._done = True
             if not self._to_the_end:
                 raise MeasuredAllError
@@ -108,11 +106,6 @@ class Steps:
     def retried(self) -> bool:
         """Return whether the allocator retried in a timed step: no step then predicts the next one."""
         return any(memory.alloc_retries for memory in self.memory)
-
-    def _more(self) -> int:
-        """Return the steps to time after the traced ones, so that a script of few steps still has its
-        trace."""
-        return max(0, self._most_timed - self._timed) if self.retried else 0
 
     def _collect_garbage(self) -> None:
         """Collect garbage, at the ends of steps alone: when memory is freed must not depend on chance."""
@@ -162,8 +155,7 @@ class Steps:
     def finish(self) -> None:
         """Close the trace and let the device finish: the script has ended, perhaps before all was
         measured."""
-        if self._trace is not None:
-            self._close_trace()
+        self._close_trace()
         self._accelerator.timeline.drain()
         if self.count == 1 and self._first is not None:
             self.memory, self.flops = [self._first[0]], [self._first[1]]
@@ -172,7 +164,8 @@ class Steps:
         """Write the trace if it holds a whole step, else drop it."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            _leave(trace, whole=bool(self.traced_times_s))
+            error = None if self.traced_times_s else MeasuredAllError()
+            trace.__exit__(None if error is None else MeasuredAllError, error, None)
 
     @property
     def times_s(self) -> list[float]:
@@ -212,11 +205,6 @@ class Steps:
             missing.append("a step after the warm-up")
         ended = f"the script ended after {self.count} steps; {wanted} are measured"
         return [f"{ended}: without {' and '.join(missing)}" if missing else ended]
-
-
-def _leave(context: AbstractContextManager[object], *, whole: bool) -> None:
-    error = None if whole else MeasuredAllError()
-    context.__exit__(None if error is None else type(error), error, None)
 
 
 MADE = "_sim_made"

@@ -214,13 +214,5 @@ class _CompilersFinder(MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         loader: Any = spec.loader if spec is not None else None
         if loader is not None and hasattr(loader, "exec_module"):
-            loader.exec_module = _without_stand_in(loader.exec_module)
+            loader.exec_module = without_stand_in()(loader.exec_module)
         return spec
-
-
-def _without_stand_in(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    def exec_module(module: ModuleType) -> None:
-        with without_stand_in():
-            execute(module)
-
-    return exec_module

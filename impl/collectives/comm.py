@@ -201,7 +201,7 @@ class Works(dist.Work):
 
 
 def allocate(numel: int, dtype: torch.dtype, device: torch.device, custom: Comm | None) -> torch.Tensor:
-    """Return memory, 1-D, to communicate from or into, uninitialised, on the current stream."""
+    """Return ``numel`` elements to communicate from or into, uninitialised, on the current stream."""
     if custom is not None:
         return custom.allocate((numel,), dtype=dtype, device=device)
     return torch.empty(numel, dtype=dtype, device=device)

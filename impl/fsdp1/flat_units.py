@@ -82,7 +82,7 @@ def schedule_settings(
     limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
-    """Return the wrapper's arguments as settings of the schedule. Raises ``ValueError`` if they clash."""
+    """Return the schedule's settings; ``ValueError`` if ``forward_prefetch`` and ``forward_depth`` clash."""
     if forward_depth is None:
         forward_depth = 1 if forward_prefetch else None
     elif forward_prefetch and forward_depth == 0:

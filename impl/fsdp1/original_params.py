@@ -17,7 +17,7 @@ from torch import nn
 from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, is_shown
-from ..shared.layout import Cuts, UnitLayout
+from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
@@ -45,8 +45,7 @@ class OriginalPresentation(ShownInPlace):
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None = None,
     ) -> None:
-        super().__init__(parameters)
-        self._layout = layout
+        super().__init__(layout, parameters)
         # Whether whole parameters are shown, outside of forward and backward.
         self.shows_full = False
         # Whether gradients may have another dtype than their parameters.
@@ -57,8 +56,6 @@ class OriginalPresentation(ShownInPlace):
         self.unreduced: Unreduced = UnreducedOriginals(layout, self.sharded)
         self._kept_gradients: list[torch.Tensor | None] = []
         self._trains = [parameter.requires_grad for parameter in originals]
-        self._versions: list[int] = []
-        self._cuts: dict[tuple[int, ...], Cuts] = {}
         self._addresses: list[int] = []
         self._point_at_shard()
         self._sharded_changed()
@@ -208,22 +205,11 @@ class OriginalPresentation(ShownInPlace):
                 assign_gradient(parameter, gradient)
         self._kept_gradients = []
 
-    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        key = (gradient.numel(), *which, *offsets)
-        cuts = self._cuts.get(key)
-        if cuts is None:
-            shapes = [(self._layout.segments[index].shard_numel,) for index in which]
-            cuts = self._cuts[key] = Cuts(gradient.numel(), offsets, shapes)
-        self._add(cuts(gradient), which)
-
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        self._add(list(gradients), which)
-
-    def _add(self, parts: list[torch.Tensor], which: Sequence[int]) -> None:
         whole = self._layout.world_size == 1
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
-        for index, part in zip(which, parts, strict=True):
+        for index, part in zip(which, gradients, strict=True):
             sharded = self.sharded[index]
             if not sharded.requires_grad:
                 sharded.grad = None  # frozen since its forward

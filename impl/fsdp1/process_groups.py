@@ -16,13 +16,16 @@ from .settings import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
+# What a wrapper is given: one group, or for hybrid strategies a pair (shard, replicate).
+Given = ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None
+
 # Groups made for hybrid sharding without explicit ones: all units of a process group share them.
 _node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
 
 
 def groups_of_strategy(
     strategy: ShardingStrategy,
-    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    process_group: Given,
     mesh: DeviceMesh | None,
     by_policy: bool = True,
 ) -> comm.UnitGroups:
@@ -61,22 +64,14 @@ def groups_of_strategy(
     return comm.UnitGroups.of(group)
 
 
-def groups_inside(
-    strategy: ShardingStrategy,
-    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
-    mesh: DeviceMesh | None,
-) -> Any:
+def groups_inside(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> Any:
     """Return the ``process_group`` for units inside; a hybrid strategy without groups has those by node."""
     if strategy in HYBRID and process_group is None and mesh is None:
         return _groups_by_node()
     return process_group if mesh is None else None
 
 
-def group_of(
-    strategy: ShardingStrategy,
-    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
-    mesh: DeviceMesh | None,
-) -> ProcessGroup:
+def group_of(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> ProcessGroup:
     """Return the ranks that share one copy; those that hold the replicas where nothing is sharded."""
     if strategy in HYBRID and process_group is None and mesh is None:
         return _groups_by_node()[0]
@@ -97,11 +92,7 @@ def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
             )
 
 
-def _hybrid(
-    strategy: ShardingStrategy,
-    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
-    mesh: DeviceMesh | None,
-) -> comm.UnitGroups:
+def _hybrid(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> comm.UnitGroups:
     if mesh is not None:
         if mesh.ndim != 2:
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")

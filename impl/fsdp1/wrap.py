@@ -102,7 +102,7 @@ def lambda_auto_wrap_policy(
 def transformer_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, transformer_layer_cls: set[type[nn.Module]]
 ) -> bool:
-    """Return the modules of the given classes."""
+    """Return whether ``module`` is of the ``transformer_layer_cls``."""
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
 

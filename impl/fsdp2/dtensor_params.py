@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from ..runtime.buffer import HOST, HostOffload, new_shard
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, Unreduced
-from ..shared.layout import Cuts, Segment, UnitLayout, chunk_rows
+from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 
@@ -40,11 +40,8 @@ class DTensorPresentation(ShownInPlace):
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None = None,
     ) -> None:
-        super().__init__(parameters)
+        super().__init__(layout, parameters)
         self._offload = offload
-        self._layout = layout
-        self._cuts: dict[tuple[int, ...], Cuts] = {}
-        self._versions: list[int] = []
         self.shard = self._cut(originals)
         self.sharded = [
             self._make_sharded(plan, segment, original)
@@ -95,14 +92,6 @@ class DTensorPresentation(ShownInPlace):
 
     def changed(self) -> bool:
         return self._versions != list(map(VERSION, self.sharded))
-
-    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        key = (gradient.numel(), *which, *offsets)
-        cuts = self._cuts.get(key)
-        if cuts is None:
-            shapes = [self._layout.segments[index].shard_shape for index in which]
-            cuts = self._cuts[key] = Cuts(gradient.numel(), offsets, shapes)
-        self.deliver_local(cuts(gradient), which)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         sharded, specs = self.sharded, self._specs

@@ -102,7 +102,7 @@ class CommBuffer(FlatBuffer):
 def make_buffer(
     numel: int, dtype: torch.dtype, device: torch.device, owner: Stream, custom: Comm | None
 ) -> FlatBuffer:
-    """Return a buffer to communicate from or into, taken."""
+    """Return a buffer of ``numel`` elements to communicate from or into, taken."""
     if custom is None:
         return FlatBuffer(numel, dtype, device, owner)
     return CommBuffer(custom, numel, dtype, device, owner)

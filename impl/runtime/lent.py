@@ -154,21 +154,14 @@ class GradientReturns:
         while self._on_the_way and _passed(self._on_the_way[0].event):
             self._on_the_way.popleft().deliver()
 
-    def finish(self) -> None:
-        """Wait for all of them and deliver them: the optimizer may come."""
+    def finish(self, *, deliver: bool = True) -> None:
+        """Wait for all of them and ``deliver`` them, as the optimizer may come, or nothing."""
         while self._on_the_way:
             arriving = self._on_the_way.popleft()
             if arriving.event is not None:
                 arriving.event.synchronize()
-            arriving.deliver()
-        self._read.clear()
-
-    def discard(self) -> None:
-        """Wait for all of them and deliver nothing."""
-        for arriving in self._on_the_way:
-            if arriving.event is not None:
-                arriving.event.synchronize()
-        self._on_the_way.clear()
+            if deliver:
+                arriving.deliver()
         self._read.clear()
 
     def _keep(self, gradient: torch.Tensor, event: Event | None) -> None:

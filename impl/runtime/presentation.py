@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..shared.layout import Cuts, UnitLayout
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState, any_gradient
 
@@ -195,8 +196,11 @@ class ShownInPlace(Presentation):
     # Whether unsharded parameters are frozen and thawed as they are shown.
     follows_freezing = False
 
-    def __init__(self, parameters: Sequence[UnitParameter]) -> None:
+    def __init__(self, layout: UnitLayout, parameters: Sequence[UnitParameter]) -> None:
+        self._layout = layout
         self._parameters = parameters
+        self._cuts: dict[tuple[int, ...], Cuts] = {}
+        self._versions: list[int] = []
         self._unsharded: list[nn.Parameter] = []
         self._show_sharded: Assignments = []
         self._show_unsharded: Assignments = []
@@ -220,6 +224,14 @@ class ShownInPlace(Presentation):
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
         self._show_unsharded = self._places_of(parameters)
+
+    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        key = (gradient.numel(), *which, *offsets)
+        cuts = self._cuts.get(key)
+        if cuts is None:
+            shapes = [self._layout.segments[index].shard_shape for index in which]
+            cuts = self._cuts[key] = Cuts(gradient.numel(), offsets, shapes)
+        self.deliver_local(cuts(gradient), which)
 
     def _sharded_changed(self) -> None:
         """Show the objects that ``sharded`` has now."""

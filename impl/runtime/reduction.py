@@ -108,7 +108,7 @@ class Reducer:
             if reduction.work is not None:
                 reduction.work.wait()
         self.in_flight.clear()
-        self._returns.discard()
+        self._returns.finish(deliver=False)
         self.finish()
 
     # -- the steps of one reduction --------------------------------------------------------------------------

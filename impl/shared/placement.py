@@ -231,12 +231,7 @@ def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor of this shape."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return torch.empty(shape, device="meta").stride()
 
 
 # ``dp_mesh_dims``: parameters that are ``DTensor`` objects on one mesh of all dimensions, data parallel and

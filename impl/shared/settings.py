@@ -113,7 +113,7 @@ class UnitPrecision:
         reduce_dtype: torch.dtype | None,
         keep: KeptGradients = None,
     ) -> UnitPrecision:
-        """Fill in what was left open; parameters that are not floating point are never cast."""
+        """Fill in what was left open; an ``original`` that is not floating point is never cast."""
         wanted = (param_dtype, reduce_dtype)
         if not original.is_floating_point:
             return cls(original, original, original, wanted=wanted)
@@ -182,7 +182,7 @@ class ScheduleSettings:
         memory_handover: str | MemoryHandover,
         check_ranks: bool | int = False,
     ) -> ScheduleSettings:
-        """Read the front ends' arguments: a limit of ``True`` is 2 as in FSDP1, handover may be a name."""
+        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, enums may be names."""
         adapt = limit_all_gathers == "auto"
         if not adapt and not isinstance(limit_all_gathers, int):
             raise ValueError(

@@ -28,7 +28,6 @@ WRITERS = {
     "fsdpbench/answers/prove/resuming.py": "the script's own files, between folders made for its runs",
     "fsdpbench/answers/upgrade/runs.py": "a link to fsdpbench's sources, in a folder made for its runs",
     "fsdpbench/script/real_ranks/pieces.py": "tensors of ranks, in a folder made for their run",
-    "fsdpbench/script/rehearsal.py": "the script's own traces",
     "fsdpbench/script/cuda/profiling.py": "the script's own traces",
     "fsdpbench/script/observed/waits.py": "workers of a script's loader, in a folder made for its run",
     "fsdpbench/sim/followers/memory_history.py": "the script's own snapshots",

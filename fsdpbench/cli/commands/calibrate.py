@@ -85,7 +85,7 @@ def command(
         return
     from fsdpbench.base.files.whole_files import write_whole
     from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
-    from fsdpbench.launch.rehearse import rehearse_launched
+    from fsdpbench.launch.elastic import rehearse_launched
 
     if device == "cuda" and not visible_gpus():
         raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fsdpbench.engine.measuring.warmup import StepMemory as StepMemory
 from fsdpbench.engine.measuring.warmup import Tracer as Tracer
 from fsdpbench.reports.result import JsonObject
 
@@ -27,20 +28,6 @@ class Placement:
     rank: int
     world_size: int
     local_rank: int
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
-    `inactive_split`: free bytes at its end that are between others (fragments)."""
-
-    allocated: int
-    active: int
-    reserved: int
-    alloc_retries: int
-    ooms: int
-    device_allocs: int = 0
-    inactive_split: int = 0
 
 
 class AllocatorReadings:

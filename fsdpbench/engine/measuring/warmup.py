@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from fsdpbench.base.configuration.config import Measurement
 
@@ -25,24 +25,28 @@ TOLERANCE = 0.05
 """Stable: the last `WINDOW` steps are within this share of their median."""
 
 
-class Retries(Protocol):
-    """The allocator's retries in a step."""
+@dataclass(frozen=True)
+class StepMemory:
+    """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
+    `inactive_split`: free bytes at its end that are between others (fragments)."""
 
-    @property
-    def alloc_retries(self) -> int: ...
-
-
-Memory = TypeVar("Memory", bound=Retries)
+    allocated: int
+    active: int
+    reserved: int
+    alloc_retries: int
+    ooms: int
+    device_allocs: int = 0
+    inactive_split: int = 0
 
 
 @dataclass
-class TimedSteps(Generic[Memory]):
+class TimedSteps:
     """Runs steps; keeps the seconds of each, the same on every rank, and this rank's memory in it."""
 
     timed_step: Callable[[], float]
-    take_memory: Callable[[], Memory | None]
+    take_memory: Callable[[], StepMemory | None]
     times_s: list[float] = field(default_factory=list)
-    memory: list[Memory | None] = field(default_factory=list)
+    memory: list[StepMemory | None] = field(default_factory=list)
 
     def run(self) -> float:
         self.times_s.append(self.timed_step())
@@ -97,7 +101,7 @@ def warm_up(
 def time_steps(
     measurement: Measurement,
     warm: WarmUp,
-    steps: TimedSteps[Memory],
+    steps: TimedSteps,
     run: Callable[[int], None] | None = None,
 ) -> WarmUp:
     """Run the timed steps; the warm-up, found not to be stable where one of them retried. `run` runs so many
@@ -135,7 +139,7 @@ class Traces(Protocol):
 def time_and_trace(
     measurement: Measurement,
     warm: WarmUp,
-    steps: TimedSteps[Memory],
+    steps: TimedSteps,
     device: Traces,
     step: Callable[[], object],
     path: Path,
@@ -166,7 +170,7 @@ def time_and_trace(
 
 
 def _run_traced(
-    count: int, traced: int, steps: TimedSteps[Memory], device: Traces, step: Callable[[], object], path: Path
+    count: int, traced: int, steps: TimedSteps, device: Traces, step: Callable[[], object], path: Path
 ) -> None:
     """Time `count` steps, the last `traced` of them under the trace; if there are fewer, more are traced. A
     later call writes the trace again: it is then that of the last timed steps."""

@@ -18,12 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdpbench.script.cuda.compiling import (
-    compile_notes,
-    leave_cache_alone,
-    map_compile,
-    wants_compiled,
-)
+from fsdpbench.script.cuda.compiling import compile_notes, leave_cache_alone, map_compile, wants_compiled
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_amp, map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed

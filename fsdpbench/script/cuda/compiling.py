@@ -16,12 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 import fsdpbench.script
-from fsdpbench.base.torch_internals import (
-    dynamo_torch_variables,
-    find,
-    replace,
-    trace_rules,
-)
+from fsdpbench.base.torch_internals import dynamo_torch_variables, find, replace, trace_rules
 from fsdpbench.script.cuda.device_names import TAKES_DEVICE, own_device
 from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.script.triton_kernels import without_stand_in

@@ -6,7 +6,6 @@ torch has it, and answers that CUDA is not there.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import types
@@ -24,6 +23,7 @@ import torch.cuda.streams
 
 from fsdpbench.base.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.patches.torch_patches import as_function
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
@@ -38,7 +38,7 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
     `accelerator`, has the index `local_rank`."""
     os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
     module = torch.get_device_module(DEVICE_TYPE)
-    functions = {name: _as_function(getattr(module, name)) for name in _public_names(module)}
+    functions = {name: as_function(getattr(module, name)) for name in _public_names(module)}
     functions |= _ONLY_CUDA | {
         "current_device": lambda: local_rank,
         "is_current_stream_capturing": lambda: _is_capturing(accelerator),
@@ -63,18 +63,6 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
     _map_submodules(accelerator)
-
-
-def _as_function(found: Any) -> Any:
-    """Return a method as a function, as torch has there: Dynamo looks functions up by identity."""
-    if not isinstance(found, types.MethodType):
-        return found
-
-    @functools.wraps(found)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return found(*args, **kwargs)
-
-    return call
 
 
 def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:
@@ -174,10 +162,7 @@ def _architectures() -> list[str]:
     return [f"sm_{major}{minor}"]
 
 
-_ONLY_CUDA_PRIVATE: dict[str, Any] = {
-    "cuda_is_compiled": lambda: True,
-    "cuda_lazy_call": _lazy_call,
-}
+_ONLY_CUDA_PRIVATE: dict[str, Any] = {"cuda_is_compiled": lambda: True, "cuda_lazy_call": _lazy_call}
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,
     "ipc_collect": _nothing,

@@ -194,13 +194,7 @@ class Syncs:
         return None
 
     def _switch(
-        self,
-        name: str,
-        original: Any,
-        module: Any,
-        *args: Any,
-        recurse: bool = True,
-        **kwargs: Any,
+        self, name: str, original: Any, module: Any, *args: Any, recurse: bool = True, **kwargs: Any
     ) -> None:
         kind: Any = fsdp.FSDPModule
         original(module, *args, recurse=recurse, **kwargs)

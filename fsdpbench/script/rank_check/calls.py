@@ -53,9 +53,6 @@ class Frame(NamedTuple):
     function: str
     own: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 Stack = tuple[Frame, ...]
 

@@ -226,7 +226,7 @@ def to_dict(difference: Difference) -> dict[str, Any]:
     for name, call in (("call", difference.call), ("other_call", difference.other_call)):
         record[name] = None if call is None else called(call)
         stack = difference.stood if call is None and name == "call" else () if call is None else call.stack
-        record["stack" if name == "call" else "other_stack"] = [frame.to_dict() for frame in stack]
+        record["stack" if name == "call" else "other_stack"] = [frame._asdict() for frame in stack]
     return record
 
 

@@ -33,6 +33,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.operators.known_values import known_of, learn
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
+from fsdpbench.sim.torch_device.patches.torch_patches import in_simulated_groups
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _MAIN = threading.main_thread().ident
@@ -381,98 +382,40 @@ def record_objects(recorder: Recorder) -> None:
     The simulated process group never sees them: `sim/torch_device/patches/torch_patches.py` answers them in
     Python.
     """
-    calls: dict[str, Callable[..., Any]] = {
-        "broadcast_object_list": _broadcast,
-        "scatter_object_list": _scatter,
-        "gather_object": _gather,
-        "all_gather_object": _all_gather,
-        "new_group": _new_group,
-    }
-    for name, call in calls.items():
-        wrapped = passing_to(functools.partial(call, recorder))(expect(dist, name))
-        for module in (dist, dist.distributed_c10d, dist.device_mesh):
-            if hasattr(module, name):
-                replace(module, **{name: wrapped})
+    for name in ("broadcast_object_list", "scatter_object_list", "gather_object", "all_gather_object"):
+        original = expect(dist, name)
+        call = functools.partial(_of_objects, recorder, name, original)
+        _replace_everywhere(name, in_simulated_groups(original, call))
+    _replace_everywhere(
+        "new_group", passing_to(functools.partial(_new_group, recorder))(expect(dist, "new_group"))
+    )
 
 
-def _group_of(group: Any) -> SimProcessGroup | None:
-    found = group or dist.group.WORLD
-    return found if isinstance(found, SimProcessGroup) else None
+def _replace_everywhere(name: str, replacement: Any) -> None:
+    for module in (dist, dist.distributed_c10d, dist.device_mesh):
+        if hasattr(module, name):
+            replace(module, **{name: replacement})
 
 
-def _root(group: SimProcessGroup, of_world: int | None, of_group: int | None) -> int:
-    """Return the rank in `group` of the source or destination that a call names; by default 0, as torch."""
-    if of_group is not None:
-        return of_group
-    return 0 if of_world is None else list(group.ranks).index(of_world)
-
-
-def _broadcast(
-    recorder: Recorder,
-    original: Callable[..., Any],
-    object_list: list[Any],
-    src: int | None = None,
-    group: Any = None,
-    device: Any = None,
-    group_src: int | None = None,
-) -> Any:
-    """Broadcast from `src`, and record the call."""
-    found = _group_of(group)
-    made = original(object_list, src, group)
-    if found is not None:
-        root = _root(found, src, group_src)
-        call = recorder.note(found, Seen("broadcast_object_list", ()), None, root)
-        object_list[:] = _exchanged(recorder, call, list(object_list))
-    return made
-
-
-def _scatter(
-    recorder: Recorder,
-    original: Callable[..., Any],
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
-    src: int | None = None,
-    group: Any = None,
-    group_src: int | None = None,
-) -> Any:
-    """Scatter from `src`, and record the call."""
-    found = _group_of(group)
-    made = original(scatter_object_output_list, scatter_object_input_list, src, group)
-    if found is not None:
-        root = _root(found, src, group_src)
-        call = recorder.note(found, Seen("scatter_object_list", ()), None, root)
-        given = _exchanged(recorder, call, scatter_object_input_list)
-        if isinstance(given, list) and len(given) == found.size():
-            scatter_object_output_list[0] = given[found.rank()]
-    return made
-
-
-def _gather(
-    recorder: Recorder,
-    original: Callable[..., Any],
-    obj: Any,
-    object_gather_list: list[Any] | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    group_dst: int | None = None,
-) -> Any:
-    """Gather to `dst`, and record the call."""
-    found = _group_of(group)
-    made = original(obj, object_gather_list, dst, group=group)
-    if found is not None:
-        recorder.note(found, Seen("gather_object", ()), None, _root(found, dst, group_dst))
-    return made
-
-
-def _all_gather(
-    recorder: Recorder, original: Callable[..., Any], object_list: list[Any], obj: Any, group: Any = None
-) -> Any:
-    found = _group_of(group)
-    made = original(object_list, obj, group)
-    if found is not None:
-        call = recorder.note(found, Seen("all_gather_object", ()), None)
-        object_list[:] = _exchanged(recorder, call, list(object_list))
-    return made
+def _of_objects(
+    recorder: Recorder, name: str, original: Callable[..., None], given: Mapping[str, Any]
+) -> None:
+    """Call and record a collective of objects; its results are those of rank 0, where they are known."""
+    original(**given)
+    group: Any = given.get("group") or dist.group.WORLD
+    root = None
+    if name != "all_gather_object":
+        place = "dst" if name == "gather_object" else "src"
+        of_world, root = given.get(place), given.get(f"group_{place}")
+        if root is None:  # by default 0, as torch
+            root = 0 if of_world is None else list(group.ranks).index(of_world)
+    call = recorder.note(group, Seen(name, ()), None, root)
+    if "object_list" in given:
+        given["object_list"][:] = _exchanged(recorder, call, list(given["object_list"]))
+    elif name == "scatter_object_list":
+        sent = _exchanged(recorder, call, given.get("scatter_object_input_list"))
+        if isinstance(sent, list) and len(sent) == group.size():
+            given["scatter_object_output_list"][0] = sent[group.rank()]
 
 
 def _exchanged(recorder: Recorder, call: tuple[Any, ...], own: Any) -> Any:

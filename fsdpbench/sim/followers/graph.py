@@ -24,7 +24,7 @@ from fsdpbench.sim.followers.sanitizer.findings import frames
 from fsdpbench.sim.followers.sanitizer.shadow import Stacks
 from fsdpbench.sim.model.allocator.types import Block
 from fsdpbench.sim.model.observed import ObservedTimeline, Observer
-from fsdpbench.sim.model.timeline import Marker, Timeline, Work
+from fsdpbench.sim.model.timeline import Marker, Work
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
 MOST_WARM_UPS = 8
@@ -89,7 +89,7 @@ class GraphSession:
         device.call_listener = on_call
         accelerator.follow(watch)
         if self.captured:
-            self._launch(timeline)
+            accelerator.launch_graph()
             timeline.queue_depth = _NO_LIMIT
             timeline.__class__ = StandingTimeline
         try:
@@ -146,12 +146,6 @@ class GraphSession:
         for static, batch in zip(self._static, fresh, strict=True):
             for place, tensor in zip(static, batch, strict=True):
                 place.copy_(tensor)
-
-    def _launch(self, timeline: Timeline) -> None:
-        start = timeline.cpu
-        timeline.cpu = start + self._accelerator.cpu_costs.launch_ns
-        if self._accelerator.trace is not None:
-            self._accelerator.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
 
 
 Entry = tuple[Any, ...]

@@ -251,12 +251,9 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
 
 def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
     """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
-    record = StorageRecord(storage, _free)
-    record.known = record.choice = None
-    record.symmetric = False
+    record = attach(storage, 0)
     record.nbytes = nbytes
     record.block = record.allocator = Lent(lender, offset)
-    storage._sim_record = record  # type: ignore[attr-defined]
 
 
 def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:

@@ -89,7 +89,7 @@ class StateDictMethods(nn.Module):
         state_dict_config: StateDictConfig | None = None,
         optim_state_dict_config: OptimStateDictConfig | None = None,
     ) -> Iterator[None]:
-        """Set the state dict type for as long as the context lasts, exceptions included."""
+        """Set ``state_dict_type`` for as long as the context lasts, exceptions included."""
         found = _wrappers(module, "state_dict_type")
         before = [states.settings for states in found]
         StateDictMethods.set_state_dict_type(
@@ -176,7 +176,7 @@ class StateDictMethods(nn.Module):
         rank0_only: bool = True,
         group: ProcessGroup | None = None,
     ) -> StateDict:
-        """Return ``optim_state_dict`` with whole values on the CPU, whatever ``set_state_dict_type`` says."""
+        """Return the state of ``optim`` with whole values on the CPU, whatever the type that is set."""
         keep = not rank0_only or dist.get_rank(group) == 0
         return _save(model, optim, None, optim_input, SaveAs(sharded=False, keep=keep, offload=True))
 
@@ -194,7 +194,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
-        """Return ``optim_state_dict_to_load`` of whole values that each rank has; no communication."""
+        """Return what ``optim`` loads of whole values that each rank has; no communication."""
         source = LoadFrom(compare=False)
         return _load(model, full_optim_state_dict, optim_input, optim, source)
 
@@ -225,7 +225,7 @@ class StateDictMethods(nn.Module):
         optim_input: OptimInput | None = None,
         optim: torch.optim.Optimizer | None = None,
     ) -> StateDict:
-        """Return the same whole state under names or under numbers, so that plain models can exchange it."""
+        """Return ``optim_state_dict`` under names or under numbers, so that plain models can exchange it."""
         return rekey(optim_state_dict, optim_state_key_type, model, optim_input, optim)
 
 

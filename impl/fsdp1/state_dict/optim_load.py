@@ -186,17 +186,17 @@ def _device(known: TrainedModel, model: nn.Module) -> torch.device:
 
 
 def _misplaced(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
+    own = {*known.places, *known.others}
     names = [
         name
         for name, value in outline["state"].items()
-        if isinstance(value, dict)
-        and (not isinstance(name, str) or plain_name(name) not in {*known.places, *known.others})
+        if isinstance(value, dict) and (not isinstance(name, str) or plain_name(name) not in own)
     ]
     nested = [
         f"the state of {name} should map names to tensors and values, but is nested otherwise"
         for name, value in outline["state"].items()
         if isinstance(name, str)
-        and plain_name(name) in {*known.places, *known.others}
+        and plain_name(name) in own
         and (not isinstance(value, dict) or any(map(_nests_tensors, value.values())))
     ]
     if not names:

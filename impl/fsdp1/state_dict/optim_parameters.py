@@ -90,10 +90,6 @@ class TrainedModel:
                 self.others[plain_name(name)] = parameter
                 self.held.setdefault(parameter, Held((plain_name(name),)))
 
-    def names_of(self, key: Key, parameter: nn.Parameter) -> tuple[str, ...]:
-        """Return the names of the originals behind an optimizer's parameter."""
-        return self.of(key, parameter).names
-
     def aliases(self, name: str) -> tuple[str, ...]:
         """Return all names of the parameter that has this one."""
         place = self.places.get(name)
@@ -194,7 +190,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
     known = TrainedModel(model, "rekey_optim_state_dict()")
     table: dict[Key, Key] = {}
     for number, parameter in keys.items():
-        names = known.names_of(number, parameter)
+        names = known.of(number, parameter).names
         if len(names) != 1:
             raise ValueError(
                 f"parameter {number} is a flat one for {list(names)}: rekey with the plain model, or wrap "
@@ -209,7 +205,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
 
 def named_group(known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]) -> Group:
     """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
-    names = [name for key in group["params"] for name in known.names_of(key, keys[key])]
+    names = [name for key in group["params"] for name in known.of(key, keys[key]).names]
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     return {**copy.deepcopy(rest), "params": names}
 
@@ -253,7 +249,7 @@ def _saved_group(
     known: TrainedModel, saved_in: Mapping[str, int], own: Sequence[tuple[Key, nn.Parameter]]
 ) -> int:
     """Return the one group of the state dict that has the originals behind these parameters."""
-    names = [name for key, parameter in own for name in known.names_of(key, parameter)]
+    names = [name for key, parameter in own for name in known.of(key, parameter).names]
     found = {saved_in[name]: name for name in names if name in saved_in}
     if not found:
         raise ValueError(f"no group of the state dict has the parameters {names[:5]}")

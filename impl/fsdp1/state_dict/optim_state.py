@@ -191,7 +191,7 @@ def consolidated_state(
         if held.unit is not None and given.get(key):
             units[held.unit].split(parameter, held.indices, given[key])
     # One order on all ranks, so that they gather the same tensors: torch's, which differs by mode.
-    order = _tell_each_other(units, [name for key, own in keys.items() for name in known.names_of(key, own)])
+    order = _tell_each_other(units, [name for key, own in keys.items() for name in known.of(key, own).names])
     whole = [unit.consolidate(how) for unit in units]
     if not how.keep:
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
+from fsdpbench.sim.torch_device.flops import compute_type
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import read_records
 from fsdpbench.engine.results.result import outcome_of_records
 from fsdpbench.engine.worker import run_rank
+from fsdpbench.launch.elastic import rehearse
 from fsdpbench.launch.point import record_result, timestamp
-from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]

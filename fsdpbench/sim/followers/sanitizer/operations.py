@@ -28,6 +28,7 @@ from fsdpbench.sim.followers.sanitizer.shadow import (
     Operation,
     Stack,
     Stacks,
+    join,
 )
 from fsdpbench.sim.torch_device.followed import Region
 from fsdpbench.sim.torch_device.tensors import Lent, is_on_device, record_of, with_memory
@@ -206,11 +207,7 @@ class DeviceMemory:
         """Record a freed block's events on other streams: they order its bytes, and nothing else."""
         order: Clock = []
         for stream in streams:
-            for agent, epoch in enumerate(self._clocks.record(stream)):
-                if agent >= len(order):
-                    order.append(epoch)
-                else:
-                    order[agent] = max(order[agent], epoch)
+            join(order, self._clocks.record(stream))
         self._released[address] = (size, order)
 
     def events_passed(self, address: int) -> None:

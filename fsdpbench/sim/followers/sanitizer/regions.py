@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fsdpbench.sim.torch_device.followed import Region, Runs, Use
+from fsdpbench.sim.torch_device.strict.words import bind
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _MOST_RUNS = 1 << 20
@@ -160,7 +161,9 @@ def _with_modes(
     arguments = schema.arguments
     named = {info.name: info for info in arguments}
     ignored = schema.name in _ONLY_SHAPES
-    undeclared = _undeclared(schema.name, args, arguments)
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    if undeclared and not bind(operator, args, kwargs).get("training", True):
+        undeclared = ()
     only_read = _only_read(schema.name, kwargs)
     for info, value in [*zip(arguments, args, strict=False), *((named[n], v) for n, v in kwargs.items())]:
         writes: bool | None = info.alias_info is not None and info.alias_info.is_write
@@ -173,14 +176,6 @@ def _with_modes(
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):
                 yield tensor, writes
-
-
-def _undeclared(name: str, args: Sequence[Any], arguments: Sequence[Any]) -> tuple[str, ...]:
-    names = _UNDECLARED_WRITES.get(name, ())
-    if names and any(info.name == "training" for info in arguments):
-        training = [value for info, value in zip(arguments, args, strict=False) if info.name == "training"]
-        return names if training and training[0] else ()
-    return names
 
 
 def _only_read(name: str, kwargs: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ events, waits and synchronisations between them; without it, some timing on some
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,9 +111,7 @@ class Sanitizer:
         self.host_memory.mode.__exit__(None, None, None)
         set_is_profiler_enabled(False)
 
-    def uses_of(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:
-        """Return the reads and writes of a call, computed once for each plan."""
-        return uses_of(operator, args, kwargs)
+    uses_of = staticmethod(uses_of)
 
     def kernel(
         self, stream: int, name: str, uses: Sequence[Use], tensors: list[Any], outputs: list[torch.Tensor]

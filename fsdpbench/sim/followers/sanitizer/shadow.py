@@ -366,11 +366,11 @@ class Clocks:
     def wait(self, stream: int, clock: Clock) -> bool:
         """Let a stream wait for an event; return whether that orders more work."""
         mine = self._launch(stream)
-        return _join(mine, clock)
+        return join(mine, clock)
 
     def wait_on_host(self, clock: Clock) -> bool:
         """Let the CPU wait for an event; return whether that orders more work."""
-        grew = _join(self._clocks[HOST], clock)
+        grew = join(self._clocks[HOST], clock)
         if grew:
             self._host_version += 1
         return grew
@@ -387,7 +387,7 @@ class Clocks:
         agent = stream + 1
         if self._seen[agent] != self._host_version:
             self._seen[agent] = self._host_version
-            _join(mine, self._clocks[HOST])
+            join(mine, self._clocks[HOST])
         return mine
 
 
@@ -396,7 +396,7 @@ def is_ordered(agent: int, epoch: int, clock: Clock) -> bool:
     return agent < len(clock) and clock[agent] >= epoch
 
 
-def _join(mine: Clock, other: Clock) -> bool:
+def join(mine: Clock, other: Clock) -> bool:
     """Set a clock to the later of both; return whether it grew."""
     grew = False
     if len(other) > len(mine):

@@ -92,7 +92,7 @@ class CapturedGraph:
         self.replays += replays
         if replays:
             self._copy_inputs()
-            _launch_graph()
+            accelerator.launch_graph()
         timeline, before = accelerator.timeline, accelerator.graph_pool
         accelerator.graph_pool = _pool()
         try:
@@ -142,14 +142,6 @@ class _Standing:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timeline, name)
-
-
-def _launch_graph() -> None:
-    timeline = ACCELERATOR.timeline
-    start = timeline.cpu
-    timeline.cpu = start + ACCELERATOR.cpu_costs.launch_ns
-    if ACCELERATOR.trace is not None:
-        ACCELERATOR.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
 
 
 _POOL: dict[int, int] = {}

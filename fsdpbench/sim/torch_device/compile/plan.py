@@ -65,7 +65,7 @@ class Plan:
         """Set the graph's launches; `extern_bytes`: bytes of its products, attention and other operators."""
         self.launches, self.extern_bytes = tuple(launches), extern_bytes
         self.fallbacks = tuple(fallbacks)
-        REPORT.add_plan(self)
+        REPORT.plans.append(self)
 
     def capture(self, static: Sequence[int], why_not: str) -> None:
         """Make it a CUDA graph; `static`: inputs with fixed addresses, `why_not`: a reason against it."""

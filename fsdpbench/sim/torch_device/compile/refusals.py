@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -110,39 +110,11 @@ def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
         raise refused('backend="cudagraphs"', 'use the default backend with mode="reduce-overhead"')
 
 
-class Launched(Protocol):
-    """A launch of a plan."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-class Captured(Protocol):
-    """A graph that is captured as a CUDA graph."""
-
-    captures: int
-    replays: int
-    left_out: int
-
-
-class Planned(Protocol):
-    """The plan of a graph."""
-
-    @property
-    def launches(self) -> Sequence[Launched]: ...
-    @property
-    def fallbacks(self) -> Sequence[str]: ...
-    @property
-    def captured(self) -> Captured | None: ...
-    @property
-    def not_captured(self) -> str: ...
-
-
 @dataclass
 class CompileReport:
-    """Counts of this process's compilations."""
+    """Counts of this process's compilations; `plans`: the `Plan` of each lowered or cached graph."""
 
-    plans: list[Planned] = field(default_factory=list)
+    plans: list[Any] = field(default_factory=list)
     calls: int = 0
     untuned: int = 0
     """Calls of `torch.compile` that asked for kernels timed on the GPU."""
@@ -152,10 +124,6 @@ class CompileReport:
 
     past_limit: Counter[str] = field(default_factory=Counter)
     """Calls by place that ran eager because Dynamo had compiled the function too often."""
-
-    def add_plan(self, plan: Planned) -> None:
-        """Count a lowered or cached graph."""
-        self.plans.append(plan)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for the result. `kernels` and `bytes` are those of one call of each graph."""

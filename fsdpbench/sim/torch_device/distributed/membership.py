@@ -40,23 +40,18 @@ class Membership(_ProcessGroup):
         """Return the number of members."""
         return self._group_size
 
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Return the name of the backend."""
-        return self.backend_name
-
     def name(self) -> str:
         """Return the name of the backend."""
         return self.backend_name
 
-    @property
-    def pg_name(self) -> str:
-        """Return torch's name of the group."""
-        return self._name
+    getBackendName = name  # noqa: N815 (torch's name)
 
     @property
     def group_name(self) -> str:
         """Return torch's name of the group."""
         return self._name
+
+    pg_name = group_name
 
     @property
     def group_desc(self) -> str:

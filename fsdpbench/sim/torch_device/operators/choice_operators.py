@@ -5,7 +5,7 @@ Each kernel is called as those of `special_operators.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, number
 from fsdpbench.sim.torch_device.operators.known_values import Number, known_of
 from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
+from fsdpbench.sim.torch_device.strict.words import bind
 from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Numbered, is_on_device
 
 Kernel = Callable[..., Any]
@@ -28,25 +29,10 @@ def ranked(operator: Any, by_shape: Kernel, scores: torch.Tensor, *args: Any, **
     if not ACCELERATOR.follows_numbers or scores.dim() < 2 or choice_of(scores) is not None:
         return result
     indices = result[1] if isinstance(result, (list, tuple)) else result
-    dim = _dim(operator, args, kwargs)
-    if dim is not None and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
+    dim = bind(operator, (scores, *args), kwargs).get("dim")
+    if isinstance(dim, int) and indices.dtype is _INDEX and indices.dim() >= scores.dim() - 1:
         mark(indices, Chosen(scores.shape[dim]))
     return result
-
-
-def _dim(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Return the dimension that a call ranks along; None for all elements."""
-    names = [argument.name for argument in operator._schema.arguments]
-    if "dim" not in names:
-        return None
-    place = names.index("dim") - 1
-    value = args[place] if place < len(args) else kwargs.get("dim", _default_dim(operator, place + 1))
-    return value if isinstance(value, int) else None
-
-
-def _default_dim(operator: Any, place: int) -> Any:
-    argument = operator._schema.arguments[place]
-    return argument.default_value if argument.has_default_value() else None
 
 
 def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,15 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
-from fsdpbench.sim.torch_device.tensors import Choice, Known, Listed, forget, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import (
+    Choice,
+    Known,
+    Listed,
+    forget,
+    is_on_device,
+    record_of,
+    tensors_in,
+)
 
 Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -118,11 +126,11 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 
 def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Set the known values of an operator's results, if any of its tensors has one."""
-    taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
+    taken = [tensor for tensor in tensors_in(args, kwargs) if is_on_device(tensor)]
     _follow_known(operator, args, kwargs, result, taken)
     choices = [choice_of(tensor) for tensor in taken]
     if any(choice is not None for choice in choices):
-        results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
+        results = [tensor for tensor in _results(result) if is_on_device(tensor)]
         _follow_choices(operator, args, kwargs, taken, choices, results)
 
 
@@ -154,11 +162,11 @@ def _follow_known(
         return
     if packet_of(operator) in INDEXING:
         _refuse_known_indices(operator, args, kwargs)
-    results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
+    results = [tensor for tensor in _results(result) if is_on_device(tensor)]
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     for tensor in results:
-        is_view = id(tensor.untyped_storage()) in old and not _write_places(operator)
+        is_view = id(tensor.untyped_storage()) in old and not _written_arguments(operator)
         if known is not None and not is_view:
             learn(tensor, known.value, assumed=known.assumed)
     if known is None and operator._schema.name != _UPDATE_SCALE:
@@ -213,35 +221,22 @@ def _host_twin(value: Any) -> Any:
     return single.detach().clone().reshape((1,) * value.dim())
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-    return found
+def _results(result: Any) -> list[torch.Tensor]:
+    return tensors_in(result if isinstance(result, tuple) else (result,), {})
 
 
 @cache
-def _write_places(operator: Any) -> tuple[int | str, ...]:
-    """Return the arguments that an operator writes, by position or by name."""
-    return tuple(
-        argument.name if argument.kwarg_only else place
-        for place, argument in enumerate(operator._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+def _written_arguments(operator: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes."""
+    arguments = operator._schema.arguments
+    return tuple(each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write)
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors of a call that its operator writes."""
-    places = _write_places(operator)
-    return _tensors(
-        [
-            args[place] if isinstance(place, int) and place < len(args) else kwargs.get(str(place))
-            for place in places
-        ]
-    )
+    names = _written_arguments(operator)
+    given = bind(operator, args, kwargs) if names else {}
+    return tensors_in([given[name] for name in names], {})
 
 
 def follow_collective(

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.base.torch_internals import current_graph_task_id
 from fsdpbench.sim.model.timeline import Work
 from fsdpbench.sim.model.trace_recorder import KernelRecord
 from fsdpbench.sim.torch_device.accelerator import Accelerator
+from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.followed import Use
 from fsdpbench.sim.torch_device.prices import FREE, OperatorCost, price
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
@@ -253,16 +253,7 @@ def carry_out(accelerator: Accelerator, plan: Plan, tensors: list[torch.Tensor],
     timeline.cpu = start + plan.cpu_ns
     result: Any
     if plan.container is False:
-        output = plan.outputs[0]
-        origin = output[0]
-        if origin == NEW:  # `_make_output` written out
-            result = new_tensor(output[1], output[2], output[3], output[4])
-        elif origin == ARGUMENT:
-            result = tensors[output[1]]
-        elif origin == VIEW:
-            result = new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
-        else:
-            result = output[1]
+        result = _make_output(plan.outputs[0], tensors)
     elif plan.container is None:
         result = None
     else:
@@ -283,12 +274,10 @@ def _make_output(output: tuple[Any, ...], tensors: list[torch.Tensor]) -> Any:
     """Return one output of the plan."""
     origin = output[0]
     if origin == NEW:
-        return new_tensor(output[1], output[2], output[3], output[4])
-    if origin == ARGUMENT:
-        return tensors[output[1]]
+        return new_tensor(*output[1:])
     if origin == VIEW:
-        return new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
-    return output[1]
+        return new_view(tensors[output[1]], *output[2:])
+    return tensors[output[1]] if origin == ARGUMENT else output[1]
 
 
 def _new_outputs(plan: Plan, result: Any) -> list[torch.Tensor]:

@@ -174,7 +174,7 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def cut_when_asked(original: Callable[..., Any], tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
-    """Call FSDP2's `_chunk_with_empty`."""
+    """Call FSDP2's `_chunk_with_empty`, for `num_chunks` along `dim`."""
     if tensor.is_meta and tensor.size(dim) > 0:
         return Chunks(tensor, num_chunks, dim)
     return original(tensor, num_chunks, dim)

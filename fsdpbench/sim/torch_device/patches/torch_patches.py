@@ -38,7 +38,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import inspect
+import types
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -222,19 +224,19 @@ def _patch_accelerator() -> None:
         "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
         "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
     )  # fmt: skip
-    replace(torch.accelerator, **{name: _function(getattr(module, name)) for name in names})
-    replace(torch.accelerator, get_memory_info=_function(module.mem_get_info))
+    replace(torch.accelerator, **{name: as_function(getattr(module, name)) for name in names})
+    replace(torch.accelerator, get_memory_info=as_function(module.mem_get_info))
 
 
-def _function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of its own: Dynamo's table of torch's functions must hold no two equal ones.
+def as_function(found: Any) -> Any:
+    """Return a method as a function of its own, as torch has there: Dynamo looks functions up by identity,
+    and its table must hold no two equal ones."""
+    if not isinstance(found, types.MethodType):
+        return found
 
-    In scripts `torch.cuda` has the methods themselves.
-    """
-
-    @functools.wraps(method)
+    @functools.wraps(found)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return method(*args, **kwargs)
+        return found(*args, **kwargs)
 
     return call
 
@@ -267,8 +269,7 @@ def _patch_distributed(accelerator: Accelerator) -> None:
         ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__, accelerator)
     )
     patch_symmetric_memory(accelerator)
-    _patch_gathers_of_objects()
-    _patch_sends_of_objects()
+    _replace_collectives_of_objects()
     _patch_checkpoint_plans()
     patch("chunk_with_empty", passing_to(cut_when_asked))
     install_sharding_shortcut()
@@ -302,63 +303,43 @@ def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[.
     return construct
 
 
-def _in_simulated(group: Any) -> bool:
-    return isinstance(group or dist.group.WORLD, SimProcessGroup)
+def _replace_collectives_of_objects() -> None:
+    for name, deliver in (
+        ("all_gather_object", _all_alike),
+        ("gather_object", _all_alike),
+        ("broadcast_object_list", lambda given: None),
+        ("scatter_object_list", _first_for_this_rank),
+    ):
+        replacement = in_simulated_groups(expect(dist, name), deliver)
+        for module in (dist, dist.distributed_c10d):
+            replace(module, **{name: replacement})
 
 
-def _replace_collectives(**functions: Callable[..., Any]) -> None:
-    for module in (dist, dist.distributed_c10d):
-        replace(module, **functions)
+def in_simulated_groups(original: Callable[..., None], call: Callable[[Mapping[str, Any]], None]) -> Any:
+    """Return a collective that is `call` of its arguments by name, if its group is simulated."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if isinstance(given.get("group") or dist.group.WORLD, SimProcessGroup):
+            call(given)
+        else:
+            original(*args, **kwargs)
+
+    return collective
 
 
-def _patch_gathers_of_objects() -> None:
-    original_all_gather = expect(dist, "all_gather_object")
-    original_gather = expect(dist, "gather_object")
-
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        if not _in_simulated(group):
-            return original_all_gather(object_list, obj, group)
-        object_list[:] = [obj] * len(object_list)
-        return None
-
-    def gather_object(
-        obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if not _in_simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
-            return original_gather(obj, object_gather_list, *args, **kwargs)
-        if object_gather_list is not None:
-            object_gather_list[:] = [obj] * len(object_gather_list)
-        return None
-
-    _replace_collectives(all_gather_object=all_gather_object, gather_object=gather_object)
+def _all_alike(given: Mapping[str, Any]) -> None:
+    """Gather this rank's object from all ranks."""
+    gathered = given.get("object_list", given.get("object_gather_list"))
+    if gathered is not None:
+        gathered[:] = [given["obj"]] * len(gathered)
 
 
-def _patch_sends_of_objects() -> None:
-    original_broadcast = expect(dist, "broadcast_object_list")
-    original_scatter = expect(dist, "scatter_object_list")
-
-    def broadcast_object_list(
-        object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any
-    ) -> None:
-        if not _in_simulated(group):
-            original_broadcast(object_list, src, group, **kwargs)
-
-    def scatter_object_list(
-        scatter_object_output_list: list[Any],
-        scatter_object_input_list: list[Any] | None = None,
-        src: Any = None,
-        group: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if not _in_simulated(group):
-            return original_scatter(
-                scatter_object_output_list, scatter_object_input_list, src, group, **kwargs
-            )
-        if scatter_object_input_list:
-            scatter_object_output_list[0] = scatter_object_input_list[0]
-        return None
-
-    _replace_collectives(broadcast_object_list=broadcast_object_list, scatter_object_list=scatter_object_list)
+def _first_for_this_rank(given: Mapping[str, Any]) -> None:
+    if scattered := given.get("scatter_object_input_list"):
+        given["scatter_object_output_list"][0] = scattered[0]
 
 
 def _others_are_simulated() -> bool:

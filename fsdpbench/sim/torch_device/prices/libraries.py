@@ -10,8 +10,9 @@ from functools import partial
 
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.prices.memory import moves
 from fsdpbench.sim.torch_device.prices.products import (
     Call,
@@ -72,32 +73,14 @@ def _flex(call: Call, costs: KernelCosts, *, backward: bool) -> OperatorCost:
     return OperatorCost(name, duration, dense.workspace_bytes)
 
 
-_ELEMENTWISE, _ROWS = moves("pointwise"), moves("reduction")
-# fmt: off
-_LIGER_ELEMENTWISE = (
-    "_geglu_tanh_forward_kernel", "_geglu_tanh_backward_kernel", "_swiglu_forward_kernel",
-    "_swiglu_backward_kernel", "_triton_rope", "_triton_qwen2vl_mrope", "_llama4_rope_kernel",
-    "_dyt_fwd_kernel", "_dyt_bwd_kernel", "element_mul_kernel",
-)
-_LIGER_ROWS = (
-    "_rms_norm_forward_kernel", "_rms_norm_backward_kernel", "_block_rms_norm_forward_kernel",
-    "_block_rms_norm_backward_kernel", "_layer_norm_forward_kernel", "_layer_norm_backward_kernel",
-    "_group_norm_forward_kernel", "_group_norm_backward_kernel", "_fused_add_rms_norm_forward_kernel",
-    "_fused_add_rms_norm_backward_kernel", "liger_cross_entropy_kernel", "_kldiv_kernel_forward",
-    "_kldiv_kernel_backward", "_jsd_kernel", "_selective_log_softmax_kernel",
-)
-_BITSANDBYTES = (
-    "int8_vectorwise_quant", "int8_vectorwise_dequant", "int8_mm_dequant", "int8_double_quant",
-    "dequantize_4bit", "quantize_4bit", "dequantize_blockwise", "quantize_blockwise",
-)
-# fmt: on
+_RULES = {"elementwise": moves("pointwise"), "rows": moves("reduction"), "optimizers": moves("optimizer")}
 _FLASH = ("", "_varlen")
 OF_LIBRARIES: dict[str, Price] = {
-    **{f"triton::{name}": _ELEMENTWISE for name in _LIGER_ELEMENTWISE},
-    **{f"triton::{name}": _ROWS for name in _LIGER_ROWS},
-    "triton::_fill_indices_kernel": _ELEMENTWISE,  # TorchTitan's, of Llama 4
-    **{f"bitsandbytes::{name}": _ELEMENTWISE for name in _BITSANDBYTES},
-    **{f"bitsandbytes::optimizer_update_{name}": moves("optimizer") for name in ("32bit", "8bit_blockwise")},
+    **{
+        name: _RULES[kind]
+        for kind, names in table_beside(__file__, "libraries.toml").items()
+        for name in names
+    },
     **dict.fromkeys(("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit"), _four_bits),
     **dict.fromkeys(("bitsandbytes::int8_linear_matmul", "bitsandbytes::int8_scaled_mm"), _eight_bits),
     "fsdpbench::flex_attention": partial(_flex, backward=False),

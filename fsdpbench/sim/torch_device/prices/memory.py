@@ -18,6 +18,7 @@ from fsdpbench.sim.torch_device.prices.products import (
     operator_name,
     tensor_bytes,
 )
+from fsdpbench.sim.torch_device.strict.words import bind
 from fsdpbench.sim.torch_device.tensors import tensors_in
 
 
@@ -266,10 +267,7 @@ def _of_reduction(call: Call) -> tuple[float, float]:
 
 def _reduced_dimensions(call: Call, x: torch.Tensor) -> set[int]:
     """Return the dimensions in the call's `dim`, all without one."""
-    names = [argument.name for argument in call.func._schema.arguments]
-    given = call.kwargs.get("dim")
-    if "dim" in names and names.index("dim") < len(call.args):
-        given = call.args[names.index("dim")]
+    given = bind(call.func, call.args, call.kwargs).get("dim")
     if given is None or given == []:
         return set(range(x.dim()))
     return {int(i) % x.dim() for i in (given if isinstance(given, (list, tuple)) else [given])}

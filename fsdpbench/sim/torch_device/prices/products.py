@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.flops import compute_type
 
 _SCALED = ("fp8", "nvfp4")
 """Dtypes whose factors were cast before the product, by operators with their own prices."""
@@ -158,7 +158,7 @@ def attention_forward(
 def attention_backward(
     call: Call, costs: KernelCosts, *, causal_at: int, bias_at: int | None = None
 ) -> OperatorCost:
-    """Price the backward of fused attention, scratch memory included; the arguments as in forward."""
+    """Price the backward of fused attention, scratch included; `causal_at` and `bias_at` as in forward."""
     query, key, value = call.args[1:4]
     causal = bool(argument(call, causal_at, "is_causal", False))
     dtype = compute_type(query.dtype)
