@@ -16,12 +16,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from profile_tables.isolated import IsolatedPrices
+from profile_tables.measured import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from profile_tables.writing import FittedChip, fit_chips, with_tables
 
 import fsdpbench.sim.model.profile as hardware
-from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
-from fsdpbench.sim.model.kernel_costs import IsolatedPrices
 from fsdpbench.sim.model.profile import load_profile
 
 PROFILES = Path(hardware.__file__).parents[1] / "profiles"

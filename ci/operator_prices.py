@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from profile_tables.isolated import IsolatedPrices, profile_of
+from profile_tables.measured import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 
-from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.lab.validation.judge import Bar, bar_lines
-from fsdpbench.sim.model.kernel_costs import IsolatedPrices, profile_of
 
 LARGE_BYTES = 1 << 20
 COLLECTIVES, PRODUCTS, FLASH = 0.05, 0.06, 0.08

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from fsdpbench.base.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
 from fsdpbench.sim.model.library_costs import Array, attention_model_seconds, grid_coordinates
 from fsdpbench.sim.model.sections import AttentionTable, FactorGrid
 from profile_tables.grid_fit import Prior, Task, fit_factors
+from profile_tables.measured import Measured
 
 AXES = (
     (1.0, 8.0, 64.0, 512.0, 4096.0),

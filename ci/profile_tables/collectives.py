@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdpbench.base.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
 from fsdpbench.sim.model.library_costs import Array
 from fsdpbench.sim.model.sections import RankCurve
 from profile_tables.grid_fit import Task
+from profile_tables.measured import Measured
 
 _SIZES = tuple(1 << power for power in range(9, 30))
 # A point that the line through its neighbours meets this closely is left out.

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from fsdpbench.base.files.operator_tables import Measured
 from fsdpbench.sim.model.chips import Chip
 from fsdpbench.sim.model.library_costs import Array, product_model_seconds
 from fsdpbench.sim.model.sections import FactorGrid, ProductTable
 from profile_tables.grid_fit import Prior, Task, fit_factors
+from profile_tables.measured import Measured
 
 AXES = (
     (64.0, 256.0, 1024.0, 4096.0, 32768.0),

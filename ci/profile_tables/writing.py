@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpbench.base.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS, Chip
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.sections import (
@@ -18,6 +17,7 @@ from fsdpbench.sim.model.sections import (
 )
 from profile_tables.attention import fit_attention
 from profile_tables.collectives import fit_collectives
+from profile_tables.measured import ATTENTION, COLLECTIVE, PRODUCT, Measured
 from profile_tables.products import fit_products
 
 MARK = "# From here on written by ci/fit_profiles.py, from measured operator tables."

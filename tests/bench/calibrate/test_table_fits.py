@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsdpbench.base.files.operator_tables import COLLECTIVE, Measured, read_folder
 from fsdpbench.sim.model.chips import OPERATOR_CHIPS
 from fsdpbench.sim.model.network import curve_seconds
 from fsdpbench.sim.model.sections import LibraryTables
@@ -17,6 +16,7 @@ from fsdpbench.sim.model.sections import LibraryTables
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "ci"))
 from profile_tables.collectives import fit_collectives
 from profile_tables.grid_fit import Prior, Task, fit_factors
+from profile_tables.measured import COLLECTIVE, Measured, read_folder
 
 DIP = 1 << 24
 
