@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text, scatter
 
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
@@ -63,7 +63,7 @@ def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
     groups = step_groups(content)
     return write_page(
         target,
-        "history",
+        f"{ASSETS}/history.html.jinja",
         title=f"History of {Path(content['baseline']).name}",
         sentence=_sentence(content, groups),
         charts=_charts(content),

@@ -20,7 +20,7 @@ from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.pages.recommendation import best_lines, findings
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
 
@@ -52,7 +52,7 @@ def write_report(
     judged = details[0].verdict if details else None
     return write_page(
         target,
-        "report",
+        f"{ASSETS}/report.html.jinja",
         title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),

@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis.findings import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.trace_parts import trace_parts
 from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, part_bars, part_layout
 from fsdpbench.reports.readers import Trace
@@ -26,7 +26,7 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     names = [_name(rank, analysis) for rank in ranks]
     return write_page(
         target,
-        "trace",
+        f"{ASSETS}/trace.html.jinja",
         title=title,
         simulated=_simulated(ranks),
         facts=_facts(ranks),

@@ -119,6 +119,11 @@ def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: An
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
 
 
+def error_bars(above: Sequence[float], below: Sequence[float], **more: Any) -> dict[str, Any]:
+    """Return bars of plotly's around points, as far `above` and `below` each."""
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **more}
+
+
 def part_bars(
     steps: Sequence[StepParts | TimeParts], scales: Sequence[float], hover: str, **more: Any
 ) -> list[dict[str, Any]]:
@@ -359,8 +364,7 @@ def _points_of(ratio: float | None) -> float | None:
 def _interval_bars(shown: Sequence[Effect]) -> dict[str, Any]:
     above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
     below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
-    ends = {"array": above, "arrayminus": below}
-    return {"type": "data", "symmetric": False, **ends, "color": "var(--compute)"}
+    return error_bars(above, below, color="var(--compute)")
 
 
 def _effect_table(found: Sequence[Effect]) -> Table:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -206,15 +205,18 @@ def as_dict(advice: Advice) -> dict[str, Any]:
 
 def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
-    import jinja2  # slow, and only the page needs it
+    from fsdpbench.reports.pages import shell  # slow, and only the page needs it
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"size": size_text, "price": price_words}
     account = Account()
     if advice is not None and advice.as_it_is.status.value == "oom":
         account = account_of(advice.as_it_is)
     out = account != Account()
-    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text()).render(
+    shell.write_page(
+        path,
+        "answers/explain/page.html.jinja",
+        draws=False,
+        size=size_text,
+        price=price_words,
         title=_title(account) if out else "Why memory ran out",
         advice=advice,
         held=held_rows(account),
@@ -222,7 +224,6 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
         growth=[line for line in growth_lines(account) if line] if out else [],
         texts=texts[:-1] if out else texts,
     )
-    write_whole(path, page)
 
 
 def _title(account: Account) -> str:

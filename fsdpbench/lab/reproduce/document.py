@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fsdpbench.engine.results.provenance import versions
-from fsdpbench.lab.reproduce.outcome import Outcome, Simulated, counted
+from fsdpbench.lab.reproduce.outcome import Outcome, counted
 from fsdpbench.lab.reproduce.traced import TracedRun
 
 SCHEMA = 2
@@ -41,7 +41,19 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
         "mean_error": outcome.mean_error,
         "mean_errors": outcome.mean_errors,
         "worst_error": outcome.worst_error,
-        "points": [_point(each) for each in outcome.points],
+        "points": [
+            {
+                "series": each.point.series,
+                "x": each.point.x,
+                "published": each.point.published,
+                "simulated": each.value,
+                "status": each.status.value,
+                "error": each.error,
+                "interval": each.interval,
+                "band": each.band,
+            }
+            for each in outcome.points
+        ],
         "variants": [
             {
                 "words": each.variant.words,
@@ -75,17 +87,4 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
             {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}
             for why, runs in zip(words.why, traced, strict=True)
         ],
-    }
-
-
-def _point(each: Simulated) -> dict[str, object]:
-    return {
-        "series": each.point.series,
-        "x": each.point.x,
-        "published": each.point.published,
-        "simulated": each.value,
-        "status": each.status.value,
-        "error": each.error,
-        "interval": each.interval,
-        "band": each.band,
     }
