@@ -301,17 +301,15 @@ def _stacks(model: nn.Module) -> list[nn.ModuleList]:
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
-            if isinstance(child, nn.ModuleList) and not all(map(_is_torchs, child)):
+            if isinstance(child, nn.ModuleList) and not all(
+                type(each).__module__.startswith("torch.") for each in child
+            ):
                 found.append(child)
             else:
                 visit(child)
 
     visit(model)
     return found
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
 
 
 def _checkpointed(

@@ -126,8 +126,8 @@ def _at(group: Group, sequence: int, histories: Mapping[int, _History]) -> Probl
     waiting = _waiting(calls)
     if not missing or not waiting:
         return None
-    before = {rank: _last_entry(histories[rank]) for rank in missing}
-    last = {rank: entry for rank, entry in before.items() if entry is not None}
+    called = {rank: histories[rank].calls for rank in missing}
+    last = {rank: each[max(each)][-1] for rank, each in called.items() if each}
     parted = _parted(sequence, waiting, missing, histories)
     return Problem("missing", group, sequence, missing, waiting, calls, last, parted=parted)
 
@@ -155,10 +155,6 @@ def _lines_of(ranks: Sequence[int], histories: Mapping[int, _History]) -> dict[i
         for number, entries in histories[rank].calls.items():
             found.setdefault(number, set()).add(_line_of(entries))
     return {number: line for number, (line, *others) in found.items() if line and not others}
-
-
-def _last_entry(history: _History) -> Entry | None:
-    return history.calls[max(history.calls)][-1] if history.calls else None
 
 
 def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:

@@ -48,8 +48,10 @@ class Rate:
 
     def __add__(self, other: Rate) -> Rate:
         """Return the sum; a figure that one side alone knows is that side's."""
-        sides = (getattr(side, each.name) for each in fields(self) for side in (self, other))
-        return Rate(*map(_sum, sides, sides))
+        pairs = ([getattr(side, each.name) for side in (self, other)] for each in fields(self))
+        known = ([value for value in pair if value is not None] for pair in pairs)
+        sums: Any = (sum(pair) if pair else None for pair in known)
+        return Rate(*sums)
 
     def to_dict(self) -> dict[str, float | None]:
         known = self.time > 0
@@ -58,10 +60,6 @@ class Rate:
             "bytes_per_s": self.bytes / seconds(self.time) if known and self.bytes else None,
             "roof_share": self.least / self.time if known and self.least else None,
         }
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return other if one is None else one if other is None else one + other
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text, scatter
 
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
+_WORDS = {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}
 MOST_LINES = 24
 
 
@@ -51,7 +52,7 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
             metric,
             len(steps),
             _range([step["change"] for step in steps]),
-            _word({step["worse"] for step in steps}),
+            _WORDS.get(frozenset(step["worse"] for step in steps), "mixed"),
         )
         for (revision, metric), steps in groups.items()
     ]
@@ -82,12 +83,6 @@ def _percent(change: float) -> str:
 def _range(changes: Sequence[float | None]) -> tuple[float, float] | None:
     known = [change for change in changes if change is not None]
     return (min(known), max(known)) if len(known) == len(changes) else None
-
-
-def _word(worse: set[bool | None]) -> str:
-    return {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}.get(
-        frozenset(worse), "mixed"
-    )
 
 
 def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:

@@ -112,7 +112,13 @@ def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry])
     wider = [(*row, "", "") for row in rows]
     asked = zip(curve.retry_time.tolist(), retries, strict=True)
     wider += [
-        (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
+        (
+            f"retry {number}",
+            display.gib(retry.bytes),
+            _at(time),
+            _where(retry),
+            display.milliseconds(retry.cost and retry.cost / 1e9),
+        )
         for number, (time, retry) in enumerate(asked, start=1)
     ]
     return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(wider))
@@ -121,10 +127,6 @@ def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry])
 def _where(retry: Retry) -> str:
     step = None if retry.step is None else f"step {retry.step}"
     return ", ".join(each[:60] for each in (step, retry.phase, retry.unit) if each) or "outside the steps"
-
-
-def _cost(retry: Retry) -> str:
-    return display.NOTHING if retry.cost is None else display.ms(retry.cost / _MS)
 
 
 def _at(ns: int) -> str:
@@ -152,22 +154,16 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
         return None
     width = -(-len(over.reserved) // most_points)
     steps = over.training_step[::width]
-    lines = [
-        _soak_line(steps, _highest(getattr(over, name), width), words, colour)
-        for name, words, colour in _LINES
-    ]
+    lines = []
+    for name, words, colour in _LINES:
+        bytes_of = [value or 0 for value in getattr(over, name)]
+        highest = [max(bytes_of[at : at + width]) for at in range(0, len(bytes_of), width)]
+        lines.append(_soak_line(steps, [round(value / GIB, 3) for value in highest], words, colour))
     retried = [at for at, count in enumerate(over.alloc_retries) if count]
     if retried:
         lines.append(_soak_retries(soak, retried[-most_points:]))
     layout = _layout("training step", capacity)
     return Chart("soak", SOAK_WORDS, lines, layout, _soak_table(soak))
-
-
-def _highest(values: Sequence[int | None], width: int) -> list[float]:
-    return [
-        round(max(value or 0 for value in values[at : at + width]) / GIB, 3)
-        for at in range(0, len(values), width)
-    ]
 
 
 def _soak_line(steps: Sequence[int], values: list[float], words: str, colour: str) -> dict[str, Any]:

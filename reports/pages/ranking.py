@@ -108,7 +108,7 @@ def rank(view: RunView) -> list[Ranked]:
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
-        return (-(metric.of(row) or 0.0), _ORDER.index(row.status), reserved(row) or 0.0, row.name)
+        return (-(metric.of(row) or 0.0), _ORDER.index(row.status), row.result.reserved or 0.0, row.name)
 
     rows = sorted(view.configurations, key=order)
     best = metric.of(rows[0]) if rows else None
@@ -208,14 +208,11 @@ def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list
     return ranks
 
 
-def reserved(row: Configuration) -> float | None:
-    """Return peak reserved memory in bytes, which decides whether a configuration fits."""
-    return row.result.reserved
-
-
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Return the rows that no other beats in both throughput and reserved memory, by rising memory."""
-    measured = [(memory, entry) for entry in ranked if entry.throughput and (memory := reserved(entry.row))]
+    measured = [
+        (memory, entry) for entry in ranked if entry.throughput and (memory := entry.row.result.reserved)
+    ]
     front: list[Ranked] = []
     for _, entry in sorted(measured, key=lambda pair: (pair[0], -(pair[1].throughput or 0.0))):
         if not front or (entry.throughput or 0.0) > (front[-1].throughput or 0.0):
@@ -291,7 +288,7 @@ def chosen(ranked: Sequence[Ranked]) -> Chosen:
 def doubt(row: Configuration) -> str:
     """Return a warning about a row, as words in brackets; empty where there is none."""
     doubts = []
-    if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
+    if row.system.startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         doubts.append(NOT_YET)
     if (row.result.alloc_retries_per_step or 0) > 0:
         doubts.append("risky: the allocator retries")
@@ -307,18 +304,14 @@ def is_risky(row: Configuration) -> bool:
 
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
-    own = [entry for entry in ranked if entry.throughput and _system(entry.row).startswith(prefix)]
+    own = [entry for entry in ranked if entry.throughput and entry.row.system.startswith(prefix)]
     equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
     return min(
         equal,
         key=lambda each: (
             is_risky(each.row),
-            not _system(each.row).endswith("fsdp2"),
+            not each.row.system.endswith("fsdp2"),
             -(each.throughput or 0),
         ),
         default=None,
     )
-
-
-def _system(row: Configuration) -> str:
-    return str(row.settings.get("system") or "")

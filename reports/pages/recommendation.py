@@ -20,7 +20,6 @@ from fsdpbench.reports.pages.ranking import (
     metric_of,
     paired,
     rank,
-    reserved,
     values_of,
     varying_settings,
 )
@@ -97,7 +96,7 @@ def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
         start = f"Simulated on {hardware}, it gives"
     parts = [f"{start} {number(best.throughput, 4)} {metric.words}{error}"]
     figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
-    if (memory := reserved(best.row)) is not None:
+    if (memory := result.reserved) is not None:
         capacity = best.row.capacity_bytes
         figures.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB")
     parts.append(f" ({', '.join(figures)})" if figures else "")

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,12 @@ def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = 
     its `scripts`, and with plotly's if it `draws`."""
     plotly = Markup(get_plotlyjs() if draws else "")
     script = Markup("\n".join(map(own_file, scripts)))
-    return _template(template).render(
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
+    )
+    # Figures stay on one line with their units; a header may continue behind an underscore or a slash.
+    environment.filters |= {"unbroken": partial(_BEFORE_UNIT.sub, "\u00a0"), "breakable": _breakable}
+    return environment.get_template(template).render(
         reload_s=values.pop("reload_s", None),
         policy=policy(*filter(None, (plotly, script))),
         css=Markup(own_file(f"{ASSETS}/report.css")),
@@ -43,22 +49,10 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
     return target
 
 
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
-    )
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["breakable"] = _breakable
-    return environment.get_template(name)
-
-
-def _unbroken(text: str) -> str:
-    """Return text in which figures stay on one line with their units."""
-    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)")
 
 
 def _breakable(text: str) -> Markup:
-    """Return a header that may continue on the next line behind an underscore or a slash."""
     return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 

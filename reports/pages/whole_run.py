@@ -24,7 +24,7 @@ from fsdpbench.reports.pages.display import (
     signed_percent,
 )
 from fsdpbench.reports.pages.effects import Effect
-from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, short_label
 from fsdpbench.reports.result import StepParts
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
@@ -215,7 +215,7 @@ def throughput_against_memory(
     ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
     """Return every finished configuration by peak reserved memory and throughput, with the Pareto front."""
-    shown = [entry for entry in ranked if entry.throughput and reserved(entry.row)]
+    shown = [entry for entry in ranked if entry.throughput and entry.row.result.reserved]
     if not shown:
         return None
     calm = [entry for entry in shown if not entry.row.result.alloc_retries_per_step]
@@ -249,7 +249,7 @@ def throughput_against_memory(
 
 
 def _memory_gib(entries: Sequence[Ranked]) -> list[float]:
-    return [(reserved(entry.row) or 0.0) / GIB for entry in entries]
+    return [(entry.row.result.reserved or 0.0) / GIB for entry in entries]
 
 
 def _points(
@@ -293,7 +293,7 @@ def _scatter_table(
         (
             str(entry.place),
             label(entry.row, varying),
-            gib(reserved(entry.row)),
+            gib(entry.row.result.reserved),
             number(entry.throughput, 4),
             count(entry.row.result.alloc_retries_per_step),
             "yes" if id(entry) in on_front else "no",

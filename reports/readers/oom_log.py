@@ -206,7 +206,7 @@ def read_log(text: str) -> OomReport | None:
     if (width := _width(plain)) is not None:
         tried.append(_Text.of(plain, width))
     read = [(each, find_messages(each.joined)) for each in tried]
-    content, messages = max(read, key=lambda each: sum(_known(message) for message in each[1]))
+    content, messages = max(read, key=lambda each: _figures(each[1]))
     if not messages:
         return None
     best = max(message.weight for message in messages)
@@ -231,6 +231,11 @@ def read_log(text: str) -> OomReport | None:
     )
 
 
+def _figures(messages: list[OomMessage]) -> int:
+    """Return how many messages there are, and figures in them."""
+    return len(messages) + sum(each is not None for one in messages for each in one.to_dict().values())
+
+
 def _around_hints(text: str) -> str:
     """Return the lines of a long log around those that may hold a message: the first and the last of them."""
     lines, kept, end = text.splitlines(), [], 0
@@ -241,10 +246,6 @@ def _around_hints(text: str) -> str:
             end = max(end, min(index + after, len(lines)))
     half = _MOST_LINES // 2
     return "\n".join(kept if len(kept) <= _MOST_LINES else kept[:half] + kept[-half:])
-
-
-def _known(message: OomMessage) -> int:
-    return 1 + sum(value is not None for value in message.to_dict().values())
 
 
 def _width(text: str) -> int | None:

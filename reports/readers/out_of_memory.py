@@ -43,16 +43,13 @@ _ALLOWED = re.compile(rf"[.;] {_SIZE} allowed;")
 _VARIABLE = re.compile(r"try setting (PYTORCH_(?:[A-Z]{2,5}_)?ALLOC_CONF)=")
 
 
-def _named(name: str) -> str:
-    return rf"(?<![\d.])(?P<{name}>{_NUMBER})"
-
-
 def _forms() -> dict[str, re.Pattern[str]]:
     """Read the table: alternatives of each source; `<asked>` is a size, a group of that name."""
     kinds: dict[str, list[str]] = {}
+    number = _NUMBER.replace("\\", r"\\")  # of a replacement
     for row in read_rows(Path(__file__).parents[1] / "oom_forms.csv"):
         kinds.setdefault(row["source"], []).append(
-            re.sub(r"(?<!P)<(\w+)>", lambda name: _named(name[1]), row["pattern"])
+            re.sub(r"(?<!P)<(\w+)>", rf"(?<![\\d.])(?P<\1>{number})", row["pattern"])
         )
     return {source: re.compile("|".join(parts)) for source, parts in kinds.items()}
 

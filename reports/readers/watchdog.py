@@ -12,7 +12,7 @@ that call, so that one judgement serves both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,7 +84,8 @@ def read_logs(paths: Sequence[Path]) -> tuple[Dump, ...]:
 
 def _read(path: Path, seen: dict[int, dict[str, _Seen]], descriptions: dict[str, str]) -> None:
     current: _Seen | None = None
-    for line in _lines(path):
+    for whole in read_tail(path, _MOST_BYTES).splitlines():
+        line = whole[:_LONGEST_LINE]
         caller = _CALLER.search(line)
         if caller is None:
             frame = _FRAME.search(line)
@@ -160,11 +161,6 @@ def _dump(
         if max(own.enqueued, last) >= 0:
             status[group] = GroupStatus(max(own.enqueued, last), -1, own.completed)
     return Dump(path, rank, "", tuple(entries), status=status)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    for line in read_tail(path, _MOST_BYTES).splitlines():
-        yield line[:_LONGEST_LINE]
 
 
 def _is_text(path: Path) -> bool:

@@ -64,7 +64,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
 
 def _order(entry: Ranked) -> tuple[bool, int, bool, int]:
     """Return what sorts a row: by rank; of one rank torch's before ours."""
-    ours = str(entry.row.settings.get("system")).startswith("impl-")
+    ours = entry.row.system.startswith("impl-")
     return entry.rank is None, entry.rank or 0, ours, entry.place or 0
 
 
