@@ -27,7 +27,7 @@ def describe_advice(advice: Advice) -> str:
         f"Memory runs out in step {account.step}, phase {account.phase}"
         + (f", in {account.module}" if account.module != "outside of modules" else "")
         + (f", at {account.line}" if account.line else ""),
-        *_cause(trial.cause),
+        *([". ".join(trial.cause.split(". ")[:3])] if trial.cause else []),
         *_how(trial),
         "",
         *_held(account),
@@ -43,11 +43,6 @@ def _how(trial: Trial) -> Iterator[str]:
     """Eager or compiled; a script decides that itself."""
     if trial.config.script is None:
         yield f"The {'compiled' if trial.config.settings.compile else 'eager'} program was simulated."
-
-
-def _cause(cause: str | None) -> Iterator[str]:
-    if cause:
-        yield ". ".join(cause.split(". ")[:3])
 
 
 def _without_oom(advice: Advice) -> Iterator[str]:
@@ -211,20 +206,17 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     if advice is not None and advice.as_it_is.status.value == "oom":
         account = account_of(advice.as_it_is)
     out = account != Account()
+    where = f"step {account.step}, phase {account.phase}, in {account.module}"
     shell.write_page(
         path,
         "answers/explain/page.html.jinja",
         draws=False,
         size=size_text,
         price=price_words,
-        title=_title(account) if out else "Why memory ran out",
+        title=f"Memory runs out in {where}" if out else "Why memory ran out",
         advice=advice,
         held=held_rows(account),
         account=account,
         growth=[line for line in growth_lines(account) if line] if out else [],
         texts=texts[:-1] if out else texts,
     )
-
-
-def _title(account: Account) -> str:
-    return f"Memory runs out in step {account.step}, phase {account.phase}, in {account.module}"

@@ -181,7 +181,8 @@ def _write_noise(side: Side, path: Path | None) -> None:
     if path is None:
         tell("  (--thresholds FILE writes it down)")
         return
-    replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
+    effects = {**known.measured.minimum_effect, **least}
+    replace(known, measured=replace(known.measured, minimum_effect=effects)).write(path)
     tell(f"wrote {path}")
 
 

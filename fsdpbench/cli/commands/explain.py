@@ -53,7 +53,9 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     source: str | None = options.pop("source")
     arguments: tuple[str, ...] = options["script_arguments"]
     if source is None and arguments and not options["script"] and not options["module"]:
-        source, options["script_arguments"] = _only(arguments), ()
+        if len(arguments) > 1:
+            raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
+        source, options["script_arguments"] = arguments[0], ()
     config: Config | None = None
     hardware: str | None = options["hardware"]
     if source is not None:
@@ -66,9 +68,11 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if config is not None:
         fork_server.start("sim")
         from fsdpbench.answers.explain import advise
+        from fsdpbench.sweep.prediction import as_probe
         from fsdpbench.sweep.trials import jobs_for
 
-        config = _probe(config, hardware, options["timeout"])
+        config = as_probe(config, hardware, options["timeout"], "explained")
+        config = replace(config, sanitize=False, jitter=None)
         jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
         advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
         explanation.add_advice(advice)
@@ -117,20 +121,6 @@ class Explanation:
 
         self.parts["simulation"] = as_dict(advice)
         self.texts.append(describe_advice(advice))
-
-
-def _only(arguments: tuple[str, ...]) -> str:
-    """Return the one argument, which is FILE. Raises `UsageError` for several."""
-    if len(arguments) > 1:
-        raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
-    return arguments[0]
-
-
-def _probe(config: Config, hardware: str | None, timeout_s: float | None) -> Config:
-    """Return `config` as it is simulated to explain it: without the sanitizer and without noise."""
-    from fsdpbench.sweep.prediction import as_probe
-
-    return replace(as_probe(config, hardware, timeout_s, "explained"), sanitize=False, jitter=None)
 
 
 def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:

@@ -99,7 +99,8 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     points = []
     for series, values in about.series.items():
         for x, value in zip(about.x, values, strict=True):
-            case = _named(known, _case_name(recipe, about, series, x))
+            called = _case_name(recipe, about, series, x)  # or how the name begins
+            case = known.get(called) or next(each for each in known.values() if each.name.startswith(called))
             if name == "2022":
                 case = stated[case.name] = dataclasses.replace(case, hardware=_OF_2022)
             points.append(Point(series, x, value, _on_its_machine(name, case, folder), _kind(recipe, series)))
@@ -131,13 +132,6 @@ def _case_name(recipe: _Recipe, about: PublishedFigure, series: str, x: Place) -
     template = recipe.case if isinstance(recipe.case, str) else recipe.case[series]
     batch = dict(zip(about.x, about.batch, strict=False)).get(x)
     return template.format(x=x, series=series, first=series.partition(",")[0], batch=batch)
-
-
-def _named(cases: Mapping[str, Case], name: str) -> Case:
-    """Return the case of that name, or the first whose name begins so."""
-    return (
-        cases[name] if name in cases else next(case for each, case in cases.items() if each.startswith(name))
-    )
 
 
 def _kind(recipe: _Recipe, series: str) -> Figure:

@@ -22,6 +22,7 @@ _COLOURS = (
     ("var(--gather)", "var(--gather-soft)"),
     ("var(--copy)", "var(--idle)"),
 )
+_ENDED = {Status.OOM: "out of memory", Status.OK: ""}
 _BAND = "other plausible settings"
 _ROOM = 1.5
 """How far above the highest value the picture may reach for the band."""
@@ -129,7 +130,7 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
     simulated = bars(
         "simulated",
         [_height(each.value, each.status is Status.OOM) for each in points],
-        [_absent(each.status) if each.value is None else "" for each in points],
+        [_ENDED.get(each.status, each.status.value) if each.value is None else "" for each in points],
         marker={**outline, "pattern": {"shape": "/", "fgcolor": full}},
         customdata=[_off(each) for each in points],
         hovertemplate=_hover(series, simulated=True),
@@ -152,10 +153,6 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
 def _height(value: float | None, ran_out: bool) -> float | None:
     """Return a bar's height: a run out of memory has one without height, so that its text is there."""
     return 0.0 if ran_out else value
-
-
-def _absent(status: Status) -> str:
-    return "out of memory" if status is Status.OOM else "" if status is Status.OK else status.value
 
 
 def _off(each: Simulated) -> str:

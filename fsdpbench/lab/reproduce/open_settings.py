@@ -52,7 +52,7 @@ class Machine:
         if not path.is_file() or path.read_text() != text:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
-        return dataclasses.replace(case, hardware=str(path), chip=case.chip or case.hardware)
+        return dataclasses.replace(case, hardware=str(path), chip=case.profile)
 
 
 def on_machine(
