@@ -52,7 +52,7 @@ def packed(content: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def unpacked(text: str) -> dict[str, Any]:
+def unpacked(text: str) -> dict[str, object]:
     """Return the content that `packed` packed. Raise `WorkloadError` for any other text."""
     try:
         content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -76,7 +76,7 @@ def library() -> Any:
     return package
 
 
-def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, Any]:
+def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, object]:
     """Return the values of the shape of the model in a file's content, which is built once to see that it can
     be. Raises as `LibraryWorkload`."""
     shape = LibraryShape(packed(content), towers)

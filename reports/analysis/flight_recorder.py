@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump
 from fsdpbench.reports.readers.watchdog import read_logs
@@ -250,14 +249,17 @@ class Verdict:
     culprit: str
     source: str = "Flight Recorder dumps"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the verdict as `fsdpbench analyze --json` prints it."""
         return {
             "schema": 1,
             "flight_recorder": {
                 "ranks": [_of_dump(dump) for dump in self.dumps],
                 "missing_dumps": list(self.missing_dumps),
-                "groups": [_of_group(group) for group in self.groups],
+                "groups": [
+                    {**group.name._asdict(), "ranks": list(group.members), "all_known": group.said}
+                    for group in self.groups
+                ],
                 "problems": [_of_problem(problem) for problem in self.problems],
                 "culprit": self.culprit,
                 "source": self.source,
@@ -420,7 +422,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {shown}{rest}"
 
 
-def _of_dump(dump: Dump) -> dict[str, Any]:
+def _of_dump(dump: Dump) -> dict[str, object]:
     collectives = [entry for entry in dump.entries if not entry.is_p2p]
     last = dump.entries[-1] if dump.entries else None
     return {
@@ -435,16 +437,7 @@ def _of_dump(dump: Dump) -> dict[str, Any]:
     }
 
 
-def _of_group(group: Group) -> dict[str, Any]:
-    return {
-        "name": group.name.name,
-        "description": group.name.description,
-        "ranks": list(group.members),
-        "all_known": group.said,
-    }
-
-
-def _of_problem(problem: Problem) -> dict[str, Any]:
+def _of_problem(problem: Problem) -> dict[str, object]:
     return {
         "kind": problem.kind,
         "message": sentence(problem),
@@ -457,7 +450,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _of_entry(entry: Entry) -> dict[str, Any]:
+def _of_entry(entry: Entry) -> dict[str, object]:
     return {
         "kind": entry.kind,
         "group": entry.group.description or entry.group.name,
@@ -503,14 +496,12 @@ def _problem(problem: Problem, said: str) -> Iterator[str]:
     yield message if message != said else f"collective {problem.sequence} of {group_text(problem.group)}:"
     blamed = problem.ranks[0]
     shown = [rank for rank in (blamed, *problem.others[:1]) if rank in problem.calls]
-    for rank in shown:
-        yield f"  rank {rank} called it from"
-        for frame in problem.calls[rank][0].own_frames[:_MOST_FRAMES]:
-            yield f"    {frame}"
+    called = [(f"rank {rank} called it", problem.calls[rank][0]) for rank in shown]
     if blamed in problem.last:
-        yield f"  rank {blamed} called its last one of this group from"
-        for frame in problem.last[blamed].own_frames[:_MOST_FRAMES]:
-            yield f"    {frame}"
+        called.append((f"rank {blamed} called its last one of this group", problem.last[blamed]))
+    for words, entry in called:
+        yield f"  {words} from"
+        yield from (f"    {frame}" for frame in entry.own_frames[:_MOST_FRAMES])
 
 
 def _last(dump: Dump) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
@@ -92,7 +91,7 @@ class GatherTiming:
         """Return the ns that the device waited for it."""
         return max(self.ended - self.needed, 0)
 
-    def to_dict(self, origin: int) -> dict[str, Any]:
+    def to_dict(self, origin: int) -> dict[str, object]:
         """Return plain values, with times in seconds after `origin` (ns on the trace's clock)."""
         return {
             "step": self.step,

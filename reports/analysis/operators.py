@@ -77,7 +77,7 @@ class KernelTotal(Record, rate=""):
     share: float
     rate: Rate = field(default_factory=Rate)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"mean_s": seconds(self.time) / self.count} | self.rate.to_dict()
 
 
@@ -102,7 +102,7 @@ class OperatorTotal(Record, rate=""):
         """Return FLOPs a byte."""
         return self.flops / self.bytes if self.flops and self.bytes else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"flops_per_byte": self.intensity} | self.rate.to_dict()
 
 
@@ -129,7 +129,7 @@ class DeviceUse(Record, computing="computation", communicating="communication", 
     communicating: Ns
     span: Ns
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"idle_s": seconds(self.span - self.busy)}
 
 
@@ -146,7 +146,7 @@ class WorkTables:
     devices: tuple[DeviceUse, ...] = ()
     roof: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "kernel_time_s": seconds(self.total),
             "roof": self.roof,

@@ -89,7 +89,7 @@ def write_csv(run_dir: Path) -> str:
     return buffer.getvalue()
 
 
-def _record(entry: Ranked) -> dict[str, Any]:
+def _record(entry: Ranked) -> dict[str, object]:
     row = entry.row
     return {
         "place": entry.place,

@@ -144,7 +144,7 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
     return Chart(metric.replace("_", "-"), summary, data, layout, table, narrow)
 
 
-def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, Any]:
+def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, object]:
     values, base = each["values"], _first(each["values"]) or 1.0
     shown = [None if v is None else 100 * (v / base - 1) if relative else v for v in values]
     known = [display.NOTHING if v is None else f"{v:.6g} {each['unit']}" for v in values]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
 from fsdpbench.reports.analysis.findings import in_torch
@@ -126,7 +125,7 @@ def _across(analysis: Analysis) -> list[str]:
     return sentences
 
 
-def _content(rank: RankAnalysis) -> dict[str, Any]:
+def _content(rank: RankAnalysis) -> dict[str, object]:
     """Return a rank's content for the page's script, which also draws a sweep's configurations."""
     return {
         **dict.fromkeys(("problem", "timeline", "memory", "held", "held_by_unit", "ranks")),
@@ -152,7 +151,7 @@ def _results(rank: RankAnalysis) -> list[list[str]]:
     return [list(pair) for pair in pairs if not pair[1].startswith(display.NOTHING)]
 
 
-def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, Any]:
+def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, object]:
     rows = tuple((display.size(held.bytes), held.where[:200]) for held in snapshot.holders[:_MOST_HOLDERS])
     peaks = (snapshot.peak_allocated, snapshot.peak_active, snapshot.peak_reserved)
     allocated, active, reserved = map(display.size, peaks)
@@ -202,7 +201,7 @@ _EVENTS_IN_ALL = 120_000
 _LARGEST_MEMORY = 1 << 50
 
 
-def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, Any]:
+def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, object]:
     """Return the rank's part in plain JSON values, of a page of so many `traces`."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
     stated = [device.get("totalGlobalMem") for device in trace.devices]

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
 from fsdpbench.reports.analysis.analyze import summarize
@@ -20,7 +19,7 @@ from fsdpbench.reports.pages.whole_run import Table, island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 
 
-def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, Any]:
+def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, object]:
     """Return the parts of one rank in plain JSON values.
 
     Args:
@@ -197,7 +196,7 @@ MOST_OPERATORS = 30
 MOST_MODULES = 40
 
 
-def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
+def work_tables(tables: WorkTables, steps: int) -> dict[str, object]:
     """Return the tables for a page's script; times are a mean step's, empty tables are None."""
     steps = max(steps, 1)
     found = {

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.reading import UnreadableError, parse_json, read_rows
 from fsdpbench.reports.readers.out_of_memory import OomMessage, find_messages
@@ -99,7 +98,7 @@ class OomReport:
     operator: Frame | None
     also: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report as plain values."""
         return {
             "message": self.message.to_dict(),
@@ -175,7 +174,7 @@ def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
     yield _unmarked(raw)
 
 
-def _texts(content: dict[str, Any]) -> Iterator[str]:
+def _texts(content: dict[str, object]) -> Iterator[str]:
     """Yield the texts of a record of a log: tracebacks first, which end with the message."""
     for name in (*_TRACES, *_WORDS):
         value = content.get(name)

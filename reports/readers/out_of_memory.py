@@ -115,7 +115,7 @@ class OomMessage:
         """Return what orders messages by what they say, the least first."""
         return self.asked is not None, self.total is not None, self.source not in ("SIGKILL", "driver")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return all figures, the derived ones too."""
         hidden = ("position", "rank", "old", "variable")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}

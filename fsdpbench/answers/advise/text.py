@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from fsdpbench.answers.advise.advisor import GROUPS, Advice, Tried
 from fsdpbench.answers.advise.candidate import Kind
@@ -94,13 +93,13 @@ def gain_words(each: Tried) -> str:
     return f"{text} [{low:.0f}, {high:.0f}]"
 
 
-def as_dict(advice: Advice) -> dict[str, Any]:
+def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
     groups = {name: [_entry(each) for each in getattr(advice, name)] for name in GROUPS}
     return {"simulated": True, "level": 0.9, **groups}
 
 
-def _entry(each: Tried) -> dict[str, Any]:
+def _entry(each: Tried) -> dict[str, object]:
     candidate = each.candidate
     named = ("variation", "kind", "place", "what", "write")
     return {

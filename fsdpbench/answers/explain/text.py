@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
 from fsdpbench.reports.analysis.out_of_memory import size_text
@@ -169,7 +168,7 @@ def price_words(price: float) -> str:
     return f"{abs(price):.1%}".replace("%", " %") + (" slower" if price > 0 else " faster")
 
 
-def as_dict(advice: Advice) -> dict[str, Any]:
+def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
     trial = advice.as_it_is
     return {

@@ -119,10 +119,10 @@ def _counter(total: int, jobs: int) -> Callable[[int], None]:
     return count
 
 
-def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
+def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, object]:
+    rows: list[dict[str, object]] = []
     for index, config in enumerate(points):
-        row: dict[str, Any] = {"name": config.name, "config": config.to_dict()}
+        row: dict[str, object] = {"name": config.name, "config": config.to_dict()}
         if foreseen is not None:
             prediction = foreseen.predictions[index]
             names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")

@@ -52,7 +52,7 @@ class SweepRequest:
     def plan(self) -> Plan:
         return expand(self.space)
 
-    def to_space(self) -> dict[str, Any]:
+    def to_space(self) -> dict[str, object]:
         """Return the space as in a TOML file, which `fsdpbench sweep FILE` reads back."""
         target, space = self.target, self.space
         several = len(space.targets) > 1

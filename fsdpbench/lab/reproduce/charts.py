@@ -34,7 +34,7 @@ def chart_of(outcome: Outcome) -> Chart | None:
         return None
     figure = outcome.figure
     lines = figure.drawing is Drawing.LINES
-    data: list[dict[str, Any]] = []
+    data: list[dict[str, object]] = []
     for index, series in enumerate(dict.fromkeys(each.point.series for each in outcome.points)):
         points = [each for each in outcome.points if each.point.series == series]
         colours = _COLOURS[index % len(_COLOURS)]
@@ -61,7 +61,7 @@ def _cut_at(outcome: Outcome) -> float | None:
     return most if any(each.band and each.band[1] > most for each in outcome.points) else None
 
 
-def _places(outcome: Outcome, lines: bool) -> dict[str, Any]:
+def _places(outcome: Outcome, lines: bool) -> dict[str, object]:
     places = list(dict.fromkeys(each.point.x for each in outcome.points))
     if not lines:
         return axis(outcome.figure.x_title, type="category", categoryarray=[str(place) for place in places])
@@ -70,7 +70,7 @@ def _places(outcome: Outcome, lines: bool) -> dict[str, Any]:
     return axis(outcome.figure.x_title, showgrid=False, **log, **ticks)
 
 
-def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
+def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
     full, soft = colours
     published = [(each.point.x, each.point.published) for each in points if each.point.published is not None]
     simulated = [each for each in points if each.value is not None]
@@ -109,10 +109,10 @@ def _hover(series: str, simulated: bool = False) -> str:
     return f"{series}, {of}: %{{y:.5~g}}{more}<extra></extra>"
 
 
-def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
+def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
     full, soft = colours
 
-    def bars(of: str, heights: list[float | None], texts: list[str], **more: Any) -> dict[str, Any]:
+    def bars(of: str, heights: list[float | None], texts: list[str], **more: Any) -> dict[str, object]:
         """Return a bar a point, with a text that stands on it."""
         places, words = [str(each.point.x) for each in points], {"text": texts, "textposition": "outside"}
         upright = {"textangle": -90, "cliponaxis": False}

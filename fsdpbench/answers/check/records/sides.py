@@ -280,13 +280,13 @@ def _began(result: Result) -> object:
 
 
 class _Environment(msgspec.Struct, frozen=True):
-    versions: dict[str, Any] | None = None
-    machine: dict[str, Any] | None = None
-    variables: dict[str, Any] | None = None
+    versions: dict[str, object] | None = None
+    machine: dict[str, object] | None = None
+    variables: dict[str, object] | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):
-    shape: dict[str, Any] | None = None
+    shape: dict[str, object] | None = None
 
 
 class _SeenResult(msgspec.Struct, frozen=True):
@@ -294,7 +294,7 @@ class _SeenResult(msgspec.Struct, frozen=True):
     device: str
     schema: Literal[1] = 1
     config: _Config | None = None
-    hardware: dict[str, Any] | None = None
+    hardware: dict[str, object] | None = None
     environment: _Environment | None = None
 
 
