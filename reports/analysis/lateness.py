@@ -218,6 +218,7 @@ def _timings(
     prefetched = _prefetched(activity, spans, gathers, wait)
     phase = containing(phases, issued).tolist()
     first = np.concatenate([[True], step[1:] != step[:-1]])
+    times = [*zip(issued.tolist(), started.tolist(), ended.tolist(), needed.tolist(), strict=True)]
     found: list[GatherTiming] = []
     for i, row in enumerate(gathers.row.tolist()):
         waited = {cause: int(column[i]) for cause, column in parts.items()}
@@ -227,21 +228,8 @@ def _timings(
             cause = _cause(waited, bool(prefetched[i]), behind)
             if first[i] or blocking[i]:
                 cause = LateCause.FIRST if first[i] else LateCause.BLOCKING
-        found.append(
-            GatherTiming(
-                unit=spans.units[unit[row]],
-                step=steps[step[i]].index,
-                phase=phases[phase[i]].name if phase[i] >= 0 else None,
-                issued=int(issued[i]),
-                started=int(started[i]),
-                ended=int(ended[i]),
-                needed=int(needed[i]),
-                prefetched=bool(prefetched[i]),
-                waited=waited,
-                behind=behind,
-                cause=cause,
-            )
-        )
+        place = spans.units[unit[row]], steps[step[i]].index, phases[phase[i]].name if phase[i] >= 0 else None
+        found.append(GatherTiming(*place, *times[i], bool(prefetched[i]), waited, behind, cause))
     return found
 
 

@@ -137,14 +137,8 @@ share by which any two steps must differ, and a number for what makes it wide. M
 def _cost(row: Configuration, speed: float | None) -> Cost:
     if not speed or row.result.interval is None:
         runs = row.result.repeats or row.result.measured
-        return (
-            1 / speed if speed else math.nan,
-            0.0,
-            0.0,
-            (runs.spread if runs else None) or 0.0,
-            0.0,
-            _MEASURED,
-        )
+        spread = (runs.spread if runs else None) or 0.0
+        return (1 / speed if speed else math.nan, 0.0, 0.0, spread, 0.0, _MEASURED)
     parts, each = row.result.time_s, 1 / speed
     busy = parts.compute_only + parts.overlapped if parts else 0.0
     waiting = parts.exposed_communication + parts.idle if parts else 0.0
@@ -299,19 +293,14 @@ def doubt(row: Configuration) -> str:
 
 def is_risky(row: Configuration) -> bool:
     """Return whether its memory fits only inside the prediction's error, or with retries."""
-    predicted = row.result.interval is not None and row.result.interval.risky
-    return predicted or (row.result.alloc_retries_per_step or 0) > 0
+    return row.result.is_risky or (row.result.alloc_retries_per_step or 0) > 0
 
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
     own = [entry for entry in ranked if entry.throughput and entry.row.system.startswith(prefix)]
     equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
-    return min(
-        equal,
-        key=lambda each: (
-            is_risky(each.row),
-            not each.row.system.endswith("fsdp2"),
-            -(each.throughput or 0),
-        ),
-        default=None,
-    )
+
+    def order(each: Ranked) -> tuple[bool, bool, float]:
+        return is_risky(each.row), not each.row.system.endswith("fsdp2"), -(each.throughput or 0)
+
+    return min(equal, key=order, default=None)

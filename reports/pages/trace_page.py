@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.shell import ASSETS, write_page
-from fsdpbench.reports.pages.trace_parts import trace_parts
+from fsdpbench.reports.pages.trace_parts import part_cells, trace_parts
 from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, part_bars, part_layout
 from fsdpbench.reports.readers import Trace
 
@@ -184,15 +184,7 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
 
 
 def _table(bars: Sequence[tuple[str, TimeParts]]) -> Table:
-    rows = tuple(
-        (
-            name,
-            *(display.ms(getattr(parts, part) / 1e6) for part, _, _ in PARTS),
-            display.ms(parts.total / 1e6),
-            display.percent(parts.overlap_fraction),
-        )
-        for name, parts in bars
-    )
+    rows = tuple((name, *part_cells(parts)) for name, parts in bars)
     return Table(("what", *(f"{words}, ms" for _, words, _ in PARTS), "in all, ms", "overlap"), rows)
 
 

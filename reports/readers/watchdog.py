@@ -25,11 +25,11 @@ from fsdpbench.reports.readers.flight_recorder import (
     Frame,
     GroupName,
     GroupStatus,
+    head_of,
 )
 
 _MOST_BYTES = 64 << 20
 _LONGEST_LINE = 4096
-_HEAD = 1 << 16
 _SIGN = "Watchdog caught collective operation timeout"
 _GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 _OF_FILE = re.compile(r"(?:^|/)(?:rank_?)?(\d{1,7})(?:/std(?:err|out))?(?:\.(?:log|txt|err|out))?$")
@@ -165,11 +165,5 @@ def _dump(
 
 def _is_text(path: Path) -> bool:
     """Return whether a file may be a log, and is neither a trace nor a dump."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except (OSError, ValueError):
-        return False
-    return b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")
+    head = head_of(path)
+    return head is not None and b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")
