@@ -309,7 +309,7 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def head_of(path: Path) -> bytes | None:
-    """Return the beginning of a file; None where it is none that can be read."""
+    """Return the beginning of a file; None where it cannot be read."""
     try:
         if not path.is_file():
             return None

@@ -51,7 +51,7 @@ def build_command(
 ) -> None:
     """Simulate the settings of every model, chip and number of GPUs, and write pages and atlas.json.
 
-    The same command again resumes where it stopped.
+    The same command again resumes where it stopped; --small builds a part.
     """
     import msgspec
 

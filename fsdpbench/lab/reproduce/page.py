@@ -61,7 +61,7 @@ def write_page(
     traced: Sequence[Sequence[Sequence[TracedRun]]],
     seconds: float,
 ) -> None:
-    """Write the page; scripts and styles are inside, nothing is loaded."""
+    """Write the page, with the `traced` runs of each figure; scripts are inside, nothing is loaded."""
     sections = [_section(publication, outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)]
     shell.write_page(
         path,

@@ -24,7 +24,7 @@ def write_page(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> None:
-    """Write the page; plotly's script is embedded, nothing is loaded."""
+    """Write the page to `path`; plotly's script is embedded, nothing is loaded."""
     chart = _chart(predictions).to_html(full_html=False, include_plotlyjs=True)
     shell.write_page(
         path,

@@ -20,7 +20,7 @@ def as_markdown(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> str:
-    """Bars first, then errors in sample and held out, by chip, every case, and what each assumes."""
+    """Return `bars` first, then errors in sample and held out, by chip, every case, and what each assumes."""
     systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
     lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
     lines += [*bar_lines(bars), ""] if bars else []
