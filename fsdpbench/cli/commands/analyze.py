@@ -46,8 +46,8 @@ def command(
     \b
     fsdpbench analyze trace.json.gz
 
-    PATHS are files or folders, read --jobs at a time. Of Flight Recorder dumps (nccl_trace_rank_*), or of logs with time-outs of
-    NCCL's watchdog, it shows which rank did not join which collective.
+    PATHS are files or folders, read --jobs at a time. Of Flight Recorder dumps (nccl_trace_rank_*), or of
+    logs with time-outs of NCCL's watchdog, it shows which rank did not join which collective.
     """
     from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.analysis.text import describe
