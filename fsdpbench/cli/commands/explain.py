@@ -19,6 +19,7 @@ from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
+    from fsdpbench.answers.explain import Advice
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.reports.readers.oom_log import OomReport
     from fsdpbench.reports.result import Result
@@ -63,19 +64,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if asked is not None and asked.device == "sim":
         hardware = asked.hardware  # with the network that was stated
     config = asked or config
-    advice = None
-    if config is not None:
-        fork_server.start("sim")
-        from fsdpbench.answers.explain import advise
-        from fsdpbench.answers.explain.text import as_dict, describe_advice
-        from fsdpbench.sweep.prediction import as_probe
-        from fsdpbench.sweep.trials import jobs_for
-
-        config = as_probe(config, hardware, options["timeout"], "explained")
-        config = replace(config, sanitize=False, jitter=None)
-        jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
-        advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
-        explanation.add("simulation", as_dict(advice), describe_advice(advice))
+    advice = None if config is None else _advice(config, hardware, options, explanation)
     if not explanation.texts:
         raise UsageError(
             "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
@@ -90,6 +79,24 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         show_json({"schema": 1, **explanation.parts})
     else:
         show("\n\n".join(explanation.texts))
+
+
+def _advice(
+    config: Config, hardware: str | None, options: dict[str, Any], explanation: Explanation
+) -> Advice:
+    """Simulate changes of a configuration, and explain them too. Raises `BenchError`."""
+    fork_server.start("sim")
+    from fsdpbench.answers.explain import advise
+    from fsdpbench.answers.explain.text import as_dict, describe_advice
+    from fsdpbench.sweep.prediction import as_probe
+    from fsdpbench.sweep.trials import jobs_for
+
+    config = as_probe(config, hardware, options["timeout"], "explained")
+    config = replace(config, sanitize=False, jitter=None)
+    jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
+    advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
+    explanation.add("simulation", as_dict(advice), describe_advice(advice))
+    return advice
 
 
 @dataclass

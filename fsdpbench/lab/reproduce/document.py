@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fsdpbench.engine.results.provenance import versions
-from fsdpbench.lab.reproduce.outcome import Outcome, counted
+from fsdpbench.lab.reproduce.outcome import Judged, Outcome, counted
 from fsdpbench.lab.reproduce.traced import TracedRun
 
 SCHEMA = 2
@@ -24,6 +24,21 @@ def as_dict(
         "versions": versions(),
         "claims": {verdict.name.lower(): count for verdict, count in counted(outcomes).items()},
         "figures": [_figure(outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)],
+    }
+
+
+def _claim(each: Judged) -> dict[str, object]:
+    return {
+        "words": each.claim.words,
+        "kind": each.claim.kind.name.lower(),
+        "least": each.bounds.low,
+        "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
+        "published": each.published,
+        "simulated": each.simulated,
+        "other_settings": list(each.others),
+        "verdict": each.verdict.name.lower(),
+        "same_direction": each.same_direction,
+        "set_from_it": each.claim.taken or None,
     }
 
 
@@ -67,21 +82,7 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
             }
             for each in outcome.tried
         ],
-        "claims": [
-            {
-                "words": each.claim.words,
-                "kind": each.claim.kind.name.lower(),
-                "least": each.bounds.low,
-                "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
-                "published": each.published,
-                "simulated": each.simulated,
-                "other_settings": list(each.others),
-                "verdict": each.verdict.name.lower(),
-                "same_direction": each.same_direction,
-                "set_from_it": each.claim.taken or None,
-            }
-            for each in outcome.claims
-        ],
+        "claims": [_claim(each) for each in outcome.claims],
         "differs": words.differs or None,
         "contrasts": [
             {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}

@@ -79,12 +79,12 @@ def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
 
 def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
     rows = [
-        f"{h.hardware} | {h.keys_from} | {len(h.own)} | {h.own_mean:.1%} | {h.foreign_mean:.1%} "
+        f"{h.hardware} | {len(h.own)} | {h.own_mean:.1%} | {h.keys_from} | {h.foreign_mean:.1%} "
         f"| {h.foreign_bias:+.1%}"
         for h in held_out
     ]
-    head = "runs on | fitted keys of | cases | mean error, own keys | mean error with them | bias"
-    return _table(head, 2, rows)
+    head = "runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias"
+    return _table(head, 1, rows)
 
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
