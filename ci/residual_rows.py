@@ -24,7 +24,7 @@ from pathlib import Path
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.engine.results.residuals.widths import TABLE, Condition, Quantity, Residual
-from fsdpbench.lab.validation.coverage import MEMORY, chip_of
+from fsdpbench.lab.validation.coverage import MEMORY
 from fsdpbench.lab.validation.held_out import held_out_cases
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
@@ -45,7 +45,7 @@ def under(
 
     Compiled runs are predicted as they were alone: no interval rests on them in another condition.
     """
-    foreign = [case for case in cases if "gemm.weight_grad" in load_profile(chip_of(case)).estimated]
+    foreign = [case for case in cases if "gemm.weight_grad" in load_profile(case.profile).estimated]
     cases = [case for case in cases if case not in foreign]
     if condition in (Condition.KNOWN, Condition.NEW_CHIP):
         return cases if condition is Condition.KNOWN else foreign
@@ -106,7 +106,7 @@ def _residual(
     return Residual(
         condition=condition,
         source=case.source,
-        chip=chip_of(case),
+        chip=case.profile,
         run=case.name,
         model=" ".join([case.model, *(f"{name}={value}" for name, value in case.shape.items())]),
         family=get_workload(case.model, shape=dict(case.shape) or None).family,

@@ -85,7 +85,7 @@ def broken_rules(values: Values) -> list[Contradiction]:
     return found
 
 
-def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(result: Mapping[str, Any]) -> dict[str, object]:
     """Return the leaves of `result` by dotted name, and what rules need besides."""
     values = dict(leaves({name: part for name, part in result.items() if name not in _OTHERS}))
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
@@ -115,7 +115,7 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     return with_sums(values)
 
 
-def with_sums(values: Values) -> dict[str, Any]:
+def with_sums(values: Values) -> dict[str, object]:
     """Return `values` with the sums and differences of the traced step's parts that are known by them."""
     sums = {
         "compute_s": "time_s.compute_only + time_s.overlapped",

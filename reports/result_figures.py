@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, methodcaller
 from statistics import median, quantiles
 
 from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
@@ -55,6 +56,10 @@ class Ran:
         """Return `amount` of a step over the step time."""
         return None if amount is None or not self.step_time else amount / self.step_time / unit
 
+    def rate_of(self, name: str) -> float | None:
+        """Return a field of the first rank's record, such as `samples_per_step`, over the step time."""
+        return self.rate(getattr(self.first, name))
+
     def flops(self, kind: str) -> float | None:
         """Return the FLOPs a second of a kind, in 10^12."""
         return self.rate(self.first.flops_per_step.get(kind), 1e12)
@@ -65,39 +70,11 @@ class Ran:
         return reached * 1e12 / peak if reached is not None and peak else None
 
 
-def step_time(ran: Ran) -> float | None:
-    """Return the slowest rank's median step, seconds."""
-    return ran.step_time
-
-
-def samples_per_s(ran: Ran) -> float | None:
-    """Return the samples a second and GPU."""
-    return ran.rate(ran.first.samples_per_step)
-
-
-def tokens_per_s(ran: Ran) -> float | None:
-    """Return the tokens a second and GPU."""
-    return ran.rate(ran.first.tokens_per_step)
-
-
-def tflops(ran: Ran) -> float | None:
-    """Return the model's FLOPs a second and GPU, in 10^12."""
-    return ran.flops("model")
-
-
-def hardware_tflops(ran: Ran) -> float | None:
-    """Return the FLOPs that were computed a second and GPU, in 10^12."""
-    return ran.flops("hardware")
-
-
-def mfu(ran: Ran) -> float | None:
-    """Return the model's FLOPs over the peak."""
-    return ran.share_of_peak("model")
-
-
-def hfu(ran: Ran) -> float | None:
-    """Return the FLOPs that were computed over the peak."""
-    return ran.share_of_peak("hardware")
+step_time = attrgetter("step_time")
+samples_per_s = methodcaller("rate_of", "samples_per_step")
+tokens_per_s = methodcaller("rate_of", "tokens_per_step")
+tflops, hardware_tflops = methodcaller("flops", "model"), methodcaller("flops", "hardware")
+mfu, hfu = methodcaller("share_of_peak", "model"), methodcaller("share_of_peak", "hardware")
 
 
 def peak_memory(ran: Ran) -> dict[str, int | None] | None:

@@ -11,6 +11,7 @@ Data on disk are dealt out to the ranks and streamed by a `DataLoader`. Reading 
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -119,18 +120,16 @@ def token_rows(feed: Feed, *, vocab: int, length: int, overlap: int) -> Iterator
         DataError: see `ByteWindows`.
     """
     if feed.data is None:
-        rows = _synthetic_rows(feed, vocab, length)
+        # Drawn uniformly: nothing to learn in them, and nothing that a kernel could exploit.
+        shape, options = (feed.batch, length), feed.host_options()
+        rows = (
+            feed.draw(lambda: torch.randint(vocab, shape, **options), shape, torch.int64)
+            for _ in itertools.count()
+        )
     else:
         windows = ByteWindows(feed.data, vocab, length, overlap, feed.shares)
         rows = (row.long() for (row,) in stream(windows, feed))
     return (row.to(feed.device) for row in rows)
-
-
-def _synthetic_rows(feed: Feed, vocab: int, length: int) -> Iterator[Tensor]:
-    """Yield uniformly drawn tokens: nothing to learn in them, and nothing that a kernel could exploit."""
-    shape, options = (feed.batch, length), feed.host_options()
-    while True:
-        yield feed.draw(lambda: torch.randint(vocab, shape, **options), shape, torch.int64)
 
 
 class ByteWindows(Dataset[tuple[Tensor]]):

@@ -52,7 +52,7 @@ def packed(content: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def unpacked(text: str) -> dict[str, Any]:
+def unpacked(text: str) -> dict[str, object]:
     """Return the content that `packed` packed. Raise `WorkloadError` for any other text."""
     try:
         content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
@@ -76,7 +76,7 @@ def library() -> Any:
     return package
 
 
-def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, Any]:
+def values_of(content: Mapping[str, Any], towers: bool) -> dict[str, object]:
     """Return the values of the shape of the model in a file's content, which is built once to see that it can
     be. Raises as `LibraryWorkload`."""
     shape = LibraryShape(packed(content), towers)
@@ -301,17 +301,15 @@ def _stacks(model: nn.Module) -> list[nn.ModuleList]:
 
     def visit(module: nn.Module) -> None:
         for child in module.children():
-            if isinstance(child, nn.ModuleList) and not all(map(_is_torchs, child)):
+            if isinstance(child, nn.ModuleList) and not all(
+                type(each).__module__.startswith("torch.") for each in child
+            ):
                 found.append(child)
             else:
                 visit(child)
 
     visit(model)
     return found
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
 
 
 def _checkpointed(

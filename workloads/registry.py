@@ -102,7 +102,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
     raise UnknownModelError(name, difflib.get_close_matches(name, known, n=3, cutoff=0.5), known)
 
 
-def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
+def _of_hf_config(name: str, values: dict[str, object]) -> Workload:
     """Make a workload of `values`: a whole shape and a family's name, as of `hf_config.translate`."""
     family_name = str(values.pop("family", None))
     if family_name == LIBRARY:

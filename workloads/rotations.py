@@ -89,9 +89,9 @@ class Rope:
         """Return the text that `parse` reads."""
         plain = Rope(self.kind)
         numbers = [
-            f"{field.name}={_shown(getattr(self, field.name))}"
-            for field in fields(self)
-            if field.name != "kind" and getattr(self, field.name) != getattr(plain, field.name)
+            f"{name}={'|'.join(map(repr, value if isinstance(value, tuple) else [value]))}"
+            for name, value in vars(self).items()
+            if name != "kind" and value != getattr(plain, name)
         ]
         return self.kind + (":" + ";".join(numbers) if numbers else "")
 
@@ -101,10 +101,6 @@ class Rope:
         if self.mscale:
             return self.mscale
         return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
-
-
-def _shown(value: float | tuple[float, ...]) -> str:
-    return "|".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
 
 
 def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int = 0) -> Tensor:

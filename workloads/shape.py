@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -14,6 +14,10 @@ S = TypeVar("S")
 
 _MOST_LAYERS = 10_000
 """The most layers that are built: each is modules of its own, and more would take hours to make."""
+_NUMBERS: Mapping[str, tuple[Callable[[str], float], str]] = {
+    "int": (whole_number, "a whole number below 2^63"),
+    "float": (finite_number, "a finite number"),
+}
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -79,21 +83,15 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
         if isinstance(value, str) and value.lower() in _BOOLEANS:
             return _BOOLEANS[value.lower()]
         raise ShapeError(f"shape field {name} is {value!r}: it must be true or false")
-    if type_name == "int":
-        try:
-            if isinstance(value, bool | float):
-                raise ValueError
-            return whole_number(str(value))
-        except ValueError:
-            raise ShapeError(
-                f"shape field {name} is {value!r}: it must be a whole number below 2^63"
-            ) from None
-    if type_name == "float":
-        try:
-            return finite_number(str(value))
-        except ValueError:
-            raise ShapeError(f"shape field {name} is {value!r}: it must be a finite number") from None
-    return str(value)
+    if type_name not in _NUMBERS:
+        return str(value)
+    read, words = _NUMBERS[type_name]
+    try:
+        if type_name == "int" and isinstance(value, bool | float):
+            raise ValueError
+        return read(str(value))
+    except ValueError:
+        raise ShapeError(f"shape field {name} is {value!r}: it must be {words}") from None
 
 
 def check_share(shape: Any, *names: str) -> None:

@@ -72,14 +72,15 @@ def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Cons
 
 
 def make_table(columns: Mapping[str, bool], rows: Iterable[Iterable[str | Text]]) -> Table:
-    """Return a plain table of `columns` (title: whether it is of figures, which stand to the right and are
-    never folded) and `rows` of as many cells."""
+    """Return a plain table of `columns` (title: whether it is of figures, which stand to the right) and its
+    `rows`. Figures and the first column are never folded."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, figures in columns.items():
-        table.add_column(title, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
+    for place, (title, figures) in enumerate(columns.items()):
+        whole = figures or not place
+        table.add_column(title, justify="right" if figures else "left", no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table

@@ -97,14 +97,14 @@ def parse_measured(text: str) -> Measured:
 class Cause:
     """A simulated explanation. `scale`: of a machine's part, 1 as assumed; None of a setting.
 
-    `step_s` is the step with it, `distance` how far-fetched it is (0: not at all).
+    `step_time_s` is the step with it, `distance` how far-fetched it is (0: not at all).
     """
 
     name: str
     words: str
     look_at: str
     scale: float | None
-    step_s: float
+    step_time_s: float
     distance: float
 
 
@@ -279,7 +279,7 @@ def lines(found: Expectation) -> list[str]:
     else:
         shown.append("each of these alone would explain it, the likeliest first:")
     for number, cause in enumerate(found.causes, 1):
-        shown += [f" {number}. {cause.words} ({_seconds(cause.step_s)})", f"    look at {cause.look_at}"]
+        shown += [f" {number}. {cause.words} ({_seconds(cause.step_time_s)})", f"    look at {cause.look_at}"]
     return shown
 
 
@@ -296,13 +296,7 @@ def record(found: Expectation) -> dict[str, object]:
         "slower": found.slower,
         "slower_interval": list(found.slower_between),
         "causes": [
-            {
-                "name": cause.name,
-                "words": cause.words,
-                "look_at": cause.look_at,
-                "scale": cause.scale,
-                "step_time_s": cause.step_s,
-            }
+            {name: value for name, value in vars(cause).items() if name != "distance"}
             for cause in found.causes
         ],
     }

@@ -278,7 +278,8 @@ def _sizes(
     ranks = info.group_size or world_size
     size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
     if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
-        size = with_own_part(size, ranks)
+        # What is sent to the others is all but the own part of the full buffer.
+        size = None if size is None or not ranks or ranks < 2 else size * ranks // (ranks - 1)
     if size is None:
         return MISSING, MISSING
     sent = wire_bytes(found, size, ranks)
@@ -324,11 +325,6 @@ def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | No
         return info.in_elements * ranks * size if info.in_elements and ranks else None
     elements = max(info.in_elements or 0, info.out_elements or 0)
     return elements * size if elements else None
-
-
-def with_own_part(sent: int | None, ranks: int | None) -> int | None:
-    """Return bytes of the full buffer of a reduction that sends `sent` bytes to the other ranks."""
-    return None if sent is None or not ranks or ranks < 2 else sent * ranks // (ranks - 1)
 
 
 def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:

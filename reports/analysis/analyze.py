@@ -16,6 +16,7 @@ from typing import Any
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, find_activity
 from fsdpbench.reports.analysis.figures import (
+    PARTS,
     CollectiveFigures,
     TimeParts,
     collective_figures,
@@ -253,21 +254,15 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
     world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
     missing = max((world_size or 0) - len(set(numbers)), 0)
     simulated = any(rank.simulated for rank in ranks)
-    warnings: list[str] = []
-    if missing and not simulated:
-        warnings.append(
-            f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
-        )
+    few = f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
     doubts = _doubts(ranks, unread)
-    figures: dict[str, Callable[[RankAnalysis], float | None]] = {
-        "step_time_s": lambda rank: seconds(rank.mean_step.total),
-        "compute_only_s": lambda rank: seconds(rank.mean_step.compute_only),
-        "overlapped_s": lambda rank: seconds(rank.mean_step.overlapped),
-        "exposed_communication_s": lambda rank: seconds(rank.mean_step.exposed_communication),
-        "idle_s": lambda rank: seconds(rank.mean_step.idle),
-        "overlap_fraction": lambda rank: rank.overlap_fraction,
+    means = [rank.mean_step for rank in ranks]
+    figures: dict[str, list[float | None]] = {
+        "step_time_s": [seconds(mean.total) for mean in means],
+        **{f"{part}_s": [seconds(getattr(mean, part)) for mean in means] for part in PARTS},
+        "overlap_fraction": [rank.overlap_fraction for rank in ranks],
     }
-    spreads = {name: spread for name, of in figures.items() if (spread := _spread(ranks, of)) is not None}
+    spreads = {name: found for name, of in figures.items() if (found := _spread(numbers, of)) is not None}
     return RanksSummary(
         ranks=numbers,
         world_size=world_size,
@@ -275,7 +270,7 @@ def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
         slowest_rank=max(ranks, key=lambda rank: rank.mean_step.total).rank if ranks else None,
         figures=spreads,
         trusted=not doubts,
-        warnings=(*doubts, *warnings),
+        warnings=(*doubts, *([few] if missing and not simulated else [])),
         waiting=_waiting(ranks),
     )
 
@@ -305,8 +300,8 @@ def _waiting(ranks: Sequence[RankAnalysis]) -> Waiting | None:
     return find_waiting(by_rank, sum(rank.time.total for rank in ranks) // len(ranks))
 
 
-def _spread(ranks: Sequence[RankAnalysis], of: Callable[[RankAnalysis], float | None]) -> Spread | None:
-    values = [(value, rank.rank) for rank in ranks if (value := of(rank)) is not None]
+def _spread(ranks: Sequence[int], of: Sequence[float | None]) -> Spread | None:
+    values = [(value, rank) for rank, value in zip(ranks, of, strict=True) if value is not None]
     if not values:
         return None
     greatest, at = max(values, key=lambda pair: pair[0])

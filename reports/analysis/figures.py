@@ -116,18 +116,20 @@ class CollectiveFigures:
 
 def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
     """Return the figures of disjoint windows together."""
-    sizes = [each.bytes for each in figures if each.count]
-    wires = [each.wire_bytes for each in figures if each.count]
-    ideals = [each.ideal_time for each in figures if each.count]
+    counted = [each for each in figures if each.count]
+
+    def whole(values: list[int | None]) -> int | None:
+        return None if not values or None in values else sum(filter(None, values))
+
     return CollectiveFigures(
         count=sum(each.count for each in figures),
-        bytes=None if not sizes or None in sizes else sum(size or 0 for size in sizes),
-        wire_bytes=None if not wires or None in wires else sum(wire or 0 for wire in wires),
+        bytes=whole([each.bytes for each in counted]),
+        wire_bytes=whole([each.wire_bytes for each in counted]),
         time=sum(each.time for each in figures),
         exposed=sum(each.exposed for each in figures),
         sized_time=sum(each.sized_time for each in figures),
         best_bandwidth=max((each.best_bandwidth for each in figures if each.best_bandwidth), default=None),
-        ideal_time=None if not ideals or None in ideals else sum(ideal or 0 for ideal in ideals),
+        ideal_time=whole([each.ideal_time for each in counted]),
     )
 
 

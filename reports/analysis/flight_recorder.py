@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.readers.flight_recorder import Dump, Entry, GroupName, read_dump
 from fsdpbench.reports.readers.watchdog import read_logs
@@ -126,8 +125,8 @@ def _at(group: Group, sequence: int, histories: Mapping[int, _History]) -> Probl
     waiting = _waiting(calls)
     if not missing or not waiting:
         return None
-    before = {rank: _last_entry(histories[rank]) for rank in missing}
-    last = {rank: entry for rank, entry in before.items() if entry is not None}
+    called = {rank: histories[rank].calls for rank in missing}
+    last = {rank: each[max(each)][-1] for rank, each in called.items() if each}
     parted = _parted(sequence, waiting, missing, histories)
     return Problem("missing", group, sequence, missing, waiting, calls, last, parted=parted)
 
@@ -155,10 +154,6 @@ def _lines_of(ranks: Sequence[int], histories: Mapping[int, _History]) -> dict[i
         for number, entries in histories[rank].calls.items():
             found.setdefault(number, set()).add(_line_of(entries))
     return {number: line for number, (line, *others) in found.items() if line and not others}
-
-
-def _last_entry(history: _History) -> Entry | None:
-    return history.calls[max(history.calls)][-1] if history.calls else None
 
 
 def _waiting(calls: Mapping[int, _Calls]) -> tuple[int, ...]:
@@ -254,14 +249,17 @@ class Verdict:
     culprit: str
     source: str = "Flight Recorder dumps"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the verdict as `fsdpbench analyze --json` prints it."""
         return {
             "schema": 1,
             "flight_recorder": {
                 "ranks": [_of_dump(dump) for dump in self.dumps],
                 "missing_dumps": list(self.missing_dumps),
-                "groups": [_of_group(group) for group in self.groups],
+                "groups": [
+                    {**group.name._asdict(), "ranks": list(group.members), "all_known": group.said}
+                    for group in self.groups
+                ],
                 "problems": [_of_problem(problem) for problem in self.problems],
                 "culprit": self.culprit,
                 "source": self.source,
@@ -424,7 +422,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {shown}{rest}"
 
 
-def _of_dump(dump: Dump) -> dict[str, Any]:
+def _of_dump(dump: Dump) -> dict[str, object]:
     collectives = [entry for entry in dump.entries if not entry.is_p2p]
     last = dump.entries[-1] if dump.entries else None
     return {
@@ -439,16 +437,7 @@ def _of_dump(dump: Dump) -> dict[str, Any]:
     }
 
 
-def _of_group(group: Group) -> dict[str, Any]:
-    return {
-        "name": group.name.name,
-        "description": group.name.description,
-        "ranks": list(group.members),
-        "all_known": group.said,
-    }
-
-
-def _of_problem(problem: Problem) -> dict[str, Any]:
+def _of_problem(problem: Problem) -> dict[str, object]:
     return {
         "kind": problem.kind,
         "message": sentence(problem),
@@ -461,7 +450,7 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _of_entry(entry: Entry) -> dict[str, Any]:
+def _of_entry(entry: Entry) -> dict[str, object]:
     return {
         "kind": entry.kind,
         "group": entry.group.description or entry.group.name,
@@ -507,14 +496,12 @@ def _problem(problem: Problem, said: str) -> Iterator[str]:
     yield message if message != said else f"collective {problem.sequence} of {group_text(problem.group)}:"
     blamed = problem.ranks[0]
     shown = [rank for rank in (blamed, *problem.others[:1]) if rank in problem.calls]
-    for rank in shown:
-        yield f"  rank {rank} called it from"
-        for frame in problem.calls[rank][0].own_frames[:_MOST_FRAMES]:
-            yield f"    {frame}"
+    called = [(f"rank {rank} called it", problem.calls[rank][0]) for rank in shown]
     if blamed in problem.last:
-        yield f"  rank {blamed} called its last one of this group from"
-        for frame in problem.last[blamed].own_frames[:_MOST_FRAMES]:
-            yield f"    {frame}"
+        called.append((f"rank {blamed} called its last one of this group", problem.last[blamed]))
+    for words, entry in called:
+        yield f"  {words} from"
+        yield from (f"    {frame}" for frame in entry.own_frames[:_MOST_FRAMES])
 
 
 def _last(dump: Dump) -> str:

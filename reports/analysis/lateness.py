@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
@@ -92,7 +91,7 @@ class GatherTiming:
         """Return the ns that the device waited for it."""
         return max(self.ended - self.needed, 0)
 
-    def to_dict(self, origin: int) -> dict[str, Any]:
+    def to_dict(self, origin: int) -> dict[str, object]:
         """Return plain values, with times in seconds after `origin` (ns on the trace's clock)."""
         return {
             "step": self.step,
@@ -219,6 +218,7 @@ def _timings(
     prefetched = _prefetched(activity, spans, gathers, wait)
     phase = containing(phases, issued).tolist()
     first = np.concatenate([[True], step[1:] != step[:-1]])
+    times = [*zip(issued.tolist(), started.tolist(), ended.tolist(), needed.tolist(), strict=True)]
     found: list[GatherTiming] = []
     for i, row in enumerate(gathers.row.tolist()):
         waited = {cause: int(column[i]) for cause, column in parts.items()}
@@ -228,21 +228,8 @@ def _timings(
             cause = _cause(waited, bool(prefetched[i]), behind)
             if first[i] or blocking[i]:
                 cause = LateCause.FIRST if first[i] else LateCause.BLOCKING
-        found.append(
-            GatherTiming(
-                unit=spans.units[unit[row]],
-                step=steps[step[i]].index,
-                phase=phases[phase[i]].name if phase[i] >= 0 else None,
-                issued=int(issued[i]),
-                started=int(started[i]),
-                ended=int(ended[i]),
-                needed=int(needed[i]),
-                prefetched=bool(prefetched[i]),
-                waited=waited,
-                behind=behind,
-                cause=cause,
-            )
-        )
+        place = spans.units[unit[row]], steps[step[i]].index, phases[phase[i]].name if phase[i] >= 0 else None
+        found.append(GatherTiming(*place, *times[i], bool(prefetched[i]), waited, behind, cause))
     return found
 
 

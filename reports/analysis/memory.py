@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +88,7 @@ class MemoryAnalysis:
         """Return the ns that computation stood still because of retries."""
         return sum(retry.cost or 0 for retry in self.retries)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "peak_bytes": {
                 kind: getattr(self, f"peak_{kind}") for kind in ("allocated", "active", "reserved")

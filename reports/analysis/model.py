@@ -23,7 +23,7 @@ from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 
 
-def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, Any]:
+def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, object]:
     """Return as plain values how many all-gathers were late, by how much (s), and why."""
     late = [gather for gather in gathers if gather.cause is not None]
     causes: dict[str, dict[str, float]] = {}
@@ -52,7 +52,7 @@ class UnitAnalysis:
         """Return the ns of the unit's collectives without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
-    def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
+    def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, object]:
         """Return plain values; with a step also its all-gathers one by one, in seconds after its start."""
         of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
@@ -81,7 +81,7 @@ class StepAnalysis:
         """Return the step's length, ns."""
         return self.end - self.start
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "step": self.index,
             "duration_s": seconds(self.duration),
@@ -107,7 +107,7 @@ class RankAnalysis:
     path: Path
     configuration: str | None
     kind: str
-    simulated: dict[str, Any] | None
+    simulated: dict[str, object] | None
     world_size: int | None
     trusted: bool
     warnings: tuple[str, ...]
@@ -154,7 +154,7 @@ class RankAnalysis:
         """Return the mean step in whole ns; its parts sum to its total."""
         return self.time.per(max(len(self.steps), 1))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "rank": self.rank,
             "trace": str(self.path),
@@ -208,7 +208,7 @@ class RanksSummary(Record, figures="", waiting="waiting_for_ranks"):
     waiting: Waiting | None = None
     trusted: bool = True
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         straggler = self.waiting.straggler if self.waiting else None
         figures = {name: spread.to_dict() for name, spread in self.figures.items()}
         return super().to_dict() | {"straggler": straggler} | figures
@@ -236,7 +236,7 @@ class Analysis:
         """Return the summary over ranks, where all traces belong to one configuration."""
         return next(iter(self.configurations.values())) if len(self.configurations) == 1 else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         summary = self.across_ranks
         if summary is not None:
             across = summary.to_dict()

@@ -48,8 +48,10 @@ class Rate:
 
     def __add__(self, other: Rate) -> Rate:
         """Return the sum; a figure that one side alone knows is that side's."""
-        sides = (getattr(side, each.name) for each in fields(self) for side in (self, other))
-        return Rate(*map(_sum, sides, sides))
+        pairs = ([getattr(side, each.name) for side in (self, other)] for each in fields(self))
+        known = ([value for value in pair if value is not None] for pair in pairs)
+        sums: Any = (sum(pair) if pair else None for pair in known)
+        return Rate(*sums)
 
     def to_dict(self) -> dict[str, float | None]:
         known = self.time > 0
@@ -58,10 +60,6 @@ class Rate:
             "bytes_per_s": self.bytes / seconds(self.time) if known and self.bytes else None,
             "roof_share": self.least / self.time if known and self.least else None,
         }
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return other if one is None else one if other is None else one + other
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class KernelTotal(Record, rate=""):
     share: float
     rate: Rate = field(default_factory=Rate)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"mean_s": seconds(self.time) / self.count} | self.rate.to_dict()
 
 
@@ -104,7 +102,7 @@ class OperatorTotal(Record, rate=""):
         """Return FLOPs a byte."""
         return self.flops / self.bytes if self.flops and self.bytes else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"flops_per_byte": self.intensity} | self.rate.to_dict()
 
 
@@ -131,7 +129,7 @@ class DeviceUse(Record, computing="computation", communicating="communication", 
     communicating: Ns
     span: Ns
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"idle_s": seconds(self.span - self.busy)}
 
 
@@ -148,7 +146,7 @@ class WorkTables:
     devices: tuple[DeviceUse, ...] = ()
     roof: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "kernel_time_s": seconds(self.total),
             "roof": self.roof,

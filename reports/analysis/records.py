@@ -34,7 +34,7 @@ class Record:
     def __init_subclass__(cls, **keys: str) -> None:
         cls._keys = keys
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values."""
         found = {}
         for each in fields(self):  # type: ignore[arg-type]

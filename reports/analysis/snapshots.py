@@ -154,9 +154,8 @@ def _analyze(
     blocks = [(segment, block) for segment in segments for block in segment["blocks"]]
     used = [block for _, block in blocks if block["state"] == "active_allocated"]
     free = [(segment, block) for segment, block in blocks if block["state"] == "inactive"]
-    allocated = sum(_size(segment["allocated_size"]) for segment in segments)
-    active = sum(_size(segment["active_size"]) for segment in segments)
-    reserved = sum(_size(segment["total_size"]) for segment in segments)
+    kinds = ("allocated_size", "active_size", "total_size")
+    allocated, active, reserved = (sum(_size(each[kind]) for each in segments) for kind in kinds)
     if max(allocated, active) > reserved:
         raise ValueError(f"{max(allocated, active)} bytes are in use, and only {reserved} reserved")
     allocated_curve = _curve(history, _ALLOCATED, allocated)

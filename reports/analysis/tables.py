@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -205,31 +206,21 @@ def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[Mo
     names = [trace.name_of(row) for row in rows.tolist()]
     classes = [found[1][:120] if (found := _INSTANCE.match(name)) else name[:120] for name in names]
     parents = index.parents_by_row().tolist()
-    calls: dict[str, int] = {}
-    instances: dict[str, set[str]] = {}
-    owned: dict[str, int] = {}
-    whole: dict[str, int] = {}
-    for number, (name, kind) in enumerate(zip(names, classes, strict=True)):
-        calls[kind] = calls.get(kind, 0) + 1
-        instances.setdefault(kind, set()).add(name)
+    instances = Counter(kind for _, kind in set(zip(names, classes, strict=True)))
+    owned: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
+    for number, kind in enumerate(classes):
         ns = int(own[number])
-        owned[kind] = owned.get(kind, 0) + ns
+        owned[kind] += ns
         around, climbed = number, set()
         while ns and around != NOTHING:
             if classes[around] not in climbed:  # of a class inside itself the outer one counts
                 climbed.add(classes[around])
-                whole[classes[around]] = whole.get(classes[around], 0) + ns
+                whole[classes[around]] += ns
             around = parents[around]
     totals = [
-        ModuleTotal(
-            kind,
-            len(instances[kind]),
-            calls[kind],
-            owned[kind],
-            whole.get(kind, 0),
-            whole.get(kind, 0) / total if total else 0.0,
-        )
-        for kind in calls
+        ModuleTotal(kind, instances[kind], calls, owned[kind], whole[kind], whole[kind] / (total or 1))
+        for kind, calls in Counter(classes).items()
     ]
     totals.sort(key=lambda each: (-each.time, -each.own, each.name))
     return tuple(totals[:MOST_CLASSES])

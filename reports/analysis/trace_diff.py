@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fsdpbench.base.reading import printable
 from fsdpbench.reports.analysis.figures import PARTS, CollectiveFigures
@@ -63,7 +62,7 @@ class TraceDiff:
     names: tuple[NameChange, ...]
     host: tuple[Change, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values, with times in seconds."""
         sides = {"before": self.before, "after": self.after}
         return {

@@ -183,13 +183,14 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
         return
     share = max(memory.allocator_time, memory.retry_cost) / rank.time.total
     per_step = len(memory.retries) / max(len(rank.steps), 1)
+    times = "once" if per_step == 1 else f"{per_step:.3g} times"
     where = _most_frequent(retry.phase for retry in memory.retries)
     suggestions = remedies("alloc_retries")
     yield Finding(
         "alloc_retries",
         max(share, WORTH),
         share or None,
-        f"The allocator runs out of memory and retries {_times(per_step)} a step"
+        f"The allocator runs out of memory and retries {times} a step"
         f"{f', mostly in {where}' if where else ''}; computation stops for {_percent(share)} of the "
         f"step: need less memory at the same time ({_settings(suggestions)}).",
         suggestions,
@@ -259,10 +260,6 @@ def _saving(cause: str, share: float, text: str, suggestions: tuple[Suggestion, 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
-
-
-def _times(number: float) -> str:
-    return "once" if number == 1 else f"{number:.3g} times"
 
 
 def _settings(suggestions: Sequence[Suggestion]) -> str:

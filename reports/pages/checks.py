@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
-from fsdpbench.reports.result import RaceFinding, RankFrame
+from fsdpbench.reports.result import RaceFinding
 
 _MOST_FINDINGS = 50
 _MOST_FRAMES = 8
@@ -106,16 +106,15 @@ def rank_differences(rows: Sequence[Configuration]) -> tuple[DifferenceView, ...
             (difference.other_rank, difference.other_call, difference.other_stack),
         )
         stacks = tuple(
-            (f"Rank {rank}{f': {call[:120]}' if call else ''}", _lines(stack))
+            _stack(
+                f"Rank {rank}{f': {call[:120]}' if call else ''}",
+                [f"{each.file[:160]}:{each.line} {each.function[:60]}" for each in stack],
+            )
             for rank, call, stack in sides
             if stack
         )
         found.append(DifferenceView(f"{row.name}: {difference.message[:600]}", stacks))
     return tuple(found)
-
-
-def _lines(stack: Sequence[RankFrame]) -> str:
-    return "\n".join(f"{each.file[:160]}:{each.line} {each.function[:60]}" for each in stack[:_MOST_FRAMES])
 
 
 _MOST_ROWS = 200

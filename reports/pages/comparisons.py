@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fsdpbench.base.files.documents import typed_rows
 from fsdpbench.reports.pages.display import (
@@ -64,7 +63,7 @@ def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) ->
 
 def _scaling_line(
     points: dict[int, Ranked], others: Sequence[str], metric: Metric, place: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     first = next(iter(points.values()))
     return scatter(
         "lines+markers",

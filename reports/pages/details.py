@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
@@ -30,7 +29,7 @@ from fsdpbench.reports.result import Result
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 
-Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, Any]]
+Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, object]]
 """Of a trace: its verdict, bytes alive at the peak by phase, what is drawn."""
 
 Known = dict[tuple[str, int, int, int], Drawn]
@@ -52,7 +51,7 @@ class Detail:
     folder: str
     place: int | None
     words: str
-    content: dict[str, Any]
+    content: dict[str, object]
     verdict: Verdict | None = None
     held: Mapping[str, int] = field(default_factory=dict)
 
@@ -154,7 +153,7 @@ def _drawn_there(row: Configuration, kept: Kept, most: int) -> Known:
     return drawn
 
 
-def _soak(row: Configuration) -> dict[str, Any]:
+def _soak(row: Configuration) -> dict[str, object]:
     """Return memory over steps, which takes the place of memory in a trace: a soak has none."""
     soak = row.result.soak
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
@@ -167,7 +166,7 @@ def _soak(row: Configuration) -> dict[str, Any]:
     }
 
 
-def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
+def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, object]:
     """Return the parts that need the trace, and the comparison with the other ranks' traces."""
     ranks = ranks_table(analysis, row.traces[1:])
     judged = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None

@@ -28,7 +28,7 @@ import numpy as np
 from scipy import special
 
 from fsdpbench.reports.pages.display import setting
-from fsdpbench.reports.pages.ranking import Ranked, reserved, values_of, varying_settings
+from fsdpbench.reports.pages.ranking import Ranked, values_of, varying_settings
 from fsdpbench.reports.pages.view import Configuration, Status
 
 # Effects smaller than this are called none: below it a change of settings is not worth anybody's time.
@@ -68,12 +68,8 @@ class Effect:
         return abs(math.log(self.ratio)) if self.ratio else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Ratios of throughput and of reserved memory."""
-
-    ratio: float
-    memory: float | None
+_Pair = tuple[float, float | None]
+"""Ratios of throughput and of reserved memory."""
 
 
 def effects(ranked: Sequence[Ranked], recommended: Ranked | None = None) -> list[Effect]:
@@ -106,14 +102,15 @@ def _effect(
     for without, with_value in _pairs(rows, name, reference, value):
         before, after = throughput[id(without)], throughput[id(with_value)]
         if before and after:
-            memory_before, memory_after = reserved(without), reserved(with_value)
+            memory_before, memory_after = without.result.reserved, with_value.result.reserved
             memory = memory_after / memory_before if memory_before and memory_after else None
-            group = retrying if _retries(without) or _retries(with_value) else calm
-            group.append(_Pair(after / before, memory))
+            retries = (row.result.alloc_retries_per_step for row in (without, with_value))
+            group = retrying if any(retries) else calm
+            group.append((after / before, memory))
         elif before and with_value.status is Status.OOM:
             out_of_memory += 1
     counted, others = (calm, retrying) if calm else (retrying, [])
-    ratios = [pair.ratio for pair in counted]
+    ratios = [ratio for ratio, _ in counted]
     mean, low, high = _geometric_mean(ratios)
     return Effect(
         name=name,
@@ -125,16 +122,12 @@ def _effect(
         high=high,
         smallest=min(ratios, default=None),
         largest=max(ratios, default=None),
-        memory=_geometric_mean([pair.memory for pair in counted if pair.memory is not None])[0],
+        memory=_geometric_mean([memory for _, memory in counted if memory is not None])[0],
         out_of_memory=out_of_memory,
         with_retries=bool(retrying) and not calm,
         other_pairs=len(others),
-        other_ratio=_geometric_mean([pair.ratio for pair in others])[0],
+        other_ratio=_geometric_mean([ratio for ratio, _ in others])[0],
     )
-
-
-def _retries(row: Configuration) -> bool:
-    return bool(row.result.alloc_retries_per_step)
 
 
 def _pairs(

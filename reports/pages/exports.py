@@ -35,15 +35,12 @@ def write_markdown(run_dir: Path) -> str:
     constants = ", ".join(f"{name}={value}" for name, value in constant_settings(rows).items())
     lines += [f"- The same everywhere: {_escaped(constants)}"] if constants else []
     lines += ["", _markdown_row(["#", *varying, "status", *(figure.name for figure in shown)])]
-    lines.append(
-        _markdown_row(["--:", *("---" for _ in varying), "---", *("--:" for _ in shown)], escape=False)
-    )
+    lines.append(" ".join(["| --: |", *["--- |"] * (len(varying) + 1), *["--: |"] * len(shown)]))
     for entry in ranked:
         settings = [display.setting(entry.row.settings.get(name)) for name in varying]
         figures = [figure.text(figure.value(entry.row)) for figure in shown]
-        lines.append(
-            _markdown_row([str(entry.place or display.NOTHING), *settings, entry.row.status.words, *figures])
-        )
+        place = str(entry.place or display.NOTHING)
+        lines.append(_markdown_row([place, *settings, entry.row.status.words, *figures]))
     return "\n".join(lines) + "\n"
 
 
@@ -78,18 +75,13 @@ def write_csv(run_dir: Path) -> str:
         row = entry.row
         settings = [display.setting(row.settings[name]) if name in row.settings else "" for name in names]
         head = [entry.place or "", row.name, row.config.key, row.status.value]
-        cells = [
-            *head,
-            *settings,
-            *(figure.of(row.result) for figure in flat()),
-            row.problem or "",
-            row.command or "",
-        ]
-        writer.writerow([_harmless(cell) for cell in cells])
+        figures = [figure.of(row.result) for figure in flat()]
+        cells = [*head, *settings, *figures, row.problem or "", row.command or ""]
+        writer.writerow(map(_harmless, cells))
     return buffer.getvalue()
 
 
-def _record(entry: Ranked) -> dict[str, Any]:
+def _record(entry: Ranked) -> dict[str, object]:
     row = entry.row
     return {
         "place": entry.place,
@@ -111,8 +103,8 @@ def _harmless(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
-def _markdown_row(cells: Sequence[str], *, escape: bool = True) -> str:
-    return f"| {' | '.join(_escaped(cell) if escape else cell for cell in cells)} |"
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
 
 
 def _escaped(text: str) -> str:

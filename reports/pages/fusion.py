@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.reports.pages.display import count, gib, milliseconds, setting, signed_percent
-from fsdpbench.reports.pages.ranking import Ranked, label, reserved
+from fsdpbench.reports.pages.ranking import Ranked, label
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
 
@@ -21,22 +20,18 @@ _PHASES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledPair:
-    """The eager and the compiled configuration of otherwise equal settings; both finished."""
-
-    eager: Configuration
-    compiled: Configuration
+Pair = tuple[Configuration, Configuration]
+"""The eager and the compiled configuration of otherwise equal settings; both finished."""
 
 
-def compiled_pairs(ranked: Sequence[Ranked]) -> list[CompiledPair]:
+def compiled_pairs(ranked: Sequence[Ranked]) -> list[Pair]:
     """Return all pairs, those of the best configurations first."""
     rows = [entry.row for entry in ranked if entry.throughput and entry.row.result.step_time_s]
     eager = {_rest(row): row for row in rows if setting(row.settings.get(_NAME)) == "false"}
     compiled = [row for row in rows if setting(row.settings.get(_NAME)) == "true"]
-    pairs = [CompiledPair(eager[_rest(row)], row) for row in compiled if _rest(row) in eager]
+    pairs = [(eager[_rest(row)], row) for row in compiled if _rest(row) in eager]
     places = {id(row): place for place, row in enumerate(rows)}
-    return sorted(pairs, key=lambda pair: min(places[id(pair.eager)], places[id(pair.compiled)]))
+    return sorted(pairs, key=lambda pair: min(places[id(row)] for row in pair))
 
 
 def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
@@ -51,7 +46,7 @@ def fusion_table(
     lines: list[tuple[str, ...]] = []
     others = [name for name in varying if name != _NAME]
     for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
-        title = label(pair.eager, others)
+        title = label(pair[0], others)
         for name, before, after, words in _figures(pair, held):
             change = signed_percent(after / before - 1) if before else ""
             lines.append((title, name, words(before), words(after), change))
@@ -59,7 +54,7 @@ def fusion_table(
 
 
 def _figures(
-    pair: CompiledPair, held: Mapping[str, Mapping[str, int]]
+    pair: Pair, held: Mapping[str, Mapping[str, int]]
 ) -> list[tuple[str, float, float, Callable[[float], str]]]:
     """Return name, both values and format of each figure that both sides know."""
     asked: tuple[tuple[str, Callable[[Configuration], float | None], Callable[[float], str]], ...] = (
@@ -71,14 +66,14 @@ def _figures(
             lambda row: _of(row.result.memory_traffic, "bytes"),
             gib,
         ),
-        ("reserved, GiB", reserved, gib),
+        ("reserved, GiB", lambda row: row.result.reserved, gib),
     )
     found: list[tuple[str, float, float, Callable[[float], str]]] = []
     for name, value, words in asked:
-        before, after = value(pair.eager), value(pair.compiled)
+        before, after = map(value, pair)
         if before is not None and after is not None:
             found.append((name, before, after, words))
-    eager, compiled = (held.get(row.folder.name, {}) for row in (pair.eager, pair.compiled))
+    eager, compiled = (held.get(row.folder.name, {}) for row in pair)
     if eager and compiled:
         for phase in dict.fromkeys([*eager, *compiled]):
             title = f"at the peak, {_PHASES.get(phase, phase)}, GiB"

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text, scatter
 
 _COLOURS = ("--compute", "--gather", "--reduce", "--allreduce", "--exposed", "--copy")
+_WORDS = {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}
 MOST_LINES = 24
 
 
@@ -51,7 +52,7 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
             metric,
             len(steps),
             _range([step["change"] for step in steps]),
-            _word({step["worse"] for step in steps}),
+            _WORDS.get(frozenset(step["worse"] for step in steps), "mixed"),
         )
         for (revision, metric), steps in groups.items()
     ]
@@ -63,7 +64,7 @@ def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
     groups = step_groups(content)
     return write_page(
         target,
-        "history",
+        f"{ASSETS}/history.html.jinja",
         title=f"History of {Path(content['baseline']).name}",
         sentence=_sentence(content, groups),
         charts=_charts(content),
@@ -82,12 +83,6 @@ def _percent(change: float) -> str:
 def _range(changes: Sequence[float | None]) -> tuple[float, float] | None:
     known = [change for change in changes if change is not None]
     return (min(known), max(known)) if len(known) == len(changes) else None
-
-
-def _word(worse: set[bool | None]) -> str:
-    return {frozenset([True]): "worse", frozenset([False]): "better", frozenset([None]): "changed"}.get(
-        frozenset(worse), "mixed"
-    )
 
 
 def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:
@@ -149,7 +144,7 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
     return Chart(metric.replace("_", "-"), summary, data, layout, table, narrow)
 
 
-def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, Any]:
+def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, object]:
     values, base = each["values"], _first(each["values"]) or 1.0
     shown = [None if v is None else 100 * (v / base - 1) if relative else v for v in values]
     known = [display.NOTHING if v is None else f"{v:.6g} {each['unit']}" for v in values]

@@ -14,13 +14,13 @@ from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import sections
-from fsdpbench.reports.pages.details import Detail, Known, Workers, build_details
+from fsdpbench.reports.pages.details import Known, Workers, build_details
 from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import RankingTable, ranking_table
+from fsdpbench.reports.pages.ranking_table import ranking_table
 from fsdpbench.reports.pages.recommendation import best_lines, findings
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 
 
@@ -50,9 +50,10 @@ def write_report(
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
     judged = details[0].verdict if details else None
+    shown = frozenset(detail.folder for detail in details)
     return write_page(
         target,
-        "report",
+        f"{ASSETS}/report.html.jinja",
         title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),
@@ -63,7 +64,7 @@ def write_report(
         findings=findings(view),
         advice=judged.texts if judged and ranked[0].place else [],
         constants=list(constant_settings(rows).items()),
-        ranking=_ranking(view, ranked, varying, details, target),
+        ranking=ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target)),
         decisions=decisions_table(rows),
         races=races(rows),
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
@@ -140,13 +141,6 @@ def _torch_version(row: Configuration) -> Any:
     environment = row.result.environment or {}
     versions = environment.get("versions")
     return (versions if isinstance(versions, Mapping) else environment).get("torch")
-
-
-def _ranking(
-    view: RunView, ranked: Sequence[Ranked], varying: Sequence[str], details: Sequence[Detail], target: Path
-) -> RankingTable:
-    shown = frozenset(detail.folder for detail in details)
-    return ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target))
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:

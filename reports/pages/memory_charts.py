@@ -41,15 +41,14 @@ def memory_chart(
     ]
     if len(curve.retry_time):
         lines.append(_retries(curve))
-    layout = _layout(f"ms from the start of the first traced step{_BY_DEVICE * bool(clock)}", capacity)
     starts = [(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps]
-    style = {"color": "var(--line)", "width": 1}
-    layout["shapes"][:0] = [rule("x", at, style) | {"layer": "below"} for _, at in starts]
-    layout["annotations"] = [_step_words(index, at) for index, at in starts]
+    rules = [rule("x", at, {"color": "var(--line)", "width": 1}) | {"layer": "below"} for _, at in starts]
+    title = f"ms from the start of the first traced step{_BY_DEVICE * bool(clock)}"
+    layout = _layout(title, capacity, rules) | {"annotations": [_step_words(*start) for start in starts]}
     return Chart("memory", "", lines, layout, _table(curve, capacity, analysis.memory.retries))
 
 
-def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
+def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, object]) -> dict[str, object]:
     values = {"reserved": curve.reserved, "active": curve.active}.get(kind, curve.allocated)
     x = [round(time / _MS, 3) for time in curve.time.tolist()]
     y = [round(value / GIB, 3) for value in values.tolist()]
@@ -58,21 +57,21 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> d
 
 
 def _lines_of(
-    name: str, x: list[Any], y: list[float], line: dict[str, Any], fill: dict[str, Any], template: str
-) -> dict[str, Any]:
+    name: str, x: list[Any], y: list[float], line: dict[str, object], fill: dict[str, object], template: str
+) -> dict[str, object]:
     """Return a line of plotly's: `y` in GiB over `x`."""
     style = line | {"simplify": False}
     return scatter("lines", name, x, y, line=style, **fill, hovertemplate=template)
 
 
-def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, Any]:
+def _retry_marks(x: list[Any], y: list[float], words: list[str], template: str) -> dict[str, object]:
     """Return marks of allocator retries at `y` GiB, with `words` on each."""
     marker = {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"}
     about = {"customdata": words, "hovertemplate": f"{template}<extra></extra>"}
     return scatter("markers", "allocator retry", x, y, marker=marker, **about)
 
 
-def _retries(curve: MemoryCurve) -> dict[str, Any]:
+def _retries(curve: MemoryCurve) -> dict[str, object]:
     """Return a mark for every retry at the height of the reserved memory before it."""
     place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
     asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
@@ -84,14 +83,14 @@ def _retries(curve: MemoryCurve) -> dict[str, Any]:
     )
 
 
-def _layout(title: str, capacity: float | None) -> dict[str, Any]:
-    """Return the layout of GiB over what `title` says, with a line at the device's memory."""
-    lines = [capacity_line(capacity, "y")] if capacity else []
+def _layout(title: str, capacity: float | None, rules: Sequence[object] = ()) -> dict[str, object]:
+    """Return the layout of GiB over what `title` says, with `rules` and a line at the device's memory."""
+    lines = [*rules, *([capacity_line(capacity, "y")] if capacity else [])]
     x, y = axis(title, zeroline=False), axis("GiB", rangemode="tozero")
     return {"height": 330, "xaxis": x, "yaxis": y, "shapes": lines}
 
 
-def _step_words(index: int, at: float) -> dict[str, Any]:
+def _step_words(index: int, at: float) -> dict[str, object]:
     font = {"color": "var(--muted)", "size": 11}
     place = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
     return {"text": f"step {index}", "showarrow": False, "font": font, **place}
@@ -112,7 +111,13 @@ def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry])
     wider = [(*row, "", "") for row in rows]
     asked = zip(curve.retry_time.tolist(), retries, strict=True)
     wider += [
-        (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
+        (
+            f"retry {number}",
+            display.gib(retry.bytes),
+            _at(time),
+            _where(retry),
+            display.milliseconds(retry.cost and retry.cost / 1e9),
+        )
         for number, (time, retry) in enumerate(asked, start=1)
     ]
     return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(wider))
@@ -121,10 +126,6 @@ def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry])
 def _where(retry: Retry) -> str:
     step = None if retry.step is None else f"step {retry.step}"
     return ", ".join(each[:60] for each in (step, retry.phase, retry.unit) if each) or "outside the steps"
-
-
-def _cost(retry: Retry) -> str:
-    return display.NOTHING if retry.cost is None else display.ms(retry.cost / _MS)
 
 
 def _at(ns: int) -> str:
@@ -152,10 +153,13 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
         return None
     width = -(-len(over.reserved) // most_points)
     steps = over.training_step[::width]
-    lines = [
-        _soak_line(steps, _highest(getattr(over, name), width), words, colour)
-        for name, words, colour in _LINES
-    ]
+    lines = []
+    for name, words, colour in _LINES:
+        bytes_of = [value or 0 for value in getattr(over, name)]
+        highest = [max(bytes_of[at : at + width]) for at in range(0, len(bytes_of), width)]
+        template = f"%{{y:.2f}} GiB {words} in step %{{x}}<extra></extra>"
+        y, style = [round(value / GIB, 3) for value in highest], {"width": 1.4, "color": colour}
+        lines.append(_lines_of(words, list(steps), y, style, {}, template))
     retried = [at for at, count in enumerate(over.alloc_retries) if count]
     if retried:
         lines.append(_soak_retries(soak, retried[-most_points:]))
@@ -163,19 +167,7 @@ def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000
     return Chart("soak", SOAK_WORDS, lines, layout, _soak_table(soak))
 
 
-def _highest(values: Sequence[int | None], width: int) -> list[float]:
-    return [
-        round(max(value or 0 for value in values[at : at + width]) / GIB, 3)
-        for at in range(0, len(values), width)
-    ]
-
-
-def _soak_line(steps: Sequence[int], values: list[float], words: str, colour: str) -> dict[str, Any]:
-    template = f"%{{y:.2f}} GiB {words} in step %{{x}}<extra></extra>"
-    return _lines_of(words, list(steps), values, {"width": 1.4, "color": colour}, {}, template)
-
-
-def _soak_retries(soak: SoakReport, places: Sequence[int]) -> dict[str, Any]:
+def _soak_retries(soak: SoakReport, places: Sequence[int]) -> dict[str, object]:
     over = soak.over_steps
     return _retry_marks(
         [over.training_step[at] for at in places],

@@ -61,16 +61,14 @@ def plus_minus(interval: Interval) -> str:
 
 def interval_findings(ranked: Sequence[Ranked]) -> list[str]:
     """Return a sentence on rows whose memory is risky."""
-    known = [entry for entry in ranked if entry.throughput and entry.row.result.interval]
-    if not known:
+    known = [
+        (entry.place, each) for entry in ranked if entry.throughput and (each := entry.row.result.interval)
+    ]
+    risky = [place for place, interval in known if interval.risky]
+    if not risky:
         return []
-    found = []
-    risky = [entry for entry in known if entry.row.result.interval and entry.row.result.interval.risky]
-    if risky:
-        has = "is" if len(risky) == 1 else "are"
-        places = ", ".join(str(entry.place) for entry in risky[:8]) + (" …" if len(risky) > 8 else "")
-        found.append(
-            f"{len(risky)} of {len(known)} {has} risky: memory fits only inside its error, or the allocator "
-            f"retries (number {places})."
-        )
-    return found
+    places = ", ".join(map(str, risky[:8])) + (" …" if len(risky) > 8 else "")
+    return [
+        f"{len(risky)} of {len(known)} {'is' if len(risky) == 1 else 'are'} risky: memory fits only inside "
+        f"its error, or the allocator retries (number {places})."
+    ]

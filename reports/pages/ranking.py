@@ -108,7 +108,7 @@ def rank(view: RunView) -> list[Ranked]:
     metric = metric_of(view)
 
     def order(row: Configuration) -> tuple[float, int, float, str]:
-        return (-(metric.of(row) or 0.0), _ORDER.index(row.status), reserved(row) or 0.0, row.name)
+        return (-(metric.of(row) or 0.0), _ORDER.index(row.status), row.result.reserved or 0.0, row.name)
 
     rows = sorted(view.configurations, key=order)
     best = metric.of(rows[0]) if rows else None
@@ -137,14 +137,8 @@ share by which any two steps must differ, and a number for what makes it wide. M
 def _cost(row: Configuration, speed: float | None) -> Cost:
     if not speed or row.result.interval is None:
         runs = row.result.repeats or row.result.measured
-        return (
-            1 / speed if speed else math.nan,
-            0.0,
-            0.0,
-            (runs.spread if runs else None) or 0.0,
-            0.0,
-            _MEASURED,
-        )
+        spread = (runs.spread if runs else None) or 0.0
+        return (1 / speed if speed else math.nan, 0.0, 0.0, spread, 0.0, _MEASURED)
     parts, each = row.result.time_s, 1 / speed
     busy = parts.compute_only + parts.overlapped if parts else 0.0
     waiting = parts.exposed_communication + parts.idle if parts else 0.0
@@ -208,14 +202,11 @@ def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list
     return ranks
 
 
-def reserved(row: Configuration) -> float | None:
-    """Return peak reserved memory in bytes, which decides whether a configuration fits."""
-    return row.result.reserved
-
-
 def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Return the rows that no other beats in both throughput and reserved memory, by rising memory."""
-    measured = [(memory, entry) for entry in ranked if entry.throughput and (memory := reserved(entry.row))]
+    measured = [
+        (memory, entry) for entry in ranked if entry.throughput and (memory := entry.row.result.reserved)
+    ]
     front: list[Ranked] = []
     for _, entry in sorted(measured, key=lambda pair: (pair[0], -(pair[1].throughput or 0.0))):
         if not front or (entry.throughput or 0.0) > (front[-1].throughput or 0.0):
@@ -291,7 +282,7 @@ def chosen(ranked: Sequence[Ranked]) -> Chosen:
 def doubt(row: Configuration) -> str:
     """Return a warning about a row, as words in brackets; empty where there is none."""
     doubts = []
-    if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
+    if row.system.startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         doubts.append(NOT_YET)
     if (row.result.alloc_retries_per_step or 0) > 0:
         doubts.append("risky: the allocator retries")
@@ -302,23 +293,14 @@ def doubt(row: Configuration) -> str:
 
 def is_risky(row: Configuration) -> bool:
     """Return whether its memory fits only inside the prediction's error, or with retries."""
-    predicted = row.result.interval is not None and row.result.interval.risky
-    return predicted or (row.result.alloc_retries_per_step or 0) > 0
+    return row.result.is_risky or (row.result.alloc_retries_per_step or 0) > 0
 
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
-    own = [entry for entry in ranked if entry.throughput and _system(entry.row).startswith(prefix)]
+    own = [entry for entry in ranked if entry.throughput and entry.row.system.startswith(prefix)]
     equal = [entry for entry in own if not paired(entry, own[0]).is_clear] or own[:1]
-    return min(
-        equal,
-        key=lambda each: (
-            is_risky(each.row),
-            not _system(each.row).endswith("fsdp2"),
-            -(each.throughput or 0),
-        ),
-        default=None,
-    )
 
+    def order(each: Ranked) -> tuple[bool, bool, float]:
+        return is_risky(each.row), not each.row.system.endswith("fsdp2"), -(each.throughput or 0)
 
-def _system(row: Configuration) -> str:
-    return str(row.settings.get("system") or "")
+    return min(equal, key=order, default=None)

@@ -20,7 +20,6 @@ from fsdpbench.reports.pages.ranking import (
     metric_of,
     paired,
     rank,
-    reserved,
     values_of,
     varying_settings,
 )
@@ -97,7 +96,7 @@ def _given(best: Ranked, ranked: Sequence[Ranked], view: RunView) -> str:
         start = f"Simulated on {hardware}, it gives"
     parts = [f"{start} {number(best.throughput, 4)} {metric.words}{error}"]
     figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
-    if (memory := reserved(best.row)) is not None:
+    if (memory := result.reserved) is not None:
         capacity = best.row.capacity_bytes
         figures.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB")
     parts.append(f" ({', '.join(figures)})" if figures else "")
@@ -138,11 +137,7 @@ def findings(view: RunView) -> list[str]:
     """Return further sentences: ties with less memory, retries, configurations that ran out of memory."""
     ranked = rank(view)
     found = [difference.sentence for difference in differences(view)]
-    found += [
-        *interval_findings(ranked),
-        *_retries(ranked),
-        *_out_of_memory(view),
-    ]
+    found += [*interval_findings(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
@@ -155,17 +150,13 @@ def findings(view: RunView) -> list[str]:
         found.append(f"The ranks of {_rows(len(differing))} call different collectives (listed below).")
     racing = view.with_status(Status.RACE)
     if racing:
-        has = "has" if len(racing) == 1 else "have"
-        found.append(
-            f"{_rows(len(racing))} {has} data races (listed below): results may be wrong on real GPUs, so "
-            "none of them is recommended."
-        )
+        races = f"{_rows(len(racing), has=True)} data races (listed below)"
+        found.append(f"{races}: results may be wrong on real GPUs, so none of them is recommended.")
     environments = {json.dumps(row.result.environment, sort_keys=True) for row in view.with_status(Status.OK)}
     if len(environments) > 1:
         found.append(f"The configurations come from {len(environments)} environments, listed below.")
     if view.pending:
-        has = "has" if len(view.pending) == 1 else "have"
-        found.append(f"{_rows(len(view.pending))} {has} not run yet; the same command runs the rest.")
+        found.append(f"{_rows(len(view.pending), has=True)} not run yet; the same command runs the rest.")
     if view.left_out:
         found.append(f"{_rows(len(view.left_out))} of an earlier sweep in this folder left out.")
     return found
@@ -177,8 +168,9 @@ def endings(rows: Sequence[Configuration]) -> str:
     return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
 
 
-def _rows(amount: int) -> str:
-    return f"{amount} configuration{'' if amount == 1 else 's'}"
+def _rows(amount: int, *, has: bool = False) -> str:
+    words = f"{amount} configuration{'' if amount == 1 else 's'}"
+    return f"{words} {'has' if amount == 1 else 'have'}" if has else words
 
 
 def _retries(ranked: Sequence[Ranked]) -> list[str]:

@@ -15,7 +15,7 @@ from fsdpbench.reports.pages.html import simulated_words
 from fsdpbench.reports.pages.overview import plus_minus
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import column_of
-from fsdpbench.reports.pages.shell import write_page
+from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import RunView, Status, load_run
 from fsdpbench.reports.pages.whole_run import Chart, Table, breakdown
 
@@ -38,7 +38,7 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
     varying = varying_settings([entry.row for ranked in runs for entry in ranked])
     return write_page(
         target,
-        "runs",
+        f"{ASSETS}/runs.html.jinja",
         title=" and ".join(names) if len(names) < 4 else f"{len(names)} runs",
         simulated=simulated_words([entry.row for ranked in runs for entry in ranked]),
         sentences=_sentences(names, runs, metric, shared),

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,24 @@ from plotly.offline import get_plotlyjs
 
 from fsdpbench.base.writing import write_whole
 
-_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+ASSETS = "reports/pages/assets"
+_SCRIPTS = tuple(f"{ASSETS}/{name}.js" for name in ("theme", "table", "timeline", "detail", "report"))
 
 
-def render_page(template: str, **values: Any) -> str:
-    """Return the page of a template of `reports.pages.assets` (`report` for `report.html.jinja`)."""
-    plotly = Markup(get_plotlyjs())
-    script = Markup("\n".join(own_file(f"pages/assets/{name}") for name in _SCRIPTS))
-    return _template(f"pages/assets/{template}.html.jinja").render(
+def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = True, **values: Any) -> str:
+    """Return the page of a template of the package (`reports/pages/assets/report.html.jinja`), with these of
+    its `scripts`, and with plotly's if it `draws`."""
+    plotly = Markup(get_plotlyjs() if draws else "")
+    script = Markup("\n".join(map(own_file, scripts)))
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
+    )
+    # Figures stay on one line with their units; a header may continue behind an underscore or a slash.
+    environment.filters |= {"unbroken": partial(_BEFORE_UNIT.sub, "\u00a0"), "breakable": _breakable}
+    return environment.get_template(template).render(
         reload_s=values.pop("reload_s", None),
-        policy=policy(plotly, script),
-        css=Markup(own_file("pages/assets/report.css")),
+        policy=policy(*filter(None, (plotly, script))),
+        css=Markup(own_file(f"{ASSETS}/report.css")),
         plotly=plotly,
         script=script,
         island=island,
@@ -40,22 +49,10 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
     return target
 
 
-def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
-    )
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["breakable"] = _breakable
-    return environment.get_template(name)
-
-
-def _unbroken(text: str) -> str:
-    """Return text in which figures stay on one line with their units."""
-    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)")
 
 
 def _breakable(text: str) -> Markup:
-    """Return a header that may continue on the next line behind an underscore or a slash."""
     return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 
@@ -68,8 +65,8 @@ def island(value: Any) -> Markup:
 
 
 def own_file(name: str) -> str:
-    """Return the text of a file of `reports`, such as `pages/assets/report.css`."""
-    return resources.files("fsdpbench.reports").joinpath(name).read_text(encoding="utf-8")
+    """Return the text of a file of the package, such as `reports/pages/assets/report.css`."""
+    return resources.files("fsdpbench").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(*scripts: str) -> str:

@@ -11,7 +11,7 @@ prefetch, ...). Among them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,14 +60,9 @@ class Difference:
     def sentence(self) -> str:
         """Return the difference in words."""
         return (
-            f"{system_of(self.row)} computes something else than {system_of(self.reference)}: its loss in "
+            f"{self.row.system} computes something else than {self.reference.system}: its loss in "
             f"step {self.step} is {self.loss:.6g}, not {self.expected:.6g} ({self.row.name})."
         )
-
-
-def system_of(row: Configuration) -> str:
-    """Return the row's system."""
-    return str(row.settings.get("system") or "")
 
 
 def ratios(view: RunView) -> list[Ratio]:
@@ -80,7 +75,7 @@ def ratios(view: RunView) -> list[Ratio]:
     group = [row for row in finished if _work(row) == _work(fastest)]
     best: dict[str, Configuration] = {}
     for row in sorted(group, key=lambda row: row.result.step_time_s or 0.0):
-        best.setdefault(system_of(row), row)
+        best.setdefault(row.system, row)
     if len(best) < 2:
         return []
     reference = best[_reference(best)]
@@ -93,13 +88,13 @@ def differences(view: RunView) -> list[Difference]:
     """Return every row whose losses are not those of the reference of its work, where losses are known."""
     groups: dict[tuple[object, ...], list[Configuration]] = {}
     for row in view.with_status(Status.OK):
-        if _losses(row):
+        if row.result.loss:
             groups.setdefault(_work(row), []).append(row)
     found = []
     for rows in groups.values():
         by_system: dict[str, Configuration] = {}
         for row in rows:
-            by_system.setdefault(system_of(row), row)
+            by_system.setdefault(row.system, row)
         reference = by_system[_reference(by_system)]
         known = (_difference(row, reference) for row in rows if row is not reference)
         found += [difference for difference in known if difference is not None]
@@ -119,9 +114,9 @@ def _ratio(row: Configuration, reference: Configuration, wrong: set[Path]) -> Ra
     own, other = _rounds(row), _rounds(reference)
     pairs = list(zip(own, other, strict=True)) if len(own) == len(other) else [(median(own), median(other))]
     rounds = sorted(theirs / ours for ours, theirs in pairs)
-    losses = "-" if not _losses(row) else "differ" if row.folder in wrong else "equal"
+    losses = "-" if not row.result.loss else "differ" if row.folder in wrong else "equal"
     return Ratio(
-        system_of(row), row, system_of(reference), median(rounds), rounds[0], rounds[-1], len(rounds), losses
+        row.system, row, reference.system, median(rounds), rounds[0], rounds[-1], len(rounds), losses
     )
 
 
@@ -132,14 +127,12 @@ def _rounds(row: Configuration) -> list[float]:
     return [row.result.step_time_s or 0.0]
 
 
-def _losses(row: Configuration) -> Sequence[float | None]:
-    return row.result.loss or []
-
-
 def _difference(row: Configuration, reference: Configuration) -> Difference | None:
     near = _NEAR.get(str(row.settings.get("param_dtype")), _NEAR_LOW_PRECISION)
     # Warm-up ends when steps are stable, so that one may have taken more steps than the other.
-    for step, (own, expected) in enumerate(zip(_losses(row), _losses(reference), strict=False), start=1):
+    for step, (own, expected) in enumerate(
+        zip(row.result.loss or (), reference.result.loss or (), strict=False), start=1
+    ):
         if own is None or expected is None or own != own or expected != expected:
             continue
         if abs(own - expected) > near * max(abs(expected), 1e-6):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from fsdpbench.reports.analysis import StepAnalysis
 from fsdpbench.reports.analysis.naming import collective_type
@@ -36,19 +35,20 @@ _COPIES = re.compile(r"memcpy|split_with_sizes_copy|chunk_cat|Copy|copy_kernel|C
 _CPU_WAITS = frozenset({"limiter_wait"})
 
 
-def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[str, Any] | None:
+def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[str, object] | None:
     """Return the step's rows with at most about `most_events` events; None where nothing ran in it."""
     drawn = [row for row in stream_rows(trace, step, max_bars=max(60, most_events // 3)) if row.bars]
     if not drawn:
         return None
     rows = _busiest(drawn)
-    names, units = _Index(), _Index()
+    names: _Places = {}
+    units: _Places = {}
     packed = [_pack_row(row, names, units) for row in rows]
     joined = sum(bar.count - 1 for row in rows for bar in row.bars)
     return {
         "duration": step.duration,
-        "names": names.texts,
-        "units": units.texts,
+        "names": list(names),
+        "units": list(units),
         "rows": packed,
         "note": _note(joined, len(drawn) - len(rows)),
     }
@@ -73,21 +73,11 @@ def _note(joined: int, left_out: int) -> str:
     return " ".join(sentences)
 
 
-class _Index:
-    """Texts in the order of their first use, and the place of each."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._place: dict[str, int] = {}
-
-    def of(self, text: str) -> int:
-        if text not in self._place:
-            self._place[text] = len(self.texts)
-            self.texts.append(text)
-        return self._place[text]
+_Places = dict[str, int]
+"""Texts in the order of their first use, and the place of each."""
 
 
-def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
+def _pack_row(row: Row, names: _Places, units: _Places) -> dict[str, object]:
     bars = sorted(row.bars, key=lambda bar: (bar.start, -bar.duration))
     starts = [bar.start for bar in bars]
     # A stream runs one kernel after another; only annotations and operators nest.
@@ -97,8 +87,8 @@ def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
         "lanes": max(lanes, default=0) + 1,
         "s": [now - before for before, now in zip([0, *starts], starts, strict=False)],
         "d": [bar.duration for bar in bars],
-        "n": [names.of(_words(bar)) for bar in bars],
-        "u": [-1 if bar.unit is None else units.of(bar.unit[:120]) for bar in bars],
+        "n": [names.setdefault(_words(bar), len(names)) for bar in bars],
+        "u": [-1 if bar.unit is None else units.setdefault(bar.unit[:120], len(units)) for bar in bars],
         "c": "".join(str(KINDS.index(_kind(bar))) for bar in bars),
         "l": "".join(map(str, lanes)),
     }

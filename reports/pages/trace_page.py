@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.analysis import Analysis, RankAnalysis, TimeParts
 from fsdpbench.reports.analysis.findings import in_torch
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.text import across
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.shell import write_page
-from fsdpbench.reports.pages.trace_parts import trace_parts
+from fsdpbench.reports.pages.shell import ASSETS, write_page
+from fsdpbench.reports.pages.trace_parts import part_cells, trace_parts
 from fsdpbench.reports.pages.whole_run import PARTS, Chart, Table, chart_text, part_bars, part_layout
 from fsdpbench.reports.readers import Trace
 
@@ -26,7 +25,7 @@ def write_trace_page(analysis: Analysis, target: Path, title: str) -> Path:
     names = [_name(rank, analysis) for rank in ranks]
     return write_page(
         target,
-        "trace",
+        f"{ASSETS}/trace.html.jinja",
         title=title,
         simulated=_simulated(ranks),
         facts=_facts(ranks),
@@ -126,7 +125,7 @@ def _across(analysis: Analysis) -> list[str]:
     return sentences
 
 
-def _content(rank: RankAnalysis) -> dict[str, Any]:
+def _content(rank: RankAnalysis) -> dict[str, object]:
     """Return a rank's content for the page's script, which also draws a sweep's configurations."""
     return {
         **dict.fromkeys(("problem", "timeline", "memory", "held", "held_by_unit", "ranks")),
@@ -152,7 +151,7 @@ def _results(rank: RankAnalysis) -> list[list[str]]:
     return [list(pair) for pair in pairs if not pair[1].startswith(display.NOTHING)]
 
 
-def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, Any]:
+def _snapshot(snapshot: SnapshotAnalysis) -> dict[str, object]:
     rows = tuple((display.size(held.bytes), held.where[:200]) for held in snapshot.holders[:_MOST_HOLDERS])
     peaks = (snapshot.peak_allocated, snapshot.peak_active, snapshot.peak_reserved)
     allocated, active, reserved = map(display.size, peaks)
@@ -185,15 +184,7 @@ def time_chart(ranks: Sequence[RankAnalysis], names: Sequence[str]) -> Chart | N
 
 
 def _table(bars: Sequence[tuple[str, TimeParts]]) -> Table:
-    rows = tuple(
-        (
-            name,
-            *(display.ms(getattr(parts, part) / 1e6) for part, _, _ in PARTS),
-            display.ms(parts.total / 1e6),
-            display.percent(parts.overlap_fraction),
-        )
-        for name, parts in bars
-    )
+    rows = tuple((name, *part_cells(parts)) for name, parts in bars)
     return Table(("what", *(f"{words}, ms" for _, words, _ in PARTS), "in all, ms", "overlap"), rows)
 
 
@@ -202,7 +193,7 @@ _EVENTS_IN_ALL = 120_000
 _LARGEST_MEMORY = 1 << 50
 
 
-def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, Any]:
+def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, object]:
     """Return the rank's part in plain JSON values, of a page of so many `traces`."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
     stated = [device.get("totalGlobalMem") for device in trace.devices]

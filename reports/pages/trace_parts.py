@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
 from fsdpbench.reports.analysis.analyze import summarize
+from fsdpbench.reports.analysis.figures import PARTS
 from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.operators import KernelTotal, Rate, WorkTables
 from fsdpbench.reports.pages import display
@@ -19,8 +19,10 @@ from fsdpbench.reports.pages.units_chart import units_chart
 from fsdpbench.reports.pages.whole_run import Table, island_table
 from fsdpbench.reports.readers import Trace, TraceError, read_trace
 
+_DOUBTED = "The figures of this trace are not to be trusted as they are:"
 
-def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, Any]:
+
+def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, most: int) -> dict[str, object]:
     """Return the parts of one rank in plain JSON values.
 
     Args:
@@ -33,7 +35,7 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     memory = memory_chart(trace, analysis, capacity, min(600, 60 + most // 6))
     units = units_chart(analysis)
     return {
-        "warnings": _warnings(analysis),
+        "warnings": [*([] if analysis.trusted else [_DOUBTED]), *analysis.warnings],
         "timeline": packed,
         "retries": _retry_offsets(trace, analysis),
         "memory": memory.figure() if memory else None,
@@ -51,11 +53,6 @@ def trace_parts(trace: Trace, analysis: RankAnalysis, capacity: float | None, mo
     }
 
 
-def _warnings(analysis: RankAnalysis) -> list[str]:
-    doubts = [] if analysis.trusted else ["The figures of this trace are not to be trusted as they are:"]
-    return [*doubts, *analysis.warnings]
-
-
 def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
     """Return the retries inside the shown step, ns from its start."""
     step = analysis.steps[-1]
@@ -67,14 +64,16 @@ def _phases(analysis: RankAnalysis) -> Table | None:
     steps = len(analysis.steps)
     if not steps or not analysis.phases:
         return None
-    spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
+    spans = [*analysis.phases.items(), ("step", analysis.time)]
+    means = [(name, parts.per(steps)) for name, parts in spans]
     columns = ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap")
-    return Table(columns, tuple(_phase_row(name, parts.per(steps)) for name, parts in spans))
+    return Table(columns, tuple((name, *part_cells(mean)) for name, mean in means))
 
 
-def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
-    amounts = (parts.compute_only, parts.overlapped, parts.exposed_communication, parts.idle, parts.total)
-    return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
+def part_cells(parts: TimeParts) -> tuple[str, ...]:
+    """Return the four parts and their sum, ms, and the overlap."""
+    amounts = (*(getattr(parts, name) for name in PARTS), parts.total)
+    return (*(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
 
 
 def _communication(analysis: RankAnalysis) -> Table | None:
@@ -197,7 +196,7 @@ MOST_OPERATORS = 30
 MOST_MODULES = 40
 
 
-def work_tables(tables: WorkTables, steps: int) -> dict[str, Any]:
+def work_tables(tables: WorkTables, steps: int) -> dict[str, object]:
     """Return the tables for a page's script; times are a mean step's, empty tables are None."""
     steps = max(steps, 1)
     found = {
@@ -345,13 +344,12 @@ _COLUMNS = (
 
 
 def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
-    step = rank.mean_step
-    amounts = (step.total, step.compute_only, step.overlapped, step.exposed_communication, step.idle)
+    *parts, total, _ = part_cells(rank.mean_step)
     waiting = summary.waiting
     waited = waiting.waited.get(rank.rank) if waiting else None
     return (
         str(rank.rank),
-        *(display.ms(amount / 1e6) for amount in amounts),
+        *(total, *parts),
         display.percent(rank.overlap_fraction),
         display.NOTHING if waited is None else display.ms(waited / max(1, len(rank.steps)) / 1e6),
         display.percent(waiting.caused.get(rank.rank) if waiting else None, 0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from fsdpbench.reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
@@ -57,14 +56,14 @@ def units_chart(analysis: RankAnalysis) -> Chart | None:
     return Chart("units", _lead(analysis, steps), data, layout, _table(analysis.units, steps), narrow)
 
 
-def _ticks(names: Sequence[str], most: int) -> dict[str, Any]:
+def _ticks(names: Sequence[str], most: int) -> dict[str, object]:
     places = list(range(0, len(names), max(1, -(-len(names) // most))))
     return {"tickvals": places, "ticktext": [names[place] for place in places]}
 
 
 def _bars(
     units: Sequence[UnitAnalysis], steps: int, kind: tuple[str, str, str], *, exposed: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     name, words, colour = kind
     return {
         "type": "bar",

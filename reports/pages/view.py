@@ -101,6 +101,11 @@ class Configuration:
         return self.result.device or self.config.device
 
     @property
+    def system(self) -> str:
+        """Return the system; empty where nothing says it."""
+        return str(self.settings.get("system") or "")
+
+    @property
     def simulated(self) -> bool:
         """Return whether the figures come from the simulated device."""
         return self.device == "sim"

@@ -8,7 +8,7 @@ light, the dark and the printed page. Plotly reads a little HTML in texts; every
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from fsdpbench.reports.pages.display import (
     signed_percent,
 )
 from fsdpbench.reports.pages.effects import Effect
-from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+from fsdpbench.reports.pages.ranking import Metric, Ranked, label, pareto_front, short_label
 from fsdpbench.reports.result import StepParts
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
@@ -67,37 +67,37 @@ class Chart:
 
     name: str
     summary: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
+    data: list[dict[str, object]]
+    layout: dict[str, object]
     table: Table
-    narrow: dict[str, Any] = field(default_factory=dict)
+    narrow: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
-    def figure(self) -> dict[str, Any]:
+    def figure(self) -> dict[str, object]:
         """Return the chart as plotly draws it."""
         return {"data": self.data, "layout": self.layout, "narrow": self.narrow}
 
 
-def island_table(table: Table | None) -> dict[str, Any] | None:
+def island_table(table: Table | None) -> dict[str, object] | None:
     """Return a table as the page's scripts read it; None where there is none."""
     if table is None:
         return None
     return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}
 
 
-def rule(axis: str, at: float, line: dict[str, Any]) -> dict[str, Any]:
+def rule(axis: str, at: float, line: dict[str, object]) -> dict[str, object]:
     """Return a shape of plotly's: a straight line across the chart, where `axis` (`x` or `y`) is `at`."""
     across = "y" if axis == "x" else "x"
     place = {f"{axis}0": at, f"{axis}1": at, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
     return {"type": "line", "line": line, **place}
 
 
-def capacity_line(capacity: float, axis: str) -> dict[str, Any]:
+def capacity_line(capacity: float, axis: str) -> dict[str, object]:
     """Return the line of a device's memory (bytes) on an axis in GiB."""
     return rule(axis, capacity / GIB, {"color": "var(--exposed)", "width": 1, "dash": "dash"})
 
 
-def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, Any]:
+def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, object]:
     """Return an axis of plotly's with a name at each whole number, the first on top, and `edge` of room."""
     return {
         "tickmode": "array",
@@ -109,19 +109,24 @@ def named_places(names: Sequence[str], edge: float = 0.4) -> dict[str, Any]:
     }
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> dict[str, object]:
     """Return an axis of plotly's with a title."""
     return {"title": {"text": title}, **more}
 
 
-def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
+def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, object]:
     """Return a scatter of plotly's; `mode`: `lines`, `markers` or both."""
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
 
 
+def error_bars(above: Sequence[float], below: Sequence[float], **more: Any) -> dict[str, object]:
+    """Return bars of plotly's around points, as far `above` and `below` each."""
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **more}
+
+
 def part_bars(
     steps: Sequence[StepParts | TimeParts], scales: Sequence[float], hover: str, **more: Any
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return stacked bars: the four parts of each step, times `scales`. `hover`: the text under the pointer,
     with `PART` for the part's name."""
     return [
@@ -139,7 +144,7 @@ def part_bars(
     ]
 
 
-def part_layout(title: str, names: Sequence[str], each: int) -> dict[str, Any]:
+def part_layout(title: str, names: Sequence[str], each: int) -> dict[str, object]:
     """Return the layout of `part_bars`: `names` beside the bars, `each` pixels a bar, a title below."""
     return {
         "barmode": "stack",
@@ -210,7 +215,7 @@ def throughput_against_memory(
     ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
 ) -> Chart | None:
     """Return every finished configuration by peak reserved memory and throughput, with the Pareto front."""
-    shown = [entry for entry in ranked if entry.throughput and reserved(entry.row)]
+    shown = [entry for entry in ranked if entry.throughput and entry.row.result.reserved]
     if not shown:
         return None
     calm = [entry for entry in shown if not entry.row.result.alloc_retries_per_step]
@@ -244,7 +249,7 @@ def throughput_against_memory(
 
 
 def _memory_gib(entries: Sequence[Ranked]) -> list[float]:
-    return [(reserved(entry.row) or 0.0) / GIB for entry in entries]
+    return [(entry.row.result.reserved or 0.0) / GIB for entry in entries]
 
 
 def _points(
@@ -255,7 +260,7 @@ def _points(
     words: str,
     colour: str,
     symbol: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     on_front = {id(entry) for entry in front}
     hover = "%{customdata[1]}<br>%{y:.5~g} " + metric.words + "<br>%{x:.1f} GiB reserved<extra></extra>"
     line = {"color": "var(--surface)", "width": 1}
@@ -273,7 +278,7 @@ def _points(
     )
 
 
-def _capacity_words(capacity: float) -> dict[str, Any]:
+def _capacity_words(capacity: float) -> dict[str, object]:
     font = {"color": "var(--muted)", "size": 11}
     place = {"x": capacity / GIB, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
     text = f"device memory {gib(capacity)} GiB"
@@ -288,7 +293,7 @@ def _scatter_table(
         (
             str(entry.place),
             label(entry.row, varying),
-            gib(reserved(entry.row)),
+            gib(entry.row.result.reserved),
             number(entry.throughput, 4),
             count(entry.row.result.alloc_retries_per_step),
             "yes" if id(entry) in on_front else "no",
@@ -310,7 +315,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     return Chart("effects", summary, _effects(shown), _effect_axes(shown), _effect_table(found), narrow)
 
 
-def _effects(shown: Sequence[Effect]) -> list[dict[str, Any]]:
+def _effects(shown: Sequence[Effect]) -> list[dict[str, object]]:
     places = range(len(shown))
     ends = [x for e in shown for x in (_points_of(e.smallest), _points_of(e.largest), None)]
     rows = [y for place in places for y in (place, place, None)]
@@ -331,7 +336,7 @@ def _effects(shown: Sequence[Effect]) -> list[dict[str, Any]]:
     return [scatter("lines", pairs, ends, rows, line=line, hoverinfo="skip"), mean]
 
 
-def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
+def _effect_axes(shown: Sequence[Effect]) -> dict[str, object]:
     names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
     bounds = _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)])
     changes = axis("change of throughput, %", zeroline=True, zerolinecolor="var(--text)", range=bounds)
@@ -356,11 +361,10 @@ def _points_of(ratio: float | None) -> float | None:
     return None if ratio is None else (ratio - 1) * 100
 
 
-def _interval_bars(shown: Sequence[Effect]) -> dict[str, Any]:
+def _interval_bars(shown: Sequence[Effect]) -> dict[str, object]:
     above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
     below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
-    ends = {"array": above, "arrayminus": below}
-    return {"type": "data", "symmetric": False, **ends, "color": "var(--compute)"}
+    return error_bars(above, below, color="var(--compute)")
 
 
 def _effect_table(found: Sequence[Effect]) -> Table:

@@ -308,15 +308,19 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         return  # the reader of traces says what is wrong with it
 
 
-def _is_dump(path: Path) -> bool:
+def head_of(path: Path) -> bytes | None:
+    """Return the beginning of a file; None where it cannot be read."""
     try:
         if not path.is_file():
-            return False
+            return None
         with path.open("rb") as file:
-            head = file.read(2)
-            if head[:1] != b"\x80" and not head.lstrip().startswith(b"{"):
-                return False
-            head += file.read(_HEAD)
+            return file.read(_HEAD)
     except (OSError, ValueError):
+        return None
+
+
+def _is_dump(path: Path) -> bool:
+    head = head_of(path) or b""
+    if head[:1] != b"\x80" and not head[:2].lstrip().startswith(b"{"):
         return False
     return any(word in head for word in _WORDS) and not any(word in head for word in _OTHERS)

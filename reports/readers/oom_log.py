@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.reading import UnreadableError, parse_json, read_rows
 from fsdpbench.reports.readers.out_of_memory import OomMessage, find_messages
@@ -99,7 +98,7 @@ class OomReport:
     operator: Frame | None
     also: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report as plain values."""
         return {
             "message": self.message.to_dict(),
@@ -175,7 +174,7 @@ def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
     yield _unmarked(raw)
 
 
-def _texts(content: dict[str, Any]) -> Iterator[str]:
+def _texts(content: dict[str, object]) -> Iterator[str]:
     """Yield the texts of a record of a log: tracebacks first, which end with the message."""
     for name in (*_TRACES, *_WORDS):
         value = content.get(name)
@@ -206,7 +205,7 @@ def read_log(text: str) -> OomReport | None:
     if (width := _width(plain)) is not None:
         tried.append(_Text.of(plain, width))
     read = [(each, find_messages(each.joined)) for each in tried]
-    content, messages = max(read, key=lambda each: sum(_known(message) for message in each[1]))
+    content, messages = max(read, key=lambda each: _figures(each[1]))
     if not messages:
         return None
     best = max(message.weight for message in messages)
@@ -231,6 +230,11 @@ def read_log(text: str) -> OomReport | None:
     )
 
 
+def _figures(messages: list[OomMessage]) -> int:
+    """Return how many messages there are, and figures in them."""
+    return len(messages) + sum(each is not None for one in messages for each in one.to_dict().values())
+
+
 def _around_hints(text: str) -> str:
     """Return the lines of a long log around those that may hold a message: the first and the last of them."""
     lines, kept, end = text.splitlines(), [], 0
@@ -241,10 +245,6 @@ def _around_hints(text: str) -> str:
             end = max(end, min(index + after, len(lines)))
     half = _MOST_LINES // 2
     return "\n".join(kept if len(kept) <= _MOST_LINES else kept[:half] + kept[-half:])
-
-
-def _known(message: OomMessage) -> int:
-    return 1 + sum(value is not None for value in message.to_dict().values())
 
 
 def _width(text: str) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,13 @@ _ALLOWED = re.compile(rf"[.;] {_SIZE} allowed;")
 _VARIABLE = re.compile(r"try setting (PYTORCH_(?:[A-Z]{2,5}_)?ALLOC_CONF)=")
 
 
-def _named(name: str) -> str:
-    return rf"(?<![\d.])(?P<{name}>{_NUMBER})"
-
-
 def _forms() -> dict[str, re.Pattern[str]]:
     """Read the table: alternatives of each source; `<asked>` is a size, a group of that name."""
     kinds: dict[str, list[str]] = {}
+    number = _NUMBER.replace("\\", r"\\")  # of a replacement
     for row in read_rows(Path(__file__).parents[1] / "oom_forms.csv"):
         kinds.setdefault(row["source"], []).append(
-            re.sub(r"(?<!P)<(\w+)>", lambda name: _named(name[1]), row["pattern"])
+            re.sub(r"(?<!P)<(\w+)>", rf"(?<![\\d.])(?P<\1>{number})", row["pattern"])
         )
     return {source: re.compile("|".join(parts)) for source, parts in kinds.items()}
 
@@ -118,7 +115,7 @@ class OomMessage:
         """Return what orders messages by what they say, the least first."""
         return self.asked is not None, self.total is not None, self.source not in ("SIGKILL", "driver")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return all figures, the derived ones too."""
         hidden = ("position", "rank", "old", "variable")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
@@ -150,17 +147,15 @@ def _of_form(source: str, match: re.Match[str]) -> OomMessage:
 
 def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     asked = None if start[2] is None else _bytes(start[2])
-    old, allowed, variable = _OLD.search(text), _one(_ALLOWED, text), _VARIABLE.search(text)
+    old, variable = _OLD.search(text), _VARIABLE.search(text)
+    message = OomMessage(start[1], asked=asked, allowed=_one(_ALLOWED, text), position=start.start())
     if old:
         allocated, reserved, cached = _bytes(old[3]), _one(_OLD_RESERVED, text), _one(_OLD_CACHED, text)
         unallocated = cached
         if reserved is not None and allocated is not None:
             unallocated = max(reserved - allocated, 0)
-        return OomMessage(
-            start[1],
-            asked=asked,
-            allowed=allowed,
-            position=start.start(),
+        return replace(
+            message,
             gpu=_whole(old[1]),
             total=_bytes(old[2]),
             free=_bytes(old[4]) if old[4] else None,
@@ -178,11 +173,8 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
         process = None  # in a container the driver does not find the process, and reports 0 bytes
     if process is None and total is not None and held is not None:
         process = _this_process(others, total, least)
-    return OomMessage(
-        start[1],
-        asked=asked,
-        allowed=allowed,
-        position=start.start(),
+    return replace(
+        message,
         gpu=_whole(capacity[1]) if capacity else None,
         total=total,
         free=_bytes(capacity[3]) if capacity and capacity[3] else None,

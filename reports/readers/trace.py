@@ -347,21 +347,14 @@ _ACCELERATOR = re.compile(
 _MODULE = "nn.Module: "
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """Lines about unknown categories: `problems` take the trust away, `remarks` do not."""
-
-    problems: list[str]
-    remarks: list[str]
-
-
 def is_module(category: str, name: str) -> bool:
     """Return whether an event is the frame of a module's call (`with_modules`, `with_stack`)."""
     return category == "python_function" and name.startswith(_MODULE)
 
 
-def unknown_categories(found: Counter[str], on_device: bool) -> Unknown:
-    """Return lines about the categories of complete events. `on_device`: there are also kernels or copies."""
+def unknown_categories(found: Counter[str], on_device: bool) -> tuple[list[str], list[str]]:
+    """Return lines about the categories of complete events: problems, which take the trust away, and remarks,
+    which do not. `on_device`: there are also kernels or copies."""
     unknown = {name: count for name, count in found.items() if name not in _IGNORED}
     accelerators = {name: count for name, count in unknown.items() if _ACCELERATOR.match(name)}
     others = {name: count for name, count in unknown.items() if name not in accelerators}
@@ -372,12 +365,12 @@ def unknown_categories(found: Counter[str], on_device: bool) -> Unknown:
             "does not count, so computation, communication and idle time of that device are not known"
         )
     if not others:
-        return Unknown(problems, [])
+        return problems, []
     text = f"events of categories that are not known do not count: {_listed(others)}"
     if on_device or accelerators:
-        return Unknown(problems, [text])
+        return problems, [text]
     # Nothing else says what a device did: these may be its work.
-    return Unknown([f"{text}; if they are a device's work, the figures lack it"], [])
+    return [f"{text}; if they are a device's work, the figures lack it"], []
 
 
 def _listed(counts: dict[str, int]) -> str:

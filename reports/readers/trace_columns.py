@@ -128,7 +128,7 @@ class ColumnBuilder:
         if dropped:
             problems.append(f"{dropped} device events could not be placed in time")
         on_device = bool(np.isin(columns.category, DEVICE_CATEGORIES).any())
-        unknown = unknown_categories(self._unknown, on_device)
+        doubts, remarks = unknown_categories(self._unknown, on_device)
         collectives, calls = self._collectives, self._calls
         if not usable.all():
             place = np.cumsum(usable) - 1
@@ -143,8 +143,8 @@ class ColumnBuilder:
             calls=calls,
             memory=in_order(MemoryEvents(*self._memory.finish())),
             retries=RetryEvents(*self._retries.finish()),
-            problems=(*problems, *unknown.problems),
-            remarks=tuple(unknown.remarks),
+            problems=(*problems, *doubts),
+            remarks=tuple(remarks),
         )
 
     def _problems(self, columns: Events) -> list[str]:
@@ -386,22 +386,15 @@ def _nanoseconds(digits: bytes) -> int | None:
     whole, _, fraction = digits.partition(b".")
     try:
         if b"e" in digits or b"E" in digits:
-            ns = _from_exponent(digits)
+            ns = round(float(digits) * 1000)
         elif fraction:
             ns = int(whole.lstrip(b"-") or b"0") * 1000 + int(fraction[:3].ljust(3, b"0"))
             ns = -ns if whole.startswith(b"-") else ns
         else:
             ns = int(whole) * 1000
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return ns if abs(ns) < LARGEST_MICROSECONDS * 1000 else None
-
-
-def _from_exponent(digits: bytes) -> int:
-    try:
-        return round(float(digits) * 1000)
-    except OverflowError:
-        return 2**63
 
 
 # Allocations and frees of one time are ordered by the totals after each of them:

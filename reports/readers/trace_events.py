@@ -163,7 +163,7 @@ def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:
         return msgspec.convert({} if values is None else values, kind, strict=False), False
     except _NOT_CONVERTIBLE:
         pass
-    usable: dict[str, Any] = {}
+    usable: dict[str, object] = {}
     for key, value in values.items() if isinstance(values, dict) else ():
         try:
             msgspec.convert({key: value}, kind, strict=False)

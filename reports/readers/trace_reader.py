@@ -69,7 +69,7 @@ class _Decoded:
     path: Path
     limits: TraceLimits
     builder: ColumnBuilder = field(default_factory=ColumnBuilder)
-    beside: dict[str, Any] = field(default_factory=dict)
+    beside: dict[str, object] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ def _decode_in_chunks(path: Path, limits: TraceLimits) -> _Decoded:
     return decoded
 
 
-def _beside(file: File) -> dict[str, Any]:
+def _beside(file: File) -> dict[str, object]:
     found = {
         "distributedInfo": file.distributed,
         "deviceProperties": file.devices,
@@ -154,7 +154,7 @@ def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
     return decoded
 
 
-def _trace_object(path: Path, content: Any) -> dict[str, Any]:
+def _trace_object(path: Path, content: Any) -> dict[str, object]:
     """Return the file without its events; a list of events may be a file by itself."""
     if isinstance(content, list):
         return {}

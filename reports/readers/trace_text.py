@@ -20,6 +20,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,7 +72,11 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
             if not compressed and path.stat().st_size > limits.unpacked:
                 raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
             file.seek(0)
-            blocks = _ahead(path, _unpack(path, file)) if compressed else _plain(file)
+            blocks = (
+                _ahead(path, _unpack(path, file))
+                if compressed
+                else iter(partial(file.read, BLOCK_BYTES), b"")
+            )
             for block in blocks:
                 total += len(block)
                 if total > limits.unpacked:
@@ -107,11 +112,6 @@ def open_file(path: Path) -> BinaryIO:
     if state.st_size == 0:
         raise TraceError(path, "is empty (0 bytes)")
     return path.open("rb")
-
-
-def _plain(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(BLOCK_BYTES):
-        yield block
 
 
 def _size(path: Path, compressed: bool, limits: TraceLimits) -> str:

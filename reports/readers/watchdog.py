@@ -12,7 +12,7 @@ that call, so that one judgement serves both.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,11 +25,11 @@ from fsdpbench.reports.readers.flight_recorder import (
     Frame,
     GroupName,
     GroupStatus,
+    head_of,
 )
 
 _MOST_BYTES = 64 << 20
 _LONGEST_LINE = 4096
-_HEAD = 1 << 16
 _SIGN = "Watchdog caught collective operation timeout"
 _GLOBAL_RANK = re.compile(r"\[rank(\d{1,7})\]:")
 _OF_FILE = re.compile(r"(?:^|/)(?:rank_?)?(\d{1,7})(?:/std(?:err|out))?(?:\.(?:log|txt|err|out))?$")
@@ -84,7 +84,8 @@ def read_logs(paths: Sequence[Path]) -> tuple[Dump, ...]:
 
 def _read(path: Path, seen: dict[int, dict[str, _Seen]], descriptions: dict[str, str]) -> None:
     current: _Seen | None = None
-    for line in _lines(path):
+    for whole in read_tail(path, _MOST_BYTES).splitlines():
+        line = whole[:_LONGEST_LINE]
         caller = _CALLER.search(line)
         if caller is None:
             frame = _FRAME.search(line)
@@ -162,18 +163,7 @@ def _dump(
     return Dump(path, rank, "", tuple(entries), status=status)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    for line in read_tail(path, _MOST_BYTES).splitlines():
-        yield line[:_LONGEST_LINE]
-
-
 def _is_text(path: Path) -> bool:
     """Return whether a file may be a log, and is neither a trace nor a dump."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except (OSError, ValueError):
-        return False
-    return b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")
+    head = head_of(path)
+    return head is not None and b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")

@@ -117,10 +117,8 @@ class Experts(nn.Module):
             return _product(self._gate(hidden), weights[1], biases[1]).flatten(0, 1)
         parts = rows.split(loads)
         each = [
-            zip(first, second, strict=True)
-            for first, second in (
-                (weight.unbind(0), _each(bias, count)) for weight, bias in zip(weights, biases, strict=True)
-            )
+            zip(weight, [None] * count if bias is None else bias, strict=True)
+            for weight, bias in zip(weights, biases, strict=True)
         ]
         results = [
             _row_product(self._gate(_row_product(part, *up)), *down)
@@ -135,10 +133,6 @@ class Experts(nn.Module):
             return activate(self.activation, gate) * up
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
-
-
-def _each(bias: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
-    return (None,) * count if bias is None else bias.unbind(0)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,11 +25,13 @@ from torch.nn import functional as F
 from fsdpbench.workloads import rotations
 from fsdpbench.workloads.base import NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.decoder.model import DecoderNorm
-from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection
+from fsdpbench.workloads.decoder.experts import DecoderFeedForward
+from fsdpbench.workloads.decoder.shape import DecoderShape
+from fsdpbench.workloads.decoder.workload import DecoderWorkload
+from fsdpbench.workloads.layers import WEIGHT_STD, DecoderNorm, Lookup, Projection
 from fsdpbench.workloads.losses import ComputesTokenLoss
 from fsdpbench.workloads.shape import ShapeError, check_divides, check_positive, check_word
-from fsdpbench.workloads.tensor_plan import BlockPlan, Product, TensorPlan
+from fsdpbench.workloads.tensor_plan import Product, TensorPlan
 
 FAMILY = "llama"
 NORMS = ("fused", "composed")
@@ -85,6 +88,12 @@ class LlamaShape:
     def head_width(self) -> int:
         return self.d_model // self.heads
 
+    @property
+    def decoder(self) -> DecoderShape:
+        """Return the decoder with the same layers."""
+        sizes = (self.layers, self.d_model, self.d_ff, self.heads, self.kv_heads, self.vocab)
+        return DecoderShape(*sizes, tied=self.tied, max_seq=self.max_seq)
+
 
 def make_norm(shape: LlamaShape) -> nn.Module:
     """Make an RMSNorm over d_model, fused or composed as the shape says."""
@@ -123,20 +132,6 @@ class LlamaAttention(nn.Module):
         return projected
 
 
-class LlamaFeedForward(nn.Module):
-    """SwiGLU on [batch, seq, d_model]."""
-
-    def __init__(self, shape: LlamaShape, output_std: float) -> None:
-        super().__init__()
-        self.gate = Projection(shape.d_model, shape.d_ff, False)
-        self.up = Projection(shape.d_model, shape.d_ff, False)
-        self.down = Projection(shape.d_ff, shape.d_model, False, output_std)
-
-    def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return projected
-
-
 class LlamaBlock(CheckpointedBlock):
     """Attention and feed-forward with their residual connections: the natural FSDP unit."""
 
@@ -146,7 +141,7 @@ class LlamaBlock(CheckpointedBlock):
         self.attention_norm = make_norm(shape)
         self.attention = LlamaAttention(shape, output_std)
         self.feed_forward_norm = make_norm(shape)
-        self.feed_forward = LlamaFeedForward(shape, output_std)
+        self.feed_forward = DecoderFeedForward(shape.decoder, output_std)
 
     def transform(self, x: Tensor, *tables: Tensor) -> Tensor:
         """Compute [batch, seq, d_model] to the same; `tables` of the rotary angles."""
@@ -189,35 +184,16 @@ class LlamaWorkload(NextTokenWorkload[LlamaShape]):
     module_type = Llama
     block_classes = (LlamaBlock,)
 
+    @cached_property
+    def _decoder(self) -> DecoderWorkload:
+        return DecoderWorkload(self.name, self.spec.decoder)
+
     @property
     def parameters(self) -> int:
-        s = self.spec
-        embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
-        return s.layers * (self.product_weights(0) + 2 * s.d_model) + s.d_model + embeddings
+        return self._decoder.parameters
 
     def products(self, layer: int) -> list[Product]:
-        s = self.spec
-        kv_width = s.kv_heads * s.head_width
-        widths = {
-            "query": s.d_model,
-            "key": kv_width,
-            "value": kv_width,
-            "output": s.d_model,
-            "gate": s.d_ff,
-            "up": s.d_ff,
-        }
-        found = [Product(name, s.d_model, width) for name, width in widths.items()]
-        return [*found, Product("down", s.d_ff, s.d_model)]
+        return self._decoder.products(layer)
 
     def tensor_plan(self) -> TensorPlan:
-        s = self.spec
-        widths = {product.name: product.outputs for product in self.products(0)}
-        block = BlockPlan(
-            readers=("attention", "feed_forward"),
-            columns={f"attention.{name}": (widths[name],) for name in ("query", "key", "value")}
-            | {f"feed_forward.{name}": (s.d_ff,) for name in ("gate", "up")},
-            rows=("attention.output", "feed_forward.down"),
-            norms=("attention_norm", "feed_forward_norm"),
-        )
-        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
-        return TensorPlan((block,), {"token_embedding": 1}, ("final_norm",), "lm_head", s.tied, divides)
+        return self._decoder.tensor_plan()

@@ -27,7 +27,7 @@ _MUCH_MEMORY = 0.1
 """Of what is reserved: what leaves so much free and is as fast, is worth it."""
 _ALWAYS = (Kind.WRONG, Kind.FAULT)
 _ORDER = {Kind.WRONG: 0, Kind.FAULT: 1, Kind.MISTAKE: 1, Kind.FREE: 2, Kind.CHOICE: 3, Kind.NO_EFFECT: 4}
-_GROUPS = ("advice", "possible", "no_effect", "nothing")
+GROUPS = ("advice", "possible", "no_effect", "nothing")
 _LEFT_OUT = "left out"
 _REORDERING = frozenset({"prefetch", "wrap-pairs"})
 """What can only take away time in which nothing computes."""
@@ -103,11 +103,9 @@ def advise_script(
 def _with_diff(each: Tried, folder: str) -> Tried:
     edits = each.candidate.edits
     try:
-        return (
-            replace(each, no_diff=edits)
-            if isinstance(edits, str)
-            else replace(each, diff=diff_of(edits, folder))
-        )
+        if isinstance(edits, str):
+            raise NoDiffError(edits)
+        return replace(each, diff=diff_of(edits, folder))
     except NoDiffError as error:
         return replace(each, no_diff=str(error))
 
@@ -174,11 +172,15 @@ def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
 
 
 def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
-    groups: dict[str, list[Tried]] = {name: [] for name in (*_GROUPS, _LEFT_OUT)}
+    groups: dict[str, list[Tried]] = {name: [] for name in (*GROUPS, _LEFT_OUT)}
     for each in tried:
         groups[_group(each, base)].append(each)
     del groups[_LEFT_OUT]
-    return Advice(**{name: tuple(sorted(group, key=_place)) for name, group in groups.items()})
+    for group in groups.values():  # faults before gains, and gains before what changes the training
+        group.sort(
+            key=lambda each: (_ORDER[each.candidate.kind], -(-1.0 if each.gain is None else each.gain))
+        )
+    return Advice(**{name: tuple(group) for name, group in groups.items()})
 
 
 def _group(each: Tried, base: Trial) -> str:
@@ -195,11 +197,6 @@ def _group(each: Tried, base: Trial) -> str:
     if kind in _ALWAYS or (worth and not tight):
         return "advice"
     return "possible" if gain >= _WORTH_SAYING else "nothing"
-
-
-def _place(tried: Tried) -> tuple[int, float]:
-    """Order faults before gains, and gains before what changes the training."""
-    return _ORDER[tried.candidate.kind], -(tried.gain if tried.gain is not None else -1.0)
 
 
 def _is_same(tried: Tried, base: Trial) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -134,12 +134,9 @@ class ScriptText:
         except (SyntaxError, ValueError):
             raise NoDiffError("the changed text would not be valid Python") from None
         old, changed = ([line.decode() for line in text.splitlines(True)] for text in (self.content, new))
-        return "".join(_marked(difflib.unified_diff(old, changed, f"a/{name}", f"b/{name}")))
-
-
-def _marked(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        lines = difflib.unified_diff(old, changed, f"a/{name}", f"b/{name}")
+        cut_off = "\n\\ No newline at end of file\n"
+        return "".join(line if line.endswith("\n") else line + cut_off for line in lines)
 
 
 def _span(node: Any) -> tuple[int, int, int, int] | None:

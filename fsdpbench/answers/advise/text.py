@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
-from fsdpbench.answers.advise.advisor import Advice, Tried
+from fsdpbench.answers.advise.advisor import GROUPS, Advice, Tried
 from fsdpbench.answers.advise.candidate import Kind
 
 _MOST_POSSIBLE = 6
@@ -94,26 +93,17 @@ def gain_words(each: Tried) -> str:
     return f"{text} [{low:.0f}, {high:.0f}]"
 
 
-def as_dict(advice: Advice) -> dict[str, Any]:
+def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
-    return {
-        "simulated": True,
-        "level": 0.9,
-        **{
-            name: [_entry(each) for each in getattr(advice, name)]
-            for name in ("advice", "possible", "no_effect", "nothing")
-        },
-    }
+    groups = {name: [_entry(each) for each in getattr(advice, name)] for name in GROUPS}
+    return {"simulated": True, "level": 0.9, **groups}
 
 
-def _entry(each: Tried) -> dict[str, Any]:
+def _entry(each: Tried) -> dict[str, object]:
     candidate = each.candidate
+    named = ("variation", "kind", "place", "what", "write")
     return {
-        "variation": candidate.variation,
-        "kind": candidate.kind.value,
-        "place": candidate.place,
-        "what": candidate.what,
-        "write": candidate.write,
+        **{name: str(getattr(candidate, name)) for name in named},
         "diff": each.diff or None,
         "no_diff": each.no_diff or None,
         "trains_more": each.more,

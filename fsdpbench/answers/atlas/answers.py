@@ -69,22 +69,24 @@ def _rate(result: Result) -> float:
 
 
 def _choice(config: Config, result: Result) -> Choice:
-    interval = result.stored("interval") or {}
+    interval = result.interval
     return Choice(
         settings={name: getattr(config.settings, name) for name in _SHOWN},
         tokens_per_s_per_gpu=_rate(result),
         step_time_s=result.step_time_s or 0.0,
         command=run_command(config),
-        interval=Interval(
-            interval.get("tokens_per_s_per_gpu"),
-            interval.get("step_time_s"),
-            (interval.get("peak_memory_bytes") or {}).get("reserved"),
-            interval.get("because"),
+        interval=Interval()
+        if interval is None
+        else Interval(
+            interval.tokens_per_s_per_gpu,
+            interval.step_time_s,
+            interval.peak_memory_bytes.get("reserved"),
+            interval.because,
         ),
         mfu=result.mfu,
-        peak_reserved_bytes=result.stored("peak_memory_bytes.reserved"),
+        peak_reserved_bytes=result.reserved,
         alloc_retries_per_step=result.alloc_retries_per_step,
-        risky=bool(interval.get("risky")),
+        risky=result.is_risky,
     )
 
 

@@ -254,9 +254,11 @@ class Known:
 
     def rules_out(self, config: Config) -> bool:
         """Return whether simulating `config` could change no answer of the atlas."""
-        return any(
-            _asks_no_more(other, config) for other in self._out_of_memory[config.model, config.hardware]
-        ) or any(_is_no_slower(other, config) for other in self._safe[_group_of(config)])
+        full = self._out_of_memory[config.model, config.hardware]
+        return any(_asks_no_more(other, config) for other in full) or any(
+            _recomputed(other) <= _recomputed(config) and other.settings.batch >= config.settings.batch
+            for other in self._safe[_group_of(config)]
+        )
 
 
 def fits_safely(result: Result) -> bool:
@@ -276,10 +278,6 @@ def _asks_no_more(one: Config, other: Config) -> bool:
         and one.settings.batch == other.settings.batch
         and _recomputed(one) >= _recomputed(other)
     )
-
-
-def _is_no_slower(one: Config, other: Config) -> bool:
-    return _recomputed(one) <= _recomputed(other) and one.settings.batch >= other.settings.batch
 
 
 def _recomputed(config: Config) -> int:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from fsdpbench.answers.atlas import words
 from fsdpbench.answers.atlas.lookup import Atlas, AtlasCell, Choice
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.display import GIB, percent
-from fsdpbench.reports.pages.shell import own_file, policy
+from fsdpbench.reports.pages.shell import write_page
 
 
 def settings_words(choice: Choice) -> str:
@@ -76,30 +71,19 @@ OVERVIEW = "index.html"
 
 def write_pages(folder: Path, atlas: Atlas) -> Path:
     """Write overview and models' pages into `folder`; the overview's path."""
-    script = Markup(_own("page.js"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    common = {
-        "atlas": atlas,
-        "words": words,
-        "display": display,
-        "policy": policy(script),
-        "css": Markup(own_file("pages/assets/report.css")),
-        "script": script,
-        "page_of": page_of,
-        "overview": OVERVIEW,
-    }
-    template = environment.from_string(_own("page.html.jinja"))
+
+    def write(name: str, **about: object) -> Path:
+        template, scripts = "answers/atlas/page.html.jinja", ("answers/atlas/page.js",)
+        names = {"words": words, "display": display, "page_of": page_of, "overview": OVERVIEW}
+        return write_page(
+            folder / name, template, scripts=scripts, draws=False, atlas=atlas, **names, **about
+        )
+
     for name in atlas.models:
-        cells = [cell for cell in atlas.cells if cell.model == name]
-        write_whole(folder / page_of(name), template.render(**common, model=name, cells=cells))
-    write_whole(folder / OVERVIEW, template.render(**common, model=None, cells=atlas.cells))
-    return folder / OVERVIEW
+        write(page_of(name), model=name, cells=[cell for cell in atlas.cells if cell.model == name])
+    return write(OVERVIEW, model=None, cells=atlas.cells)
 
 
 def page_of(model: str) -> str:
     """Return the file of a model's page."""
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)}.html"
-
-
-def _own(name: str) -> str:
-    return resources.files("fsdpbench.answers.atlas").joinpath(name).read_text(encoding="utf-8")

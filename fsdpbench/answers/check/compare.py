@@ -183,7 +183,7 @@ def _tested(name: str, metric: str, before: list[float], after: list[float]) -> 
 def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change]:
     """Yield the changes with all rank tests corrected for their number."""
     tested = [change for change in changes if change.chance is not None]
-    too_few = _too_few(tested, thresholds.level)
+    too_few = _too_few(tested, thresholds.measured.level)
     chances = iter(holm([change.chance or 0.0 for change in tested]))
     for change in changes:
         if change.chance is None:
@@ -199,7 +199,7 @@ def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change
 def _judged(change: Change, chance: float, thresholds: Thresholds) -> Change:
     """Return a tested figure with its verdict. One that others speak against may be worse, but not better."""
     size, tested = change.relative or 0.0, replace(change, chance=chance)
-    certain = chance < thresholds.level and abs(size) >= thresholds.least_effect(change.metric)
+    certain = chance < thresholds.measured.level and abs(size) >= thresholds.least_effect(change.metric)
     assert isinstance(change.before, int | float)
     assert isinstance(change.after, int | float)
     if certain and (change.after - change.before) * size <= 0:

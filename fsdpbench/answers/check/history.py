@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fsdpbench.reports.figures import Worse
 MOST_COMMITS = 1000
 _GIT_S = 60
 _SEPARATOR = "\x1f"
+_OF_STEP = ("configuration", "metric", "before", "after", "change", "worse")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class History:
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         commits = [
             {"revision": each.revision or None, "date": each.date, "subject": each.subject}
             for each in self.commits
@@ -89,15 +90,8 @@ class History:
             "commits": commits,
             "series": [asdict(each) | {"unit": METRICS[each.metric].unit} for each in self.series],
             "steps": [
-                {
-                    "revision": self.commits[step.place].revision or None,
-                    "configuration": step.configuration,
-                    "metric": step.metric,
-                    "before": step.before,
-                    "after": step.after,
-                    "change": step.change,
-                    "worse": step.worse,
-                }
+                {"revision": self.commits[step.place].revision or None}
+                | {name: getattr(step, name) for name in _OF_STEP}
                 for step in self.steps
             ],
             "notes": list(self.notes),
@@ -244,7 +238,7 @@ def exact_steps(values: Sequence[float]) -> list[int]:
     return [
         place
         for place in range(1, len(values))
-        if abs(values[place] - values[place - 1]) > EXACT * max(abs(values[place]), abs(values[place - 1]))
+        if not math.isclose(values[place], values[place - 1], rel_tol=EXACT)
     ]
 
 
@@ -287,14 +281,11 @@ def _farthest(apart: Floats) -> tuple[float, int]:
     upper = np.triu(apart, 1)
     first = np.cumsum(upper.sum(axis=0))
     rest = np.cumsum(upper.sum(axis=1)[::-1])[::-1]
-    best, place = -1.0, LEAST_SEGMENT
-    total = upper.sum()
-    for k in range(LEAST_SEGMENT, count - LEAST_SEGMENT + 1):
-        n, m = k, count - k
-        inside, beyond = first[k - 1], rest[k]
-        between = total - inside - beyond
-        energy = 2 * between / (n * m) - 2 * inside / (n * (n - 1)) - 2 * beyond / (m * (m - 1))
-        scaled = n * m / (n + m) * energy
-        if scaled > best:
-            best, place = float(scaled), k
-    return best, place
+    n = np.arange(LEAST_SEGMENT, count - LEAST_SEGMENT + 1)
+    m = count - n
+    inside, beyond = first[n - 1], rest[n]
+    between = upper.sum() - inside - beyond
+    energy = 2 * between / (n * m) - 2 * inside / (n * (n - 1)) - 2 * beyond / (m * (m - 1))
+    scaled = n * m / count * energy
+    best = int(np.argmax(scaled))
+    return float(scaled[best]), int(n[best])

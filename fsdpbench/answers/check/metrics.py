@@ -110,7 +110,7 @@ def checked_run(run: Mapping[str, object]) -> dict[str, Figure]:
 def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]:
     """Return what speaks against a figure beside the others of its run, by metric."""
     known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-    values: dict[str, Any] = {ALL[name].path: value for name, value in known.items()}
+    values: dict[str, object] = {ALL[name].path: value for name, value in known.items()}
     values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
     return by_metric(broken_rules(with_sums(values)))
 

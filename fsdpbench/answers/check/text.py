@@ -132,7 +132,7 @@ def _runs(changes: Sequence[Change]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def _record(change: Change) -> dict[str, Any]:
+def _record(change: Change) -> dict[str, object]:
     finite = change.relative is not None and math.isfinite(change.relative)
     record = asdict(change) | {"relative": change.relative if finite else None}
     return record | {"p": record.pop("chance")}

@@ -39,12 +39,18 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]
 Level = Annotated[float, msgspec.Meta(ge=_LEAST_LEVEL, lt=1)]
 
 
-class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative changes by metric, and the level of the tests on measured figures."""
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The level of the tests on measured figures, and the least effects by metric."""
 
-    relative_change: dict[str, Share] = {}
     level: Level = USUAL_LEVEL
     minimum_effect: dict[str, Share] = {}
+
+
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file: relative changes by metric, and what counts of measured figures."""
+
+    relative_change: dict[str, Share] = {}
+    measured: Measured = Measured()
 
     def allows(self, metric: str, before: float, after: float) -> bool:
         """Return whether that change of an exact figure is not a regression."""
@@ -56,23 +62,14 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def least_effect(self, metric: str) -> float:
         """Return the least effect that counts, as a share, of a figure with a distribution."""
-        return self.minimum_effect.get(metric, USUAL_MINIMUM_EFFECT)
+        return self.measured.minimum_effect.get(metric, USUAL_MINIMUM_EFFECT)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all. Raises `BenchError`."""
-        measured = {"level": self.level, "minimum_effect": dict(self.minimum_effect) or None}
-        tables = {"relative_change": dict(self.relative_change), "measured": measured}
+        effects = self.measured.minimum_effect or None
+        measured = {"level": self.measured.level, "minimum_effect": effects}
+        tables = {"relative_change": self.relative_change, "measured": measured}
         replace_file(path, _HEAD + "\n" + to_toml(tables))
-
-
-class _Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    level: Level = USUAL_LEVEL
-    minimum_effect: dict[str, Share] = {}
-
-
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    relative_change: dict[str, Share] = {}
-    measured: _Measured = _Measured()
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
@@ -86,5 +83,4 @@ def read_thresholds(path: Path | None) -> Thresholds:
     for where, table in named.items():
         if isinstance(table, dict):
             check_names(table, METRICS, str(path), where, "metric")
-    file = strictly(content, _File, str(path))
-    return Thresholds(file.relative_change, file.measured.level, file.measured.minimum_effect)
+    return strictly(content, Thresholds, str(path))

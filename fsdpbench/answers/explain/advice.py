@@ -146,8 +146,8 @@ def _until_some_fit(
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Return pairs of the changes that save most memory, those that take most first, each of these with less
-    fragmentation, and all of them at the same time; what they take is seen on GPUs with more room."""
+    """Return pairs of the `singles` that save most memory, those that take most first, each of these with
+    less fragmentation, and all of them at the same time; what they take is seen beside `roomy`."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0
     taken = {

@@ -75,6 +75,11 @@ _ALLOCATOR = Change(
     "less fragmentation",
     fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
 )
+_SHARDED = Change(
+    "--system torch-fsdp2",
+    "shards parameters, gradients and optimizer",
+    fields=(("system", "torch-fsdp2"),),
+)
 
 
 def changes_for(config: Config) -> list[Change]:
@@ -83,7 +88,8 @@ def changes_for(config: Config) -> list[Change]:
         candidates = [*_of_script(config, config.script), *_of_machines(config)]
     else:
         of_settings = [*_of_settings(config.settings), *_of_batch(config.settings)]
-        candidates = [*_of_system(config), _ALLOCATOR, *of_settings, *_of_machines(config)]
+        shards = get_system(config.system).shards or config.gpus < 2
+        candidates = [*[_SHARDED] * (not shards), _ALLOCATOR, *of_settings, *_of_machines(config)]
     return [change for change in candidates if is_possible(change, config)]
 
 
@@ -100,13 +106,6 @@ def is_possible(change: Change, config: Config) -> bool:
     system = get_system(config.system)
     absent = system.absent_settings(config)
     return not any(name in absent for name, _ in change.settings) and not system.not_applicable(changed)
-
-
-def _of_system(config: Config) -> Iterator[Change]:
-    """Yield a system that shards, for one that does not."""
-    if not get_system(config.system).shards and config.gpus > 1:
-        sharded = (("system", "torch-fsdp2"),)
-        yield Change("--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=sharded)
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:

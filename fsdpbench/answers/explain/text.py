@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.answers.explain.advice import Account, Advice, Proposal, account_of, grows, steps_until_full
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.reports.analysis.out_of_memory import size_text
 from fsdpbench.sweep.trials import Trial
 
@@ -28,7 +26,7 @@ def describe_advice(advice: Advice) -> str:
         f"Memory runs out in step {account.step}, phase {account.phase}"
         + (f", in {account.module}" if account.module != "outside of modules" else "")
         + (f", at {account.line}" if account.line else ""),
-        *_cause(trial.cause),
+        *([". ".join(trial.cause.split(". ")[:3])] if trial.cause else []),
         *_how(trial),
         "",
         *_held(account),
@@ -44,11 +42,6 @@ def _how(trial: Trial) -> Iterator[str]:
     """Eager or compiled; a script decides that itself."""
     if trial.config.script is None:
         yield f"The {'compiled' if trial.config.settings.compile else 'eager'} program was simulated."
-
-
-def _cause(cause: str | None) -> Iterator[str]:
-    if cause:
-        yield ". ".join(cause.split(". ")[:3])
 
 
 def _without_oom(advice: Advice) -> Iterator[str]:
@@ -175,7 +168,7 @@ def price_words(price: float) -> str:
     return f"{abs(price):.1%}".replace("%", " %") + (" slower" if price > 0 else " faster")
 
 
-def as_dict(advice: Advice) -> dict[str, Any]:
+def as_dict(advice: Advice) -> dict[str, object]:
     """Return the advice as plain values."""
     trial = advice.as_it_is
     return {
@@ -206,24 +199,23 @@ def as_dict(advice: Advice) -> dict[str, Any]:
 
 def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
-    import jinja2  # slow, and only the page needs it
+    from fsdpbench.reports.pages import shell  # slow, and only the page needs it
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {"size": size_text, "price": price_words}
     account = Account()
     if advice is not None and advice.as_it_is.status.value == "oom":
         account = account_of(advice.as_it_is)
     out = account != Account()
-    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text()).render(
-        title=_title(account) if out else "Why memory ran out",
+    where = f"step {account.step}, phase {account.phase}, in {account.module}"
+    shell.write_page(
+        path,
+        "answers/explain/page.html.jinja",
+        draws=False,
+        size=size_text,
+        price=price_words,
+        title=f"Memory runs out in {where}" if out else "Why memory ran out",
         advice=advice,
         held=held_rows(account),
         account=account,
         growth=[line for line in growth_lines(account) if line] if out else [],
         texts=texts[:-1] if out else texts,
     )
-    write_whole(path, page)
-
-
-def _title(account: Account) -> str:
-    return f"Memory runs out in step {account.step}, phase {account.phase}, in {account.module}"

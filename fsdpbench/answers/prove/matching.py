@@ -115,10 +115,8 @@ def _candidates(known: Known) -> Iterator[tuple[str, list[torch.Tensor]]]:
         yield f"that of rank {other} alone", [own[other]] * ranks
     for size in (size for size in range(2, ranks) if ranks % size == 0):
         for stride in {1, ranks // size}:  # neighbours, or one of each row of neighbours
-            groups = [
-                [other for other in range(ranks) if _together(rank, other, size, stride)]
-                for rank in range(ranks)
-            ]
+            part = [rank // size if stride == 1 else rank % stride for rank in range(ranks)]
+            groups = [[other for other in range(ranks) if part[other] == each] for each in part]
             for divisor in (size, ranks, 1):
                 sums = [_sum(own[each] for each in group) / divisor for group in groups]
                 yield f"reduced over {size} of the {ranks} ranks only", sums
@@ -135,11 +133,6 @@ def _candidates(known: Known) -> Iterator[tuple[str, list[torch.Tensor]]]:
 
 def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.stack([*tensors]).sum(0)
-
-
-def _together(rank: int, other: int, size: int, stride: int) -> bool:
-    """Return whether two ranks are in one group of `size` ranks, `stride` apart."""
-    return rank // size == other // size if stride == 1 else rank % stride == other % stride
 
 
 def _all_match(

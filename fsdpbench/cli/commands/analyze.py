@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -46,8 +46,8 @@ def command(
     \b
     fsdpbench analyze trace.json.gz
 
-    PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*), or of logs with time-outs of
-    NCCL's watchdog, it shows which rank did not join which collective.
+    PATHS are files or folders, read --jobs at a time. Of Flight Recorder dumps (nccl_trace_rank_*), or of
+    logs with time-outs of NCCL's watchdog, it shows which rank did not join which collective.
     """
     from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.analysis.text import describe
@@ -68,7 +68,7 @@ def command(
     known = roofs(hardware)
     allowed = _limits(limits)
     analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
-    content: dict[str, Any] = analysis.to_dict()
+    content: dict[str, object] = analysis.to_dict()
     texts = [describe(analysis)]
     before = _analyzed((against,), jobs, known, allowed) if against is not None else None
     if before is not None:
@@ -156,7 +156,7 @@ def roofs(hardware: str | None) -> Roofs:
     return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
 
 
-def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], list[str]]:
     """Return the changes of each rank, as JSON and as text. Raises `UsageError` if a side has no trace."""
     from fsdpbench.reports.analysis.trace_diff import describe_diff, diff_analyses
 
@@ -167,12 +167,12 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[s
     return content, [describe_diff(diff) for diff in diffs]
 
 
-def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, object], list[str]]:
     """Return HTA's figures of each trace and its diff of both sides' first, as JSON and as text."""
     from fsdpbench.reports.readers.hta import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]
-    content: dict[str, Any] = {"ranks": [vars(each) for each in opinions]}
+    content: dict[str, object] = {"ranks": [vars(each) for each in opinions]}
     texts = [describe_opinion(each) for each in opinions]
     if before is not None and before.ranks and after.ranks:
         found = hta_changes(before.ranks[0].path, after.ranks[0].path)

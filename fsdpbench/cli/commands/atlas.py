@@ -10,7 +10,7 @@ import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError
 from fsdpbench.base.files.documents import to_json
-from fsdpbench.base.numbers import MOST_GPUS, whole_number
+from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.launch import fork_server
@@ -51,7 +51,7 @@ def build_command(
 ) -> None:
     """Simulate the settings of every model, chip and number of GPUs, and write pages and atlas.json.
 
-    The same command again resumes where it stopped.
+    The same command again resumes where it stopped; --small builds a part.
     """
     import msgspec
 
@@ -111,6 +111,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
     """Return the models, chips and numbers of GPUs to build. Raises `UsageError` for an empty list."""
     from fsdpbench.answers.atlas.space import SMALL, WHOLE
+    from fsdpbench.cli.requests.request import gpu_counts
 
     extent = SMALL if small else WHOLE
     if models is not None:
@@ -118,7 +119,7 @@ def _extent(models: str | None, hardware: str | None, gpus: str | None, small: b
     if hardware is not None:
         extent = dataclasses.replace(extent, hardware=_list("--hardware", hardware))
     if gpus is not None:
-        extent = dataclasses.replace(extent, gpus=tuple(_count(text) for text in _list("--gpus", gpus)))
+        extent = dataclasses.replace(extent, gpus=tuple(gpu_counts(_list("--gpus", gpus))))
     return extent
 
 
@@ -127,10 +128,3 @@ def _list(flag: str, text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"{flag} {text!r} names nothing")
     return names
-
-
-def _count(text: str) -> int:
-    try:
-        return whole_number(text)
-    except ValueError:
-        raise UsageError(f"--gpus: {text!r} is not a whole number") from None

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -274,7 +274,7 @@ def _factors_text(found: Fit) -> str:
     return "fitted to measured runs: " + ", ".join(parts)
 
 
-def _record(found: Fit, runs: Sequence[MeasuredRun], output: Path) -> dict[str, Any]:
+def _record(found: Fit, runs: Sequence[MeasuredRun], output: Path) -> dict[str, object]:
     factors = [
         {
             "name": factor.value,

@@ -181,7 +181,8 @@ def _write_noise(side: Side, path: Path | None) -> None:
     if path is None:
         tell("  (--thresholds FILE writes it down)")
         return
-    replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
+    effects = {**known.measured.minimum_effect, **least}
+    replace(known, measured=replace(known.measured, minimum_effect=effects)).write(path)
     tell(f"wrote {path}")
 
 
@@ -308,7 +309,7 @@ _baseline_options = grouped(
 @click.argument("file", type=PlaceForFile())
 @_baseline_options
 def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) -> None:
-    """Write the figures of the sweep in FOLDER to FILE, for the installed version of torch.
+    """Write the figures of the sweep in FOLDER to the file FILE, for the installed version of torch.
 
     A sweep with a configuration that failed, is not finished or has an impossible figure is refused, unless
     that configuration is left out.
@@ -331,7 +332,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
 @click.option("--repeat", type=whole(most=MOST_RUNS))
 @_baseline_options
 def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: bool) -> None:
-    """Run FILE's own sweep again and write its figures into FILE, for the installed version of torch.
+    """Run FILE's own sweep again, --repeat times, and write its figures into FILE, for the installed torch.
 
     Refused like `create` if a configuration failed or has an impossible figure.
     """

@@ -53,7 +53,9 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     source: str | None = options.pop("source")
     arguments: tuple[str, ...] = options["script_arguments"]
     if source is None and arguments and not options["script"] and not options["module"]:
-        source, options["script_arguments"] = _only(arguments), ()
+        if len(arguments) > 1:
+            raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
+        source, options["script_arguments"] = arguments[0], ()
     config: Config | None = None
     hardware: str | None = options["hardware"]
     if source is not None:
@@ -62,16 +64,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if asked is not None and asked.device == "sim":
         hardware = asked.hardware  # with the network that was stated
     config = asked or config
-    advice = None
-    if config is not None:
-        fork_server.start("sim")
-        from fsdpbench.answers.explain import advise
-        from fsdpbench.sweep.trials import jobs_for
-
-        config = _probe(config, hardware, options["timeout"])
-        jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
-        advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
-        explanation.add_advice(advice)
+    advice = None if config is None else _advice(config, hardware, options, explanation)
     if not explanation.texts:
         raise UsageError(
             "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
@@ -88,6 +81,24 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         show("\n\n".join(explanation.texts))
 
 
+def _advice(
+    config: Config, hardware: str | None, options: dict[str, Any], explanation: Explanation
+) -> Advice:
+    """Simulate changes of a configuration, and explain them too. Raises `BenchError`."""
+    fork_server.start("sim")
+    from fsdpbench.answers.explain import advise
+    from fsdpbench.answers.explain.text import as_dict, describe_advice
+    from fsdpbench.sweep.prediction import as_probe
+    from fsdpbench.sweep.trials import jobs_for
+
+    config = as_probe(config, hardware, options["timeout"], "explained")
+    config = replace(config, sanitize=False, jitter=None)
+    jobs, ran_out = options["jobs"] or jobs_for("sim"), bool(explanation.texts)
+    advice = advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
+    explanation.add("simulation", as_dict(advice), describe_advice(advice))
+    return advice
+
+
 @dataclass
 class Explanation:
     """An explanation as it grows. parts: JSON by name (message, snapshot, simulation). texts: for people."""
@@ -95,47 +106,16 @@ class Explanation:
     parts: dict[str, object] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
 
-    def add_message(self, report: OomReport) -> None:
-        """Add an out-of-memory message of torch or CUDA."""
-        from fsdpbench.reports.analysis.out_of_memory import describe_report
-
-        self.parts["message"] = report.to_dict()
-        self.texts.append(describe_report(report))
-
-    def add_snapshot(self, path: Path) -> None:
-        """Add the memory snapshot at `path`. Raises `UsageError` if it cannot be read."""
-        from fsdpbench.reports.analysis.out_of_memory import describe_snapshot, read_oom_snapshot
-
-        found = read_oom_snapshot(path)
-        self.parts["snapshot"] = [each.to_dict() for each in found]
-        empty = ["The snapshot holds no memory and no history."]
-        self.texts += [describe_snapshot(each) for each in found] or empty
-
-    def add_advice(self, advice: Advice) -> None:
-        """Add the simulated changes."""
-        from fsdpbench.answers.explain.text import as_dict, describe_advice
-
-        self.parts["simulation"] = as_dict(advice)
-        self.texts.append(describe_advice(advice))
-
-
-def _only(arguments: tuple[str, ...]) -> str:
-    """Return the one argument, which is FILE. Raises `UsageError` for several."""
-    if len(arguments) > 1:
-        raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
-    return arguments[0]
-
-
-def _probe(config: Config, hardware: str | None, timeout_s: float | None) -> Config:
-    """Return `config` as it is simulated to explain it: without the sanitizer and without noise."""
-    from fsdpbench.sweep.prediction import as_probe
-
-    return replace(as_probe(config, hardware, timeout_s, "explained"), sanitize=False, jitter=None)
+    def add(self, name: str, part: object, *texts: str) -> None:
+        """Add a part: its JSON, and its text for people."""
+        self.parts[name] = part
+        self.texts += texts
 
 
 def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[Config | None, str | None]:
     """Explain a file. Return its configuration if it has one, and `hardware`, by default the profile like
     the GPU in the file. Raises `UsageError`."""
+    from fsdpbench.reports.analysis.out_of_memory import describe_report, describe_snapshot, read_oom_snapshot
     from fsdpbench.reports.analysis.snapshots import SUFFIXES
 
     path = Path(source)
@@ -144,9 +124,13 @@ def _read(source: str, hardware: str | None, explanation: Explanation) -> tuple[
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
         return _measured_config(path, recorded(path), hardware, explanation)
     if path.suffix in SUFFIXES:
-        explanation.add_snapshot(path)
+        found = read_oom_snapshot(path)
+        texts = [describe_snapshot(each) for each in found]
+        texts = texts or ["The snapshot holds no memory and no history."]
+        explanation.add("snapshot", [each.to_dict() for each in found], *texts)
     else:
-        explanation.add_message(_read_message(source))
+        report = _read_message(source)
+        explanation.add("message", report.to_dict(), describe_report(report))
     return None, hardware
 
 
@@ -210,6 +194,7 @@ def _measured_config(
     is None. Explain the message of real ones. Raises `UsageError`."""
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.engine.devices.detection import profile_like
+    from fsdpbench.reports.analysis.out_of_memory import describe_report
     from fsdpbench.reports.readers.oom_log import read_log
 
     record, machine = result.config or {}, result.machine
@@ -220,7 +205,7 @@ def _measured_config(
             raise UsageError(f"{path}: no profile is like its {name}; name one with --hardware")
     report = read_log(result.message or "")
     if report is not None and record.get("device") == "cuda":
-        explanation.add_message(report)
+        explanation.add("message", report.to_dict(), describe_report(report))
     try:
         return Config.from_dict(record), hardware
     except (KeyError, TypeError, ValueError, AttributeError) as error:

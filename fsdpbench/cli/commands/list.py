@@ -13,7 +13,7 @@ import click
 
 from fsdpbench.base.errors import ExitCode
 from fsdpbench.base.settings import SETTINGS, show_value
-from fsdpbench.cli.output import make_console, show, show_json
+from fsdpbench.cli.output import make_console, make_table, show, show_json
 
 if TYPE_CHECKING:
     from fsdpbench.base.settings.setting import Trade
@@ -37,7 +37,9 @@ def command(what: str, as_json: bool) -> None:
     if as_json:
         show_json(rows)
         return
-    _print_table([_flat(row) for row in _for_people(rows)])
+    flat = [_flat(row) for row in _for_people(rows)]
+    table = make_table({name: name == "parameters" for name in flat[0]}, (row.values() for row in flat))
+    make_console(width_of_pipe=240).print(table)
     if what in _NOTES:
         show(f"\n{_NOTES[what]}")
 
@@ -181,19 +183,6 @@ def _first_fields(fields: list[str]) -> str:
             return f"{shown} …".strip()
         shown = longer
     return shown
-
-
-def _print_table(rows: list[dict[str, str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    console = make_console(width_of_pipe=240)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        table.add_column(name, no_wrap=name == "name", justify="right" if name == "parameters" else "left")
-    for row in rows:
-        table.add_row(*(Text(value) for value in row.values()))
-    console.print(table)
 
 
 @click.command("doctor")

@@ -50,8 +50,6 @@ def command(
     A table in the terminal, one line an event where stderr is a file, and the sweep's page, rewritten as
     results arrive; it loads itself again in the browser. It may be started before the sweep.
 
-    Example: fsdpbench watch runs/gpt-2.8b-8x-a100-80gb
-
     Exit code 0 all answered, 4 some configurations failed, 5 the sweep ended before it was done, 3 --timeout
     was reached, 2 no sweep began within --wait.
     """

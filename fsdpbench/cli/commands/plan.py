@@ -119,10 +119,10 @@ def _counter(total: int, jobs: int) -> Callable[[int], None]:
     return count
 
 
-def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
+def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, object]:
+    rows: list[dict[str, object]] = []
     for index, config in enumerate(points):
-        row: dict[str, Any] = {"name": config.name, "config": config.to_dict()}
+        row: dict[str, object] = {"name": config.name, "config": config.to_dict()}
         if foreseen is not None:
             prediction = foreseen.predictions[index]
             names = ("step_time_s", "peak_reserved_bytes", "alloc_retries_per_step", "risky")
@@ -159,10 +159,12 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
     if foreseen is None:
         console.print()
         return
+    space = foreseen.disk_bytes
+    disk = f"{space / _GIB:.1f} GiB" if space >= _GIB else f"{max(1, space >> 20)} MiB"
     console.print(
         Text(
             f", {len(foreseen.unfit)} cannot fit; a sweep takes about {_duration(foreseen.wall_s)} and "
-            f"{_size(foreseen.disk_bytes)} of disk (simulated)",
+            f"{disk} of disk (simulated)",
             style="bold",
         )
     )
@@ -241,7 +243,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(1, count >> 20)} MiB"

@@ -136,11 +136,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if as_json:
         show_json(result.to_dict() | ({} if advice is None else advice[0]), indent=1)
     else:
-        show(
-            "\n".join(
-                [describe_result(result), *describe_script(result), *([] if advice is None else [advice[1]])]
-            )
-        )
+        show("\n".join([describe_result(result), *describe_script(result), *(advice or ())[1:]]))
     if options.get("output") is None and result.folder:
         tell(f"its page: fsdpbench report {Path(result.folder).parent}")
     if result.status is Status.OOM and advice is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+import fsdpbench
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show
@@ -75,27 +75,19 @@ def system_names() -> list[str]:
     return [offer.name for offer in offers()]
 
 
-def hardware_names() -> list[str]:
-    """Return the names of packaged hardware profiles, without torch."""
-    return _profiles("profiles")
+def profile_names(folder: str) -> list[str]:
+    """Return the names of the packaged profiles in a folder of `sim`, without torch."""
+    return sorted(path.stem for path in Path(fsdpbench.__file__).parent.glob(f"sim/{folder}/*.toml"))
 
 
-def software_names() -> list[str]:
-    """Return the names of packaged software profiles, without torch."""
-    return _profiles("profiles", "software")
+hardware_names = partial(profile_names, "profiles")
+software_names = partial(profile_names, "profiles/software")
 
 
 def values_of(setting: str) -> Callable[[], list[str]]:
     """Return a function that returns the words that `setting` takes."""
 
     return lambda: SETTINGS[setting].words
-
-
-def _profiles(*folders: str) -> list[str]:
-    place: Any = files("fsdpbench") / "sim"
-    for folder in folders:
-        place = place / folder
-    return sorted(each.name.removesuffix(".toml") for each in place.iterdir() if each.name.endswith(".toml"))
 
 
 @click.command("completion")

@@ -52,11 +52,11 @@ class SweepRequest:
     def plan(self) -> Plan:
         return expand(self.space)
 
-    def to_space(self) -> dict[str, Any]:
+    def to_space(self) -> dict[str, object]:
         """Return the space as in a TOML file, which `fsdpbench sweep FILE` reads back."""
         target, space = self.target, self.space
         several = len(space.targets) > 1
-        most = max(space.targets, key=_size)
+        most = max(space.targets, key=lambda each: each.gpus)
         return {
             "schema": 1,
             "model": target.model,
@@ -104,7 +104,10 @@ class SweepRequest:
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
-            profile, largest = load_profile(target.hardware or ""), max(self.space.targets, key=_size)
+            profile, largest = (
+                load_profile(target.hardware or ""),
+                max(self.space.targets, key=lambda each: each.gpus),
+            )
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
             title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
             network = f", {profile.node_words(ranks)}" if largest.gpus > ranks else ""
@@ -181,7 +184,9 @@ def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """Return the target in `given` and the choice of its device. Raises `UsageError`."""
     given = with_hf_model(given)
-    (gpus,) = _one_count(given.get("gpus"))
+    gpus, *others = gpu_counts(given.get("gpus"))
+    if others:
+        raise UsageError(f"--gpus {given['gpus']}: expected one number; `sweep` takes several")
     hardware = given.get("hardware")
     if given.get("emulate"):
         raise UsageError(NO_EMULATION)
@@ -249,17 +254,6 @@ def whole(name: str, value: object) -> int:
         return whole_number(str(value))
     except ValueError:
         raise UsageError(f"{name}: {value!r} is not a whole number up to 2^63-1") from None
-
-
-def _one_count(given: object) -> list[int]:
-    counts = gpu_counts(given)
-    if len(counts) > 1:
-        raise UsageError(f"--gpus {given}: expected one number; `sweep` takes several")
-    return counts
-
-
-def _size(target: Target) -> int:
-    return target.gpus
 
 
 def _count(given: Mapping[str, Any], name: str) -> int | None:

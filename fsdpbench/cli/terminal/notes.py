@@ -56,11 +56,7 @@ def _largest_cost(result: Result) -> str | None:
 def script_notes(result: Result) -> list[str]:
     """Return notes on a script: comparison of ranks, decided values, redirected files."""
     return [
-        *_ranks(
-            result.rank_check,
-            str(result.message),
-            int(result.stored("config.gpus")),
-        ),
+        *_ranks(result.rank_check, str(result.message), int(result.stored("config.gpus"))),
         *_decisions(result.placeholder_decisions or []),
         *_files(result),
     ]

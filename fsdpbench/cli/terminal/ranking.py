@@ -64,7 +64,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
 
 def _order(entry: Ranked) -> tuple[bool, int, bool, int]:
     """Return what sorts a row: by rank; of one rank torch's before ours."""
-    ours = str(entry.row.settings.get("system")).startswith("impl-")
+    ours = entry.row.system.startswith("impl-")
     return entry.rank is None, entry.rank or 0, ours, entry.place or 0
 
 
@@ -75,7 +75,13 @@ def _figures(metric: Metric, entries: Sequence[Ranked], ranked: Sequence[Ranked]
     best = found.torchs or found.ours or ranked[0]
 
     def column(figure: Shown) -> Column:
-        cells = [_figure(entry.row, figure) if entry.row.status is Status.OK else "" for entry in entries]
+        is_memory = figure.name.startswith("reserved")  # what may not fit is marked
+        cells = [
+            figure.text(figure.value(row)) + " risky" * (is_memory and is_risky(row))
+            if row.status is Status.OK
+            else ""
+            for row in (entry.row for entry in entries)
+        ]
         return Column(figure.name, cells, weight=figure.weight)
 
     speeds = [
@@ -93,11 +99,6 @@ def _figures(metric: Metric, entries: Sequence[Ranked], ranked: Sequence[Ranked]
     columns = [each for each in columns if not each.title.endswith("±") or len(set(each.cells) - {""}) > 1]
     columns.insert(3, Column("spread", [_spread(entry.row) for entry in entries], weight=4))
     return [column for column in columns if column.weight == 0 or set(column.cells) - {"", NOTHING, "0"}]
-
-
-def _figure(row: Configuration, figure: Shown) -> str:
-    """Return a cell; memory that may not fit is marked."""
-    return figure.text(figure.value(row)) + " risky" * (figure.name.startswith("reserved") and is_risky(row))
 
 
 def _spread(row: Configuration) -> str:
@@ -173,8 +174,8 @@ def _headline(first: Ratio, view: RunView) -> str:
 
 def _ratio_table(found: list[Ratio]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for justify in ("left", "right", "left", "left"):
-        table.add_column(justify="right" if justify == "right" else "left", no_wrap=True)
+    for place in range(4):
+        table.add_column(justify="right" if place == 1 else "left", no_wrap=True)
     for ratio in found:
         spread = f"({ratio.low:.2f} to {ratio.high:.2f})" if ratio.rounds > 1 else ""
         losses = "" if ratio.losses == "-" else f"losses {ratio.losses}"

@@ -120,7 +120,7 @@ def draw(columns: Sequence[Column], marked: Sequence[bool] = ()) -> Table:
 def print_table(
     console: Console, ranks: Sequence[str], rows: Sequence[Mapping[str, Any]], figures: Sequence[Column]
 ) -> None:
-    """Print the table of configurations with these settings, and what `changed` leaves unsaid."""
+    """Print the table of configurations with the settings in `rows`, and what `changed` leaves unsaid."""
     columns, base = fitting(Column("#", ranks), setting_columns(rows, rows), figures, console.width)
     console.print(draw(columns))
     if base:

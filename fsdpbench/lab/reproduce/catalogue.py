@@ -7,7 +7,7 @@ FSDP paper (arXiv 2304.11277; PVLDB 16:12), of PyTorch 1.11's announcement and o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,19 +83,6 @@ _CLAIMS = typed_rows(__file__, "claims.csv", _Row)
 NAMES = tuple(_RECIPES)
 """What `--only` takes: the paper's figures, the runs of PyTorch 1.11's announcement, an issue of PyTorch."""
 
-Open = Callable[[Path, Mapping[str, Case]], tuple[Variant, ...]]
-_VARIANTS: Mapping[str, Open] = {
-    "": lambda folder, stated: (),
-    "network": lambda folder, stated: open_settings.of_network(),
-    "sharding": lambda folder, stated: open_settings.of_sharding(folder),
-    "limiter": lambda folder, stated: open_settings.of_limiter(folder),
-    "dhen": lambda folder, stated: open_settings.of_dhen(folder),
-    "gpt": lambda folder, stated: open_settings.of_gpt(folder),
-    "attention": lambda folder, stated: (open_settings.of_attention(),),
-    "announcement": lambda folder, stated: open_settings.of_announcement(stated),
-    "issue": lambda folder, stated: open_settings.of_issue(),
-}
-
 
 def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
     """The figures named in `only` (none: all); profiles of machines that variants need go to `folder`."""
@@ -112,7 +99,8 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     points = []
     for series, values in about.series.items():
         for x, value in zip(about.x, values, strict=True):
-            case = _named(known, _case_name(recipe, about, series, x))
+            called = _case_name(recipe, about, series, x)  # or how the name begins
+            case = known.get(called) or next(each for each in known.values() if each.name.startswith(called))
             if name == "2022":
                 case = stated[case.name] = dataclasses.replace(case, hardware=_OF_2022)
             points.append(Point(series, x, value, _on_its_machine(name, case, folder), _kind(recipe, series)))
@@ -120,7 +108,7 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
         about=about,
         drawing=recipe.drawing,
         points=tuple(points),
-        variants=_VARIANTS[recipe.variants](folder, stated),
+        variants=_variants(recipe.variants, folder, stated),
         claims=tuple(row.claim for row in _CLAIMS if row.figure == name),
         contrasts=tuple(
             Contrast(
@@ -134,17 +122,16 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     )
 
 
+def _variants(name: str, folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
+    """Return the variants of the function `of_NAME` of `open_settings`; none without a name."""
+    found: tuple[Variant, ...] = getattr(open_settings, f"of_{name}")(folder, stated) if name else ()
+    return found
+
+
 def _case_name(recipe: _Recipe, about: PublishedFigure, series: str, x: Place) -> str:
     template = recipe.case if isinstance(recipe.case, str) else recipe.case[series]
     batch = dict(zip(about.x, about.batch, strict=False)).get(x)
     return template.format(x=x, series=series, first=series.partition(",")[0], batch=batch)
-
-
-def _named(cases: Mapping[str, Case], name: str) -> Case:
-    """Return the case of that name, or the first whose name begins so."""
-    return (
-        cases[name] if name in cases else next(case for each, case in cases.items() if each.startswith(name))
-    )
 
 
 def _kind(recipe: _Recipe, series: str) -> Figure:

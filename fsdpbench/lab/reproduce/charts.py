@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.engine.results.records import Status
-from fsdpbench.lab.reproduce.figure import Drawing, Place
+from fsdpbench.lab.reproduce.figure import Drawing
 from fsdpbench.lab.reproduce.outcome import Outcome, Simulated
 from fsdpbench.reports.pages.display import NOTHING, signed_percent
-from fsdpbench.reports.pages.whole_run import Chart, Table
+from fsdpbench.reports.pages.whole_run import Chart, Table, axis, error_bars, scatter
 
 _COLOURS = (
     ("var(--compute)", "var(--overlapped)"),
@@ -22,11 +22,10 @@ _COLOURS = (
     ("var(--gather)", "var(--gather-soft)"),
     ("var(--copy)", "var(--idle)"),
 )
+_ENDED = {Status.OOM: "out of memory", Status.OK: ""}
 _BAND = "other plausible settings"
 _ROOM = 1.5
 """How far above the highest value the picture may reach for the band."""
-
-_UPRIGHT = {"textposition": "outside", "textangle": -90, "cliponaxis": False}
 
 
 def chart_of(outcome: Outcome) -> Chart | None:
@@ -35,7 +34,7 @@ def chart_of(outcome: Outcome) -> Chart | None:
         return None
     figure = outcome.figure
     lines = figure.drawing is Drawing.LINES
-    data: list[dict[str, Any]] = []
+    data: list[dict[str, object]] = []
     for index, series in enumerate(dict.fromkeys(each.point.series for each in outcome.points)):
         points = [each for each in outcome.points if each.point.series == series]
         colours = _COLOURS[index % len(_COLOURS)]
@@ -43,16 +42,12 @@ def chart_of(outcome: Outcome) -> Chart | None:
     data.sort(key=lambda trace: trace["name"] != _BAND)  # behind everything else
     for place, trace in enumerate(each for each in data if each["name"] == _BAND):
         trace["showlegend"] = place == 0
-    layout: dict[str, Any] = {
-        "height": 420,
-        "yaxis": {"title": {"text": figure.about.unit}, "rangemode": "tozero", "zeroline": False},
-        "xaxis": _axis(outcome, lines),
-    }
-    if not lines:
-        layout |= {"barmode": "group", "bargap": 0.2}
+    bars = {} if lines else {"barmode": "group", "bargap": 0.2}
+    values = axis(figure.about.unit, rangemode="tozero", zeroline=False)
+    layout = {"height": 420, "yaxis": values, "xaxis": _places(outcome, lines), **bars}
     note = ""
     if most := _cut_at(outcome):
-        layout["yaxis"] |= {"range": [0, most]}
+        values["range"] = [0, most]
         note = "Other settings reach beyond the picture; the table has their range."
     narrow = {"height": 480, "xaxis": {"tickangle": -60 if not lines else -45}}
     summary = f"{figure.words.title}: published and simulated {figure.about.unit}."
@@ -66,115 +61,98 @@ def _cut_at(outcome: Outcome) -> float | None:
     return most if any(each.band and each.band[1] > most for each in outcome.points) else None
 
 
-def _axis(outcome: Outcome, lines: bool) -> dict[str, Any]:
+def _places(outcome: Outcome, lines: bool) -> dict[str, object]:
     places = list(dict.fromkeys(each.point.x for each in outcome.points))
-    title = {"text": outcome.figure.x_title}
     if not lines:
-        return {"title": title, "type": "category", "categoryarray": [str(place) for place in places]}
+        return axis(outcome.figure.x_title, type="category", categoryarray=[str(place) for place in places])
     log = {"type": "log"} if outcome.figure.log_x else {}
     ticks = {"tickmode": "array", "tickvals": places, "ticktext": [str(place) for place in places]}
-    return {"title": title, "showgrid": False, **log, **ticks}
+    return axis(outcome.figure.x_title, showgrid=False, **log, **ticks)
 
 
-def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
+def _lines(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
     full, soft = colours
-    published = [each for each in points if each.point.published is not None]
+    published = [(each.point.x, each.point.published) for each in points if each.point.published is not None]
     simulated = [each for each in points if each.value is not None]
-    common = {"type": "scatter", "mode": "lines+markers"}
-    drawn: list[dict[str, Any]] = [
-        {
-            **common,
-            "name": f"{series}, published",
-            "x": [each.point.x for each in published],
-            "y": [each.point.published for each in published],
-            "line": {"color": full, "width": 2},
-            "marker": {"color": full, "size": 8},
-            "hovertemplate": f"{series}, published: %{{y:.5~g}}<extra></extra>",
-        },
-        {
-            **common,
-            "name": f"{series}, simulated",
-            "x": [each.point.x for each in simulated],
-            "y": [each.value for each in simulated],
-            "line": {"color": full, "width": 2, "dash": "dot"},
-            "marker": {"color": full, "size": 9, "symbol": "diamond-open"},
-            "customdata": [_off(each) for each in simulated],
-            "hovertemplate": f"{series}, simulated: %{{y:.5~g}} (%{{customdata}})<extra></extra>",
-        },
+    drawn = [
+        scatter(
+            "lines+markers",
+            f"{series}, published",
+            [x for x, _ in published],
+            [y for _, y in published],
+            line={"color": full, "width": 2},
+            marker={"color": full, "size": 8},
+            hovertemplate=_hover(series),
+        ),
+        scatter(
+            "lines+markers",
+            f"{series}, simulated",
+            [each.point.x for each in simulated],
+            [each.value for each in simulated],
+            line={"color": full, "width": 2, "dash": "dot"},
+            marker={"color": full, "size": 9, "symbol": "diamond-open"},
+            customdata=[_off(each) for each in simulated],
+            hovertemplate=_hover(series, simulated=True),
+        ),
     ]
     banded = [(each.point.x, *each.band) for each in points if each.band]
+    around = [(x, high) for x, _, high in banded] + [(x, low) for x, low, _ in reversed(banded)]
     if banded:
-        there = [(x, high) for x, _, high in banded]
-        back = [(x, low) for x, low, _ in reversed(banded)]
-        drawn.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": _BAND,
-                "x": [x for x, _ in (*there, *back)],
-                "y": [y for _, y in (*there, *back)],
-                "fill": "toself",
-                "fillcolor": soft,
-                "line": {"width": 0},
-                "opacity": 0.45,
-                "hoverinfo": "skip",
-            }
-        )
+        area = {"fill": "toself", "fillcolor": soft, "line": {"width": 0}, "opacity": 0.45}
+        xs, ys = zip(*around, strict=True)
+        drawn.append(scatter("lines", _BAND, xs, ys, hoverinfo="skip", **area))
     return drawn
 
 
-def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, Any]]:
+def _hover(series: str, simulated: bool = False) -> str:
+    of, more = ("simulated", " (%{customdata})") if simulated else ("published", "")
+    return f"{series}, {of}: %{{y:.5~g}}{more}<extra></extra>"
+
+
+def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> list[dict[str, object]]:
     full, soft = colours
-    simulated = {
-        "type": "bar",
-        "name": f"{series}, simulated",
-        "x": [_category(each.point.x) for each in points],
-        "y": [_height(each.value, each.status is Status.OOM) for each in points],
-        "text": [_absent(each.status) if each.value is None else "" for each in points],
-        **_UPRIGHT,
-        "marker": {
-            "color": soft,
-            "line": {"color": full, "width": 1.5},
-            "pattern": {"shape": "/", "fgcolor": full},
-        },
-        "customdata": [_off(each) for each in points],
-        "hovertemplate": f"{series}, simulated: %{{y:.5~g}} (%{{customdata}})<extra></extra>",
-    }
+
+    def bars(of: str, heights: list[float | None], texts: list[str], **more: Any) -> dict[str, object]:
+        """Return a bar a point, with a text that stands on it."""
+        places, words = [str(each.point.x) for each in points], {"text": texts, "textposition": "outside"}
+        upright = {"textangle": -90, "cliponaxis": False}
+        return {
+            "type": "bar",
+            "name": f"{series}, {of}",
+            "x": places,
+            "y": heights,
+            **words,
+            **upright,
+            **more,
+        }
+
+    outline = {"color": soft, "line": {"color": full, "width": 1.5}}
+    simulated = bars(
+        "simulated",
+        [_height(each.value, each.status is Status.OOM) for each in points],
+        [_ENDED.get(each.status, each.status.value) if each.value is None else "" for each in points],
+        marker={**outline, "pattern": {"shape": "/", "fgcolor": full}},
+        customdata=[_off(each) for each in points],
+        hovertemplate=_hover(series, simulated=True),
+    )
     if any(each.band for each in points):
         spans = [(each.value or 0.0, each.band) for each in points]
-        simulated["error_y"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": [band[1] - value if band else 0 for value, band in spans],
-            "arrayminus": [value - band[0] if band else 0 for value, band in spans],
-            "color": "var(--text)",
-            "thickness": 1,
-            "width": 4,
-        }
-    published = {
-        "type": "bar",
-        "name": f"{series}, published",
-        "x": [_category(each.point.x) for each in points],
-        "y": [_height(each.point.published, each.point.published is None) for each in points],
-        "text": ["out of memory" if each.point.published is None else "" for each in points],
-        **_UPRIGHT,
-        "marker": {"color": full},
-        "hovertemplate": f"{series}, published: %{{y:.5~g}}<extra></extra>",
-    }
+        above = [band[1] - value if band else 0 for value, band in spans]
+        below = [value - band[0] if band else 0 for value, band in spans]
+        simulated["error_y"] = error_bars(above, below, color="var(--text)", thickness=1, width=4)
+    published = bars(
+        "published",
+        [_height(each.point.published, each.point.published is None) for each in points],
+        ["out of memory" if each.point.published is None else "" for each in points],
+        marker={"color": full},
+        hovertemplate=_hover(series),
+    )
     return [published, simulated]
 
 
 def _height(value: float | None, ran_out: bool) -> float | None:
     """Return a bar's height: a run out of memory has one without height, so that its text is there."""
     return 0.0 if ran_out else value
-
-
-def _category(x: Place) -> str:
-    return str(x)
-
-
-def _absent(status: Status) -> str:
-    return "out of memory" if status is Status.OOM else "" if status is Status.OK else status.value
 
 
 def _off(each: Simulated) -> str:
@@ -207,15 +185,6 @@ def _table(outcome: Outcome) -> Table:
         )
         for each in outcome.points
     )
-    columns = (
-        *(
-            "series",
-            figure.x_title or "of",
-            f"published, {figure.about.unit}",
-            "simulated",
-            "error",
-            "90 % interval",
-        ),
-        *((_BAND,) if banded else ()),
-    )
+    unit, of = figure.about.unit, figure.x_title or "of"
+    columns = ("series", of, f"published, {unit}", "simulated", "error", "90 % interval", *[_BAND] * banded)
     return Table(columns, rows)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from fsdpbench.engine.results.provenance import versions
-from fsdpbench.lab.reproduce.outcome import Outcome, Simulated, counted
+from fsdpbench.lab.reproduce.outcome import Judged, Outcome, counted
 from fsdpbench.lab.reproduce.traced import TracedRun
 
 SCHEMA = 2
@@ -27,6 +27,21 @@ def as_dict(
     }
 
 
+def _claim(each: Judged) -> dict[str, object]:
+    return {
+        "words": each.claim.words,
+        "kind": each.claim.kind.name.lower(),
+        "least": each.bounds.low,
+        "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
+        "published": each.published,
+        "simulated": each.simulated,
+        "other_settings": list(each.others),
+        "verdict": each.verdict.name.lower(),
+        "same_direction": each.same_direction,
+        "set_from_it": each.claim.taken or None,
+    }
+
+
 def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, object]:
     figure, words = outcome.figure, outcome.figure.words
     return {
@@ -41,7 +56,19 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
         "mean_error": outcome.mean_error,
         "mean_errors": outcome.mean_errors,
         "worst_error": outcome.worst_error,
-        "points": [_point(each) for each in outcome.points],
+        "points": [
+            {
+                "series": each.point.series,
+                "x": each.point.x,
+                "published": each.point.published,
+                "simulated": each.value,
+                "status": each.status.value,
+                "error": each.error,
+                "interval": each.interval,
+                "band": each.band,
+            }
+            for each in outcome.points
+        ],
         "variants": [
             {
                 "words": each.variant.words,
@@ -55,37 +82,10 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
             }
             for each in outcome.tried
         ],
-        "claims": [
-            {
-                "words": each.claim.words,
-                "kind": each.claim.kind.name.lower(),
-                "least": each.bounds.low,
-                "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
-                "published": each.published,
-                "simulated": each.simulated,
-                "other_settings": list(each.others),
-                "verdict": each.verdict.name.lower(),
-                "same_direction": each.same_direction,
-                "set_from_it": each.claim.taken or None,
-            }
-            for each in outcome.claims
-        ],
+        "claims": [_claim(each) for each in outcome.claims],
         "differs": words.differs or None,
         "contrasts": [
             {"why": why, "runs": [{"words": run.words, **dataclasses.asdict(run.facts)} for run in runs]}
             for why, runs in zip(words.why, traced, strict=True)
         ],
-    }
-
-
-def _point(each: Simulated) -> dict[str, object]:
-    return {
-        "series": each.point.series,
-        "x": each.point.x,
-        "published": each.point.published,
-        "simulated": each.value,
-        "status": each.status.value,
-        "error": each.error,
-        "interval": each.interval,
-        "band": each.band,
     }

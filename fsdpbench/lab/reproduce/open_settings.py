@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
@@ -18,33 +19,22 @@ from fsdpbench.lab.reproduce.figure import Variant
 from fsdpbench.lab.validation.paper_network import network_predictions
 from fsdpbench.lab.validation.runs.case import Case
 
-
-def with_settings(words: str, of: Callable[[Case], bool] = lambda case: True, **settings: Value) -> Variant:
-    """The cases that `of` chooses, with other settings."""
-
-    def change(case: Case) -> Case | None:
-        return dataclasses.replace(case, settings={**case.settings, **settings}) if of(case) else None
-
-    return Variant(words, change)
+Chosen = Callable[[Case], bool]
 
 
-def with_gpus(words: str, gpus: int, of: Callable[[Case], bool] = lambda case: True) -> Variant:
-    """The cases that `of` chooses, on another number of GPUs."""
-    return Variant(words, lambda case: dataclasses.replace(case, gpus=gpus) if of(case) else None)
-
-
-def with_profile(words: str, hardware: str, of: Callable[[Case], bool] = lambda case: True) -> Variant:
-    """The cases that `of` chooses, on the machine of a packaged profile."""
-    return Variant(words, lambda case: dataclasses.replace(case, hardware=hardware) if of(case) else None)
-
-
-def with_shape(words: str, of: Callable[[Case], bool] = lambda case: True, **shape: int | str) -> Variant:
-    """The cases that `of` chooses, with other fields of the shape."""
+def changed(words: str, of: Chosen = lambda case: True, *, contradicts: str = "", **fields: Any) -> Variant:
+    """The cases that `of` chooses, with other `fields`; of settings and shape those that are named change."""
 
     def change(case: Case) -> Case | None:
-        return dataclasses.replace(case, shape={**case.shape, **shape}) if of(case) else None
+        if not of(case):
+            return None
+        merged: Any = {
+            name: {**getattr(case, name), **value} if isinstance(value, Mapping) else value
+            for name, value in fields.items()
+        }
+        return dataclasses.replace(case, **merged)
 
-    return Variant(words, change)
+    return Variant(words, change, contradicts=contradicts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +52,19 @@ class Machine:
         if not path.is_file() or path.read_text() != text:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
-        return dataclasses.replace(case, hardware=str(path), chip=case.chip or case.hardware)
+        return dataclasses.replace(case, hardware=str(path), chip=case.profile)
 
 
-def with_machine(
-    words: str, machine: Machine, folder: Path, of: Callable[[Case], bool] = lambda case: True
+def on_machine(
+    words: str, machine: Machine, folder: Path, of: Chosen, contradicts: str = "", **settings: Value
 ) -> Variant:
-    """The cases that `of` chooses, on another machine, whose profile is written to `folder`."""
-    return Variant(words, lambda case: machine.on(case, folder) if of(case) else None)
+    """The cases that `of` chooses, with other settings, on another machine, whose profile is in `folder`."""
+
+    def change(case: Case) -> Case | None:
+        other = dataclasses.replace(case, settings={**case.settings, **settings})
+        return machine.on(other, folder) if of(case) else None
+
+    return Variant(words, change, contradicts=contradicts)
 
 
 # Matrix products in fp32 were rounded to TF32 by default until torch 1.12.
@@ -84,7 +79,7 @@ _DHEN_GPUS = (32, 128, 512)
 _NEARLY_FULL = 192
 
 
-def of_network() -> tuple[Variant, ...]:
+def of_network(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """Figure 2: how many hosts of 8 GPUs, and what their NICs carry."""
     hosts = {"4 hosts": 32, "32 hosts": 256, "64 hosts": 512}
     return (
@@ -101,7 +96,7 @@ def _network(
     return Variant(words, ready={each.case.name: each for each in found})
 
 
-def of_sharding(folder: Path) -> tuple[Variant, ...]:
+def of_sharding(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """Figure 6a: dtype, batch, GPUs, attention."""
 
     def small(case: Case) -> bool:
@@ -114,89 +109,79 @@ def of_sharding(folder: Path) -> tuple[Variant, ...]:
         return dataclasses.replace(case, hardware=case.chip) if small(case) else None
 
     return (
-        with_settings("the small models in bf16", small, **HALF),
-        with_settings("the small models in bf16, batch 1", small, batch=1, **HALF),
-        with_settings("the small models with batch 1", small, batch=1),
+        changed("the small models in bf16", small, settings=HALF),
+        changed("the small models in bf16, batch 1", small, settings={"batch": 1, **HALF}),
+        changed("the small models with batch 1", small, settings={"batch": 1}),
         Variant(
             "the small models in fp32", in_fp32, contradicts="27.4 TFLOPS exceed the A100's 19.5 in fp32"
         ),
-        with_settings("T5-11B with batch 16", large, batch=16),
-        with_gpus("T5-11B on 16 GPUs", 16, large),
-        of_attention(),
+        changed("T5-11B with batch 16", large, settings={"batch": 16}),
+        changed("T5-11B on 16 GPUs", large, gpus=16),
+        *of_attention(folder, stated),
     )
 
 
-def of_attention() -> Variant:
+def of_attention(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """T5: attention in one kernel."""
-    return with_shape("T5 with fused attention", lambda case: case.model.startswith("t5"), attention="fused")
+    fused = {"attention": "fused"}
+    return (changed("T5 with fused attention", lambda case: case.model.startswith("t5"), shape=fused),)
 
 
-def of_limiter(folder: Path) -> tuple[Variant, ...]:
+def of_limiter(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """Figure 6c: dtype, recomputation, attention."""
     models = {"t5-11b": "T5-11B", "regnet-9b": "RegNet", "deepvit-8b": "DeepViT"}
     varied = (_of_limited(model, words, folder) for model, words in models.items())
-    return (*itertools.chain.from_iterable(varied), of_attention())
+    return (*itertools.chain.from_iterable(varied), *of_attention(folder, stated))
 
 
 def _of_limited(model: str, words: str, folder: Path) -> tuple[Variant, ...]:
     def of(case: Case) -> bool:
         return case.model == model
 
-    def in_tf32(case: Case) -> Case | None:
-        full = fp32.change(case) if fp32.change else None
-        return TF32.on(full, folder) if full else None
-
-    fp32 = with_settings(f"{words} in fp32", of, **FULL)
+    without = {"activation_checkpointing": "none"}
     return (
-        fp32,
-        Variant(f"{words} in TF32", in_tf32),
-        with_settings(f"{words} without recomputation", of, activation_checkpointing="none"),
+        changed(f"{words} in fp32", of, settings=FULL),
+        on_machine(f"{words} in TF32", TF32, folder, of, **FULL),
+        changed(f"{words} without recomputation", of, settings=without),
     )
 
 
-def of_dhen(folder: Path) -> tuple[Variant, ...]:
+def of_dhen(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """Figures 7a and 8a, on some of the numbers of GPUs: sparse features, and what contradicts the paper."""
 
     def some(case: Case) -> bool:
         return case.gpus in _DHEN_GPUS
 
-    def in_tf32(case: Case) -> Case | None:
-        return (
-            TF32.on(dataclasses.replace(case, settings={**case.settings, **FULL}), folder)
-            if some(case)
-            else None
-        )
-
-    slow = with_machine("800 Gb/s a host", _800_GBIT, folder, some)
+    fewer = {"features": 256, "rows": 23_437_500}
     return (
-        with_shape("a quarter of the features, larger tables", some, features=256, rows=23_437_500),
-        with_shape("tables in fp32", some, table_dtype="fp32"),
-        Variant("dense part in TF32", in_tf32, contradicts="BF16 mixed precision is stated"),
-        dataclasses.replace(slow, contradicts="2 Tb/s is stated"),
+        changed("a quarter of the features, larger tables", some, shape=fewer),
+        changed("tables in fp32", some, shape={"table_dtype": "fp32"}),
+        on_machine("dense part in TF32", TF32, folder, some, "BF16 mixed precision is stated", **FULL),
+        on_machine("800 Gb/s a host", _800_GBIT, folder, some, "2 Tb/s is stated"),
     )
 
 
-def of_gpt(folder: Path) -> tuple[Variant, ...]:
+def of_gpt(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """Figures 7b and 8b: what CUDA and NCCL hold outside the allocator, where memory is nearly full."""
 
     def nearly_full(case: Case) -> bool:
         return case.settings["batch"] == 2 and case.gpus <= _NEARLY_FULL
 
-    return (with_machine("less memory held by CUDA and NCCL, as by today's", _TODAYS, folder, nearly_full),)
+    return (on_machine("less memory held by CUDA and NCCL, as by today's", _TODAYS, folder, nearly_full),)
 
 
-def of_announcement(cases_as_stated: Mapping[str, Case]) -> tuple[Variant, ...]:
+def of_announcement(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """The runs of 2022: attention, and the memory that GPUs had."""
     return (
-        with_shape("attention written out", attention="explicit"),
-        Variant("as much memory as stated, nothing kept on the host", lambda c: cases_as_stated[c.name]),
+        changed("attention written out", shape={"attention": "explicit"}),
+        Variant("as much memory as stated, nothing kept on the host", lambda case: stated[case.name]),
     )
 
 
-def of_issue() -> tuple[Variant, ...]:
+def of_issue(folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
     """The issue: dtype of the reduction, length, memory."""
     return (
-        with_settings("fp32 reduction", reduce_dtype="fp32"),
-        with_settings("sequences of 1024", seq=1024),
-        with_profile("80 GB GPUs", "a100-80gb"),
+        changed("fp32 reduction", settings={"reduce_dtype": "fp32"}),
+        changed("sequences of 1024", settings={"seq": 1024}),
+        changed("80 GB GPUs", hardware="a100-80gb"),
     )

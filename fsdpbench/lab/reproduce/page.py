@@ -5,24 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.engine.results.provenance import versions
 from fsdpbench.lab.reproduce.charts import chart_of, number
 from fsdpbench.lab.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
 from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Verdict, counted
 from fsdpbench.lab.reproduce.traced import TracedRun, facts_table, told
+from fsdpbench.reports.pages import shell
 from fsdpbench.reports.pages.display import NOTHING, percent
-from fsdpbench.reports.pages.shell import island, own_file, policy
 from fsdpbench.reports.pages.whole_run import Chart, Table
 
-_PARTS_OF_REPORT = ("theme.js", "timeline.js")
+_SCRIPTS = (f"{shell.ASSETS}/theme.js", f"{shell.ASSETS}/timeline.js", "lab/reproduce/page.js")
 
 
 @dataclass(frozen=True)
@@ -67,18 +61,13 @@ def write_page(
     traced: Sequence[Sequence[Sequence[TracedRun]]],
     seconds: float,
 ) -> None:
-    """Write the page; scripts and styles are inside, nothing is loaded."""
-    plotly = Markup(get_plotlyjs())
-    script = Markup("\n".join([*(own_file(f"pages/assets/{n}") for n in _PARTS_OF_REPORT), _own("page.js")]))
+    """Write the page, with the `traced` runs of each figure; scripts are inside, nothing is loaded."""
     sections = [_section(publication, outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)]
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    text = environment.from_string(_own("page.html.jinja")).render(
+    shell.write_page(
+        path,
+        "lab/reproduce/page.html.jinja",
+        scripts=_SCRIPTS,
         publication=publication,
-        policy=policy(plotly, script),
-        css=Markup(own_file("pages/assets/report.css")),
-        plotly=plotly,
-        script=script,
-        island=island,
         sections=sections,
         summary=_summary(sections),
         holding=sum(section.holding for section in sections),
@@ -96,11 +85,6 @@ def write_page(
         versions=versions(),
         seconds=seconds,
     )
-    write_whole(path, text)
-
-
-def _own(name: str) -> str:
-    return resources.files("fsdpbench.lab.reproduce").joinpath(name).read_text(encoding="utf-8")
 
 
 def _section(publication: str, outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> _Section:

@@ -10,6 +10,7 @@ from pathlib import Path
 from fsdpbench.lab.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.lab.reproduce.run import Runs
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.pages.display import NOTHING
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
 from fsdpbench.reports.pages.whole_run import Table
@@ -149,18 +150,14 @@ def facts_table(runs: Sequence[TracedRun]) -> Table:
     for kind in dict.fromkeys(kind for run in runs for kind in run.facts.communication):
         found = [run.facts.communication.get(kind) for run in runs]
         name = kind.replace("_", "-")
-        rows.append((f"{name}, ms (calls)", *(_calls(each) for each in found)))
-        rows.append((f"{name}, bus GB/s", *(_bandwidth(each) for each in found)))
+        calls = (f"{each.time_ms:,.0f} ({each.count})" if each else NOTHING for each in found)
+        rows.append((f"{name}, ms (calls)", *calls))
+        speeds = (
+            f"{each.bus_gb_s:,.0f}" if each and each.bus_gb_s is not None else NOTHING for each in found
+        )
+        rows.append((f"{name}, bus GB/s", *speeds))
     return Table(("of the step", *(run.words for run in runs)), tuple(rows))
 
 
 def _ms(run: TracedRun, key: str) -> str:
     return f"{getattr(run.facts, key):,.0f}"
-
-
-def _calls(found: Communicated | None) -> str:
-    return "–" if found is None else f"{found.time_ms:,.0f} ({found.count})"
-
-
-def _bandwidth(found: Communicated | None) -> str:
-    return "–" if found is None or found.bus_gb_s is None else f"{found.bus_gb_s:,.0f}"

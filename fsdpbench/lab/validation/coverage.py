@@ -32,11 +32,6 @@ MEMORY = {
 }
 
 
-def chip_of(case: Case) -> str:
-    """The packaged profile of the run's chip."""
-    return case.chip or case.hardware
-
-
 HALF_WIDTH = 0.08
 MEAN_HELD_OUT = 0.03
 WORST_HELD_OUT = 0.08
@@ -188,7 +183,7 @@ def _length(case: Case) -> str:
 
 _KEYS: dict[str, Callable[[Case], str]] = {
     "source": lambda case: case.source,
-    "chip": chip_of,
+    "chip": lambda case: case.profile,
     "size": _size,
     "length": _length,
 }

@@ -58,12 +58,12 @@ class HeldOut:
 
 def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
     """The cases on hardware with fitted keys, each on a profile with another chip's (written to `folder`)."""
-    chips = {case.hardware: case.chip or case.hardware for case in cases}
+    chips = {case.hardware: case.profile for case in cases}
     profiles = {
         hardware: _write(folder, hardware, chip) for hardware, chip in chips.items() if chip in _KEYS_FROM
     }
     return [
-        dataclasses.replace(case, hardware=str(profiles[case.hardware]), chip=case.chip or case.hardware)
+        dataclasses.replace(case, hardware=str(profiles[case.hardware]), chip=case.profile)
         for case in cases
         if case.hardware in profiles
     ]

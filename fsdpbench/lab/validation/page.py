@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 import plotly.graph_objects as go
+from markupsafe import Markup
 
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.lab.validation.coverage import Judged, groups_of
 from fsdpbench.lab.validation.held_out import HeldOut
 from fsdpbench.lab.validation.judge import Bar
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure
 from fsdpbench.lab.validation.text import systems_of
-
-_TEMPLATE = Path(__file__).with_name("page.html.jinja")
+from fsdpbench.reports.pages import shell
 
 
 def write_page(
@@ -26,20 +24,21 @@ def write_page(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> None:
-    """Write the page; plotly's script is embedded, nothing is loaded."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["identity"] = id
+    """Write the page to `path`; plotly's script is embedded, nothing is loaded."""
     chart = _chart(predictions).to_html(full_html=False, include_plotlyjs=True)
-    page = environment.from_string(_TEMPLATE.read_text()).render(
+    shell.write_page(
+        path,
+        "lab/validation/page.html.jinja",
+        draws=False,
+        identity=id,
         predictions=predictions,
         bars=bars,
         held_out=held_out,
         groups=groups_of(judged),
         intervals={(id(each.prediction), each.figure): each for each in judged},
         systems=systems_of(predictions),
-        chart=jinja2.utils.markupsafe.Markup(chart),
+        chart=Markup(chart),
     )
-    write_whole(path, page)
 
 
 def _chart(predictions: Sequence[Prediction]) -> go.Figure:

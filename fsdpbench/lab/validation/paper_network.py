@@ -54,7 +54,8 @@ def network_predictions(
 
     ways, pieces = published("2a").along("all-gather"), published("2b").along("2^30 fp32 elements")
     even_ms = next(iter(ways.values()))
-    size = _size_of(even_ms, gather_ms(_ELEMENTS * _FP32))
+    # What takes the published time at the rate of the largest message.
+    size = round(_ELEMENTS * _FP32 * even_ms / gather_ms(_ELEMENTS * _FP32))
     copy_ms = KernelCosts(profile).memory_bound_ns(2 * size, "copy") / 1e6
     uneven_ms = gather_ms(size, uneven=True)
     taken = [gather_ms(size), gather_ms(size) + copy_ms, uneven_ms, uneven_ms]
@@ -68,11 +69,6 @@ def network_predictions(
             for n, found in pieces.items()
         ),
     ]
-
-
-def _size_of(published_ms: float, whole_ms: float) -> int:
-    """Bytes that take the published time, at the rate of the largest message."""
-    return round(_ELEMENTS * _FP32 * published_ms / whole_ms)
 
 
 def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float, gpus: int) -> Prediction:

@@ -20,29 +20,30 @@ def as_markdown(
     held_out: Sequence[HeldOut] = (),
     judged: Sequence[Judged] = (),
 ) -> str:
-    """Bars first, then errors in sample and held out, by chip, every case, and what each assumes."""
+    """Return `bars` first, then errors in sample and held out, by chip, every case, and what each assumes."""
     systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
     lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
     lines += [*bar_lines(bars), ""] if bars else []
     groups = group_errors(predictions)
-    if groups:
-        lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
+    rows = []
     for group, errors in groups.items():
         mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
-        lines.append(
-            f"| {group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%} |"
-        )
-    lines += [*_apart(judged), *_held_out(held_out), ""]
-    lines += [
-        "| case | | figure | published | predicted | error | 90 % interval |",
-        "|---|---|---|--:|--:|--:|--:|",
-    ]
+        rows.append(f"{group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%}")
+    lines += _table("group | cases | step time: mean error | worst | bias", 1, rows)[1:]
+    lines += [*_apart(judged), *_held_out(held_out)]
     intervals = {(id(each.prediction), each.figure): each for each in judged}
-    for prediction in predictions:
-        lines += _rows(prediction, intervals)
+    cases = [row for prediction in predictions for row in _rows(prediction, intervals)]
+    lines += _table("case | | figure | published | predicted | error | 90 % interval", 3, cases)
     lines += _out_of_memory(predictions)
     lines += _assumptions(predictions)
     return "\n".join(lines) + "\n"
+
+
+def _table(head: str, texts: int, rows: Sequence[str]) -> list[str]:
+    """Return a table behind an empty line, its first `texts` columns left, figures right; nothing without
+    rows."""
+    places = ["---"] * texts + ["--:"] * (head.count("|") + 1 - texts)
+    return ["", f"| {head} |", f"|{'|'.join(places)}|", *(f"| {row} |" for row in rows)] if rows else []
 
 
 def systems_of(predictions: Sequence[Prediction]) -> list[str]:
@@ -56,51 +57,40 @@ def _apart(judged: Sequence[Judged]) -> list[str]:
     groups = groups_of(judged)
     for fitted, title in ((True, "In sample: constants were fitted to these sources."), (False, "Held out.")):
         part = [group for group in groups if group.fitted is fitted]
-        if not part:
-            continue
-        lines += ["", title, ""]
-        lines += [
-            "| by | | runs | mean error | worst | bias | inside their interval | median half width |",
-            "|---|---|--:|--:|--:|--:|--:|--:|",
-        ]
-        lines += [
-            f"| {g.by} | {g.name} | {len(g.judged)} | {g.mean:.1%} | {g.worst:.1%} | {g.bias:+.1%} "
-            f"| {g.inside} of {len(g.judged)} | {g.half_width:.1%} |"
+        rows = [
+            f"{g.by} | {g.name} | {len(g.judged)} | {g.mean:.1%} | {g.worst:.1%} | {g.bias:+.1%} "
+            f"| {g.inside} of {len(g.judged)} | {g.half_width:.1%}"
             for g in part
         ]
+        head = "by | | runs | mean error | worst | bias | inside their interval | median half width"
+        lines += ["", title, *_table(head, 2, rows)] if rows else []
     return lines
 
 
 def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
     """Runs of which it was published that memory did not suffice."""
     rows = [
-        f"| {p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result.status} |"
+        f"{p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result.status}"
         for p in predictions
         if p.case.ran_out
     ]
-    return ["", "| of | case | | published | predicted |", "|---|---|---|---|---|", *rows] if rows else []
+    return _table("of | case | | published | predicted", 5, rows)
 
 
 def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
-    if not held_out:
-        return []
-    return [
-        "",
-        "| runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias |",
-        "|---|--:|--:|---|--:|--:|",
-        *(
-            f"| {h.hardware} | {len(h.own)} | {h.own_mean:.1%} | {h.keys_from} | {h.foreign_mean:.1%} "
-            f"| {h.foreign_bias:+.1%} |"
-            for h in held_out
-        ),
+    rows = [
+        f"{h.hardware} | {len(h.own)} | {h.own_mean:.1%} | {h.keys_from} | {h.foreign_mean:.1%} "
+        f"| {h.foreign_bias:+.1%}"
+        for h in held_out
     ]
+    head = "runs on | cases | mean error, own keys | fitted keys of | mean error with them | bias"
+    return _table(head, 1, rows)
 
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
     """Return what the publications leave open, once a group and assumption."""
     told = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
-    rows = [f"| {group} | {what} |" for group, what in told]
-    return ["", "| of | assumed, not published |", "|---|---|", *rows] if rows else []
+    return _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in told])
 
 
 def _rows(
@@ -112,10 +102,10 @@ def _rows(
         shown = prediction.result.status.value if predicted is None else _number(predicted)
         what = "step time " if figure.is_time else ""
         rows.append(
-            f"| {prediction.case.name} | {prediction.case.how} | {figure.words} "
+            f"{prediction.case.name} | {prediction.case.how} | {figure.words} "
             f"| {_number(published)} | {shown} "
             f"| {'' if error is None else f'{what}{error:+.1%}'} "
-            f"| {_interval(intervals.get((id(prediction), figure)))} |"
+            f"| {_interval(intervals.get((id(prediction), figure)))}"
         )
     return rows
 

@@ -14,7 +14,7 @@ from fsdpbench.answers.check.metrics import METRICS, figures_of
 from fsdpbench.answers.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.answers.check.records.entries import Entry, entry_of
 from fsdpbench.answers.check.text import as_json, as_markdown, as_text
-from fsdpbench.answers.check.thresholds import Thresholds, read_thresholds
+from fsdpbench.answers.check.thresholds import Measured, Thresholds, read_thresholds
 from fsdpbench.base.errors import CannotJudgeError, UsageError
 from fsdpbench.reports.consistency import values_of
 
@@ -143,7 +143,7 @@ def test_what_is_no_baseline_is_refused(tmp_path: Path, content: str) -> None:
 
 def test_thresholds_are_read_and_written(tmp_path: Path) -> None:
     path = tmp_path / "thresholds.toml"
-    thresholds = Thresholds({"peak_reserved_bytes": 0.02}, 0.001, {"step_time_s": 0.05})
+    thresholds = Thresholds({"peak_reserved_bytes": 0.02}, Measured(0.001, {"step_time_s": 0.05}))
     thresholds.write(path)
     assert read_thresholds(path) == thresholds
     assert thresholds.least_effect("step_time_s") == 0.05

@@ -14,7 +14,7 @@ from fsdpbench.answers.check.diagnosis import diagnose
 from fsdpbench.answers.check.noise import measure_noise
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.text import as_text
-from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.answers.check.thresholds import Measured, Thresholds
 from fsdpbench.base.errors import CannotJudgeError
 
 Run = Mapping[str, float | None]
@@ -38,7 +38,7 @@ def resampled(pool: list[Run], measured: MakeEntry, factor: float) -> list[Compa
         sides = generator.choice(len(pool), (2, RUNS))
         before, after = ([pool[index] for index in side] for side in sides)
         entries = measured(before), measured([slowed(run, factor) for run in after])
-        found.append(compare({"a": entries[0]}, {"a": entries[1]}, Thresholds(level=0.01)))
+        found.append(compare({"a": entries[0]}, {"a": entries[1]}, Thresholds(measured=Measured(level=0.01))))
     return found
 
 
@@ -66,7 +66,7 @@ def test_a_certain_change_below_the_minimum_effect_is_none(measured: MakeEntry) 
     assert change.verdict is Verdict.NOISE
     assert change.chance is not None
     assert change.chance < 1e-6
-    (strict,) = compare(*entries, Thresholds(minimum_effect={"step_time_s": 0.01})).changes
+    (strict,) = compare(*entries, Thresholds(measured=Measured(minimum_effect={"step_time_s": 0.01}))).changes
     assert strict.verdict is Verdict.WORSE
     assert strict.relative == pytest.approx(0.02, abs=1e-3)
 

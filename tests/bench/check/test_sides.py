@@ -165,7 +165,7 @@ def test_noise_writes_thresholds(write_sweep: Callable[..., Path], tmp_path: Pat
     done = run(command, write_sweep("a"), "--noise", "--thresholds", file)
     assert done.exit_code == 0, done.exception
     assert "99 % of comparisons stay below" in done.output
-    assert read_thresholds(file).minimum_effect == {"step_time_s": 0.03, "fastest_step_s": 0.03}
+    assert read_thresholds(file).measured.minimum_effect == {"step_time_s": 0.03, "fastest_step_s": 0.03}
 
 
 def test_a_baseline_runs_its_own_sweep(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_slow_part_of_the_machine_is_found_with_its_speed(
     by_name = {cause.name: cause for cause in found.causes}
     assert factor.value in by_name
     assert by_name[factor.value].scale == pytest.approx(scale, rel=0.2)
-    assert by_name[factor.value].step_s == pytest.approx(measured, rel=0.06)
+    assert by_name[factor.value].step_time_s == pytest.approx(measured, rel=0.06)
 
 
 def test_a_setting_that_is_not_what_was_assumed_is_found() -> None:

@@ -18,7 +18,6 @@ from fsdpbench.reports.pages.ranking import (
     metric_of,
     pareto_front,
     rank,
-    reserved,
     values_of,
     varying_settings,
 )
@@ -97,7 +96,8 @@ def test_on_cpus_throughput_is_that_of_a_rank() -> None:
 def test_the_pareto_front_by_brute_force(points: list[tuple[int, int]]) -> None:
     rows = [row(str(number), float(speed), memory * GIB) for number, (speed, memory) in enumerate(points)]
     front = {
-        (entry.throughput, (reserved(entry.row) or 0) / GIB) for entry in pareto_front(rank(view(*rows)))
+        (entry.throughput, (entry.row.result.reserved or 0) / GIB)
+        for entry in pareto_front(rank(view(*rows)))
     }
     beaten = {
         (s, m) for s, m in points if any((os >= s and om <= m) and (os, om) != (s, m) for os, om in points)

@@ -104,7 +104,9 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
         try:
             if isinstance(runs, str):
                 raise UsageError(runs)
-            usable[name] = [checked_result(run) for run in runs]
+            for run in runs:
+                strictly(run, _SeenResult, "its result")
+            usable[name] = runs
         except UsageError as error:
             absent[name] = str(error)
     every = [result for runs in usable.values() for result in runs]
@@ -156,24 +158,21 @@ def absent_of(before: Side, after: Side) -> dict[str, str]:
 
 def notes_on(before: Side, after: Side) -> list[str]:
     """Return remarks for the reader of a comparison: how it was measured, and whether eager or compiled."""
-    return _drift(before, after) + _compiled(before, after)
-
-
-def _compiled(before: Side, after: Side) -> list[str]:
     if before.how == after.how:
-        return [f"both sides: {after.how}"] if after.how else []
-    return ["; ".join(f"{s.label}: {s.how or 'not known whether compiled'}" for s in (before, after))]
+        return _drift(before, after) + ([f"both sides: {after.how}"] if after.how else [])
+    how = "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
+    return [*_drift(before, after), how]
 
 
 def _drift(before: Side, after: Side) -> list[str]:
-    if before.surroundings.is_exact or before.took_place is None or after.took_place is None:
+    one, other = before.took_place, after.took_place
+    if before.surroundings.is_exact or one is None or other is None:
         return []
-    if before.took_place[1] < after.took_place[0] or after.took_place[1] < before.took_place[0]:
-        return [
-            "the sides were measured one after the other: a drift of the machine would pass for a change; "
-            "one sweep of both with --repeat interleaves them"
-        ]
-    return []
+    apart = one[1] < other[0] or other[1] < one[0]
+    return [
+        "the sides were measured one after the other: a drift of the machine would pass for a change; "
+        "one sweep of both with --repeat interleaves them"
+    ] * apart
 
 
 def require_common(before: Iterable[str], after: Iterable[str]) -> None:
@@ -281,13 +280,13 @@ def _began(result: Result) -> object:
 
 
 class _Environment(msgspec.Struct, frozen=True):
-    versions: dict[str, Any] | None = None
-    machine: dict[str, Any] | None = None
-    variables: dict[str, Any] | None = None
+    versions: dict[str, object] | None = None
+    machine: dict[str, object] | None = None
+    variables: dict[str, object] | None = None
 
 
 class _Config(msgspec.Struct, frozen=True):
-    shape: dict[str, Any] | None = None
+    shape: dict[str, object] | None = None
 
 
 class _SeenResult(msgspec.Struct, frozen=True):
@@ -295,15 +294,8 @@ class _SeenResult(msgspec.Struct, frozen=True):
     device: str
     schema: Literal[1] = 1
     config: _Config | None = None
-    hardware: dict[str, Any] | None = None
+    hardware: dict[str, object] | None = None
     environment: _Environment | None = None
-
-
-def checked_result(content: Any) -> Result:
-    """Return `content` if it is a result. Raises `UsageError` that says where it is not one."""
-    strictly(content, _SeenResult, "its result")
-    result: Result = content
-    return result
 
 
 _NAMED = 5

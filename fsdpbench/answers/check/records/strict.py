@@ -92,7 +92,8 @@ def _words(kind: Any) -> str:
     """Return a type as people say it."""
     if typing.get_origin(kind) is typing.Annotated:
         _, meta = typing.get_args(kind)
-        low, high = (next((limit for limit in pair if limit is not None), None) for pair in _limits(meta))
+        pairs = (meta.ge, meta.gt), (meta.le, meta.lt)
+        low, high = (next((limit for limit in pair if limit is not None), None) for pair in pairs)
         return f"a number from {low:g}" + (f" up to {high:g}" if high is not None else " up")
     if typing.get_origin(kind) is typing.Literal:
         return " or ".join(map(str, typing.get_args(kind)))
@@ -103,10 +104,6 @@ def _words(kind: Any) -> str:
         return f"one of {', '.join(str(each.value) for each in kind)}"
     plain = {dict: "a table", list: "a list", str: "text", int: "a whole number", float: "a number"}
     return plain.get(typing.get_origin(kind) or kind, str(kind))
-
-
-def _limits(meta: msgspec.Meta) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    return (meta.ge, meta.gt), (meta.le, meta.lt)
 
 
 def _below(where: str, name: str) -> str:

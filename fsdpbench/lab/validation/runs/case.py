@@ -90,6 +90,11 @@ class Case:
     """Shape or settings that decide are not published: shown, but no error is counted."""
 
     @property
+    def profile(self) -> str:
+        """The packaged profile of the run's chip."""
+        return self.chip or self.hardware
+
+    @property
     def compiled(self) -> bool:
         """Whether it is compiled, and not eager."""
         return bool(self.settings.get("compile"))
