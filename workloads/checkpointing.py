@@ -35,9 +35,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError
 
-_PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
+PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
 """Products with weights."""
-_ATTENTION = (
+ATTENTION = (
     "bmm",
     "baddbmm",
     "_scaled_dot_product_flash_attention",
@@ -53,8 +53,8 @@ def _operators(names: tuple[str, ...]) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
-_PRODUCT_OPERATORS = _operators(_PRODUCTS)
-_ATTENTION_OPERATORS = _operators(_ATTENTION)
+_PRODUCT_OPERATORS = _operators(PRODUCTS)
+_ATTENTION_OPERATORS = _operators(ATTENTION)
 
 
 @dataclass(frozen=True)
