@@ -81,7 +81,7 @@ def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, st
 
 
 def units_of(workload: Workload, wrap: str) -> int | None:
-    """Return the number of blocks of `workload` (`block`), or of groups of them (`every-K`); None: unknown."""
+    """Return the number of blocks of `workload` (`block`), or of groups of them (`every-K`); None: other."""
     if wrap != "block" and not wrap.startswith("every-"):
         return None
     size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))

@@ -1,4 +1,4 @@
-"""Recomputation of each block and resharding of each unit, under the GPU's memory less its prediction's error.
+"""Recomputation of each block and resharding of each unit, under the memory less its prediction's error.
 
     corners   all blocks alike, with room ──> what each choice of a block costs in time and bytes
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
@@ -26,7 +26,7 @@ from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings.values import Value, joined
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
-from fsdpbench.sweep.planning import not_applicable, workload_named, without_absent
+from fsdpbench.sweep.planning import not_applicable, without_absent, workload_named
 from fsdpbench.sweep.prediction import usable_bytes
 from fsdpbench.sweep.trials import with_room
 from fsdpbench.systems import get_system
@@ -71,8 +71,12 @@ class Family:
 
     def config(self, mix: Mix) -> Config:
         """Return the configuration of `mix`; what is alike for all is written as one value."""
-        left = [[name for name, n in zip(RECOMPUTED, own, strict=True) for _ in range(n)] for own in mix.blocks]
-        values: dict[str, Value] = {"activation_checkpointing": _written([left[k].pop(0) for k in self.kinds])}
+        left = [
+            [name for name, n in zip(RECOMPUTED, own, strict=True) for _ in range(n)] for own in mix.blocks
+        ]
+        values: dict[str, Value] = {
+            "activation_checkpointing": _written([left[k].pop(0) for k in self.kinds])
+        }
         if self.units and mix.kept:
             gathered = [True] * (self.units - mix.kept) + [False] * mix.kept
             values["reshard_after_forward"] = _written(gathered)
@@ -83,8 +87,8 @@ class Family:
         least = tuple((size, 0, 0) for size in self.sizes)
         found = [Mix(least)]
         for kind, size in enumerate(self.sizes):
-            for choice in ((0, size, 0), (0, 0, size)):
-                found.append(Mix((*least[:kind], choice, *least[kind + 1 :])))
+            others = ((0, size, 0), (0, 0, size))
+            found += [Mix((*least[:kind], choice, *least[kind + 1 :])) for choice in others]
         return [*found, Mix(least, self.units)] if self.units else found
 
 
@@ -148,11 +152,12 @@ def _gib(candidate: Candidate) -> float:
 @dataclass(frozen=True)
 class Chosen:
     """The fastest uniform candidate whose memory suffices at the upper end of its interval (None: none does)
-    and the fastest one by unit; what was simulated for it."""
+    and the fastest one by unit; how many were simulated for it, and the bytes that a GPU may reserve."""
 
     uniform: Candidate | None
     by_unit: Candidate
     simulated: int
+    usable: int
 
 
 def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chosen:
@@ -168,7 +173,11 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     if search.best is None:
         raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
     by_unit = search.best if uniform is None or search.best.speed > uniform.speed else uniform
-    return Chosen(uniform, by_unit, len(search.known))
+    return Chosen(uniform, by_unit, len(search.known), _usable(by_unit.config, memory))
+
+
+def _usable(config: Config, memory: int | None) -> int:
+    return min(each for each in (usable_bytes(config), memory) if each is not None)
 
 
 def is_safe(candidate: Candidate) -> bool:
@@ -190,7 +199,7 @@ def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
     for batches in fastest[:_FAMILIES]:
         ordered = sorted(batches)
         start = max(range(len(ordered)), key=lambda place: batches[ordered[place]][1])
-        families.append(([_family(batches[batch][0]) for batch in ordered], start))
+        families.append(([family_of(batches[batch][0]) for batch in ordered], start))
     return families
 
 
@@ -205,7 +214,8 @@ def _base_of(config: Config) -> Config:
     return without_absent(dataclasses.replace(config, settings=settings))
 
 
-def _family(base: Config) -> Family:
+def family_of(base: Config) -> Family:
+    """Return the family of a configuration. Raises `BenchError` for a model without blocks."""
     workload, wrap = workload_named(base), base.settings.wrap
     with torch.device("meta"):
         model = workload.build()
@@ -271,9 +281,9 @@ class _Search:
 
     def _limit(self, base: Config, like: Candidate) -> float:
         """Return the GiB of which the upper end of the interval is all that may be reserved."""
-        bounds = [each for each in (usable_bytes(base), self._memory) if each is not None]
-        low = like.interval["peak_memory_bytes"]["reserved"][0] if like.interval else like.memory
-        return min(bounds) * low / (like.memory or 1) / 2**30
+        size = like.memory or 1
+        low: float = like.interval["peak_memory_bytes"]["reserved"][0] if like.interval else size
+        return _usable(base, self._memory) * low / size / 2**30
 
     def _exact(self, family: Family, mix: Mix) -> Candidate:
         """Simulate `mix`; its memory with room where it runs out."""
