@@ -40,15 +40,15 @@ _FAMILIES = 2
 _ROUNDS = 6
 _STEPS = (4, 1)
 _MOST_KINDS = 3
-_SURELY_SLOWER, _SURELY_TOO_LARGE = 1.003, 1.02
-"""Neighbours that the program puts beyond these shares of time and memory are not simulated."""
+_MARGIN = 0.003
+"""The share of time and memory by which the program may err between neighbours."""
 
 Judge = Callable[[Sequence[Config]], list[Candidate]]
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How many blocks of each kind have each of `RECOMPUTED`, and how many units, the last ones, stay
+    """The number of blocks of each kind with each of `RECOMPUTED`, and of units, the last ones, that stay
     gathered after forward."""
 
     blocks: tuple[tuple[int, ...], ...]
@@ -277,7 +277,7 @@ class _Search:
         return self.best is not before
 
     def _is_slower(self, time: float) -> bool:
-        return self.best is not None and time > _SURELY_SLOWER / self.best.speed
+        return self.best is not None and time > (1 + _MARGIN) / self.best.speed
 
     def _limit(self, base: Config, like: Candidate) -> float:
         """Return the GiB of which the upper end of the interval is all that may be reserved."""
@@ -303,9 +303,10 @@ class _Search:
             moved = False
             error = np.array([1 / now.speed, _gib(now)]) - costs.of(mix)
             likely = []
-            for other in _neighbours(family, mix):
+            for moves, other in _neighbours(family, mix):
                 time, size = costs.of(other) + error
-                if time * now.speed < _SURELY_SLOWER and size < _SURELY_TOO_LARGE * gib:
+                margin = _MARGIN if moves == 1 else 0.0
+                if time * now.speed < 1 + margin and size < (1 + margin) * gib:
                     likely.append((time, other))
             for _, other in sorted(likely, key=lambda each: each[0]):
                 found = self._exact(family, other)
@@ -314,14 +315,28 @@ class _Search:
                     break
 
 
-def _neighbours(family: Family, mix: Mix) -> Iterator[Mix]:
-    """Yield the mixes with some blocks of one kind changed, or with more or fewer units kept."""
+def _neighbours(family: Family, mix: Mix) -> Iterator[tuple[int, Mix]]:
+    """Yield mixes around one, each once, with the moves to it: 1, or 2 of single blocks or units."""
+    seen = {mix}
     for step in _STEPS:
-        for kind, own in enumerate(mix.blocks):
-            for one, other in itertools.permutations(range(len(own)), 2):
-                if own[one] >= step:
-                    changed = [n - step * (i == one) + step * (i == other) for i, n in enumerate(own)]
-                    yield Mix((*mix.blocks[:kind], tuple(changed), *mix.blocks[kind + 1 :]), mix.kept)
-        for kept in (mix.kept - step, mix.kept + step):
-            if 0 <= kept <= family.units:
-                yield Mix(mix.blocks, kept)
+        for other in _moved(family, mix, step):
+            if other not in seen:
+                seen.add(other)
+                yield 1, other
+    for other in _moved(family, mix, 1):
+        for further in _moved(family, other, 1):
+            if further not in seen:
+                seen.add(further)
+                yield 2, further
+
+
+def _moved(family: Family, mix: Mix, step: int) -> Iterator[Mix]:
+    """Yield the mixes with so many blocks of one kind changed, or so many more or fewer units kept."""
+    for kind, own in enumerate(mix.blocks):
+        for one, other in itertools.permutations(range(len(own)), 2):
+            if own[one] >= step:
+                changed = [n - step * (i == one) + step * (i == other) for i, n in enumerate(own)]
+                yield Mix((*mix.blocks[:kind], tuple(changed), *mix.blocks[kind + 1 :]), mix.kept)
+    for kept in (mix.kept - step, mix.kept + step):
+        if 0 <= kept <= family.units:
+            yield Mix(mix.blocks, kept)
