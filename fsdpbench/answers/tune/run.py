@@ -9,7 +9,7 @@ Of both: tune.json, best.toml, snippets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def tune(
 
 def _by_unit(
     store: Store,
-    space: dict[str, Any],
+    space: Mapping[str, object],
     points: Sequence[Config],
     tried: Sequence[Candidate],
     chosen: Chosen,
@@ -197,7 +197,7 @@ def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list
 
 
 def _run_in_full(
-    store: Store, space: dict[str, Any], chosen: list[Config], goal: Goal, progress: Progress
+    store: Store, space: Mapping[str, object], chosen: list[Config], goal: Goal, progress: Progress
 ) -> tuple[Candidate, ...]:
     """Run the chosen points on simulated GPUs with their traces; return the front."""
     store.write_space(space, chosen)

@@ -7,6 +7,7 @@ them the memory of a step, by unit and uniform, with the GPU's memory and what t
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class UnitGain:
     chosen: Chosen
     gain: Paired | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         """Return the record in `tune.json`."""
         chosen, gain = self.chosen, self.gain
         return {
