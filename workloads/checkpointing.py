@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError
 
-_PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
+PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
 """Products with weights."""
-_ATTENTION = (
+ATTENTION = (
     "bmm",
     "baddbmm",
     "_scaled_dot_product_flash_attention",
@@ -52,8 +53,8 @@ def _operators(names: tuple[str, ...]) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
-_PRODUCT_OPERATORS = _operators(_PRODUCTS)
-_ATTENTION_OPERATORS = _operators(_ATTENTION)
+_PRODUCT_OPERATORS = _operators(PRODUCTS)
+_ATTENTION_OPERATORS = _operators(ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -62,29 +63,34 @@ class ActivationCheckpointing:
 
     `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
     2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: only in the first N
-    blocks of a stack. `head`: a token model's logits are computed again too (`linear_loss.py`).
+    blocks of a stack. `head`: a token model's logits are computed again too (`linear_loss.py`). `each`: of
+    every block of the model, in forward's order, its own choice; the other fields are then those of none.
     """
 
     every: int = 0
     keeps_every: int = 0
     first: int | None = None
     head: bool = False
+    each: tuple[ActivationCheckpointing, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> ActivationCheckpointing:
         """Read `none`, `full`, `every-K`, `op` or `op-every-K`, followed by `:N` for the first N blocks of a
-        stack alone, and by `+head` for the logits.
+        stack alone, and by `+head` for the logits; or `full:20+none:12`, the choice of each block.
 
         Raises:
             WorkloadError: it is none of these.
         """
+        blocks, head, _ = text.partition("+head")
+        if is_mixed(blocks) and "+" in blocks:
+            return cls(head=bool(head), each=tuple(map(cls.parse, spread(blocks))))
         match = re.fullmatch(r"(none|full|op|(op-)?every-([1-9][0-9]*))(:([1-9][0-9]*))?(\+head)?", text)
         if match is None:
             raise WorkloadError(
                 f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1), op or "
                 "op-every-K"
             )
-        kind, by_operator, number, _, first, head = match.groups()
+        kind, by_operator, number, _, first, _ = match.groups()
         if kind in _NAMED:
             every, keeps_every = _NAMED[kind]
         else:
@@ -102,7 +108,16 @@ class ActivationCheckpointing:
 
     def applies_to(self, index: int) -> bool:
         """Return whether block number `index` is checkpointed."""
-        return self.every > 0 and index % self.every == 0 and (self.first is None or index < self.first)
+        own = self.of_block(index)
+        return own.every > 0 and index % own.every == 0 and (own.first is None or index < own.first)
+
+    def of_block(self, index: int) -> ActivationCheckpointing:
+        """Return the choice that block number `index` of the stack has."""
+        return self.each[index] if index < len(self.each) else self
+
+    def after(self, blocks: int) -> ActivationCheckpointing:
+        """Return the choice for the stack that follows one of so many blocks."""
+        return replace(self, each=self.each[blocks:])
 
 
 _NAMED = {"none": (0, 0), "full": (1, 0), "op": (1, 2)}
@@ -120,7 +135,7 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__()
         self.checkpointed = checkpointing.applies_to(index)
-        self.checkpointing = checkpointing
+        self.checkpointing = checkpointing.of_block(index)
         self.random = False
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:

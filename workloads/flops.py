@@ -78,11 +78,12 @@ class ForwardFlops:
         not need, as they did before torch 2.1, and as formulas for HFU have it."""
         forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
         computed = 3 * forward - self.first - self.frozen
-        again = sum(
-            block.recomputed(checkpointing, in_full)
-            for stack in self.stacks
-            for index, block in enumerate(stack)
-            if checkpointing.applies_to(index)
-        )
-        again += self.head if checkpointing.head else 0
+        again = self.head if checkpointing.head else 0
+        for stack in self.stacks:
+            again += sum(
+                block.recomputed(checkpointing.of_block(index), in_full)
+                for index, block in enumerate(stack)
+                if checkpointing.applies_to(index)
+            )
+            checkpointing = checkpointing.after(len(stack))
         return Flops(model=computed - self.empty, hardware=computed + again)

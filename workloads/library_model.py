@@ -164,7 +164,9 @@ class LibraryWorkload(Shaped[LibraryShape], TokenWorkload):
         for stack in _stacks(model):
             for index, block in enumerate(stack):
                 if checkpointing.applies_to(index):
-                    block.forward = partial(_checkpointed, block.forward, checkpointing, random)
+                    own = checkpointing.of_block(index)
+                    block.forward = partial(_checkpointed, block.forward, own, random)
+            checkpointing = checkpointing.after(len(stack))
         return model
 
     def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:

@@ -8,16 +8,20 @@ has to do beside it is in its head.
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.systems.base import shard_size_of
+from fsdpbench.workloads.checkpointing import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:
     import jinja2
@@ -64,14 +68,20 @@ def _program(config: Config) -> str:
     beside = [
         f"{name}={show_value(values[name])}"
         for name, setting in SETTINGS.items()
-        if setting.in_script and values[name] is not None
+        if setting.in_script and values[name] is not None and not is_mixed(values[name])
     ]
+    recomputed = settings.activation_checkpointing
     return _template().render(
         config=config,
         s=settings,
         api=api,
         ours=ours,
         source="torch" if api == "DistributedDataParallel" else fsdp,
+        recomputed=_listed(recomputed, json.dumps) if is_mixed(recomputed) else "",
+        by_operator="op" in recomputed,
+        products=PRODUCTS,
+        attention=ATTENTION,
+        resharded=_listed(str(reshard), str.title) if is_mixed(reshard) else "",
         beside=textwrap.wrap(", ".join(beside), 100),
         arguments=arguments,
         imported=functools.partial(_imported, arguments),
@@ -81,6 +91,12 @@ def _program(config: Config) -> str:
         reshard=settings.strategy in ("FULL_SHARD", "HYBRID_SHARD") if reshard is None else reshard,
         dtype=TORCH_DTYPES[settings.param_dtype],
     )
+
+
+def _listed(mixed: str, write: Callable[[str], str]) -> str:
+    """Write a value for each block as a sum of lists: `["full"] * 20 + ["none"] * 12`."""
+    runs = [(value, len(list(same))) for value, same in itertools.groupby(spread(mixed))]
+    return " + ".join(f"[{write(value)}] * {count}" for value, count in runs)
 
 
 def _arguments(config: Config) -> list[str]:

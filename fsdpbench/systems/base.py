@@ -239,6 +239,8 @@ def _refuse_keeping_last(config: Config) -> dict[str, str]:
     if settings.wrap == "root":
         return {"keep_last_unsharded": "there are no units below the root, which is kept anyway"}
     kept = settings.reshard_after_forward is False or settings.strategy not in ("FULL_SHARD", "HYBRID_SHARD")
+    if isinstance(settings.reshard_after_forward, str):
+        return {"keep_last_unsharded": "reshard_after_forward says it for each unit: leave it out"}
     if kept and not settings.reshard_after_forward:
         return {"keep_last_unsharded": "all units keep their parameters after forward already"}
     return {}

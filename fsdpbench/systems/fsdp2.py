@@ -13,6 +13,8 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import (
     BuildContext,
@@ -70,11 +72,9 @@ class _FullyShardSystem(System):
             arguments["shard_placement_fn"] = _placement_of_stacks(context.shard_size)
         if meshes.experts is not None:
             arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._placements())
-        reshard = _reshard_after_forward(config)
-        for index, unit in enumerate(units):
-            is_last = index == 0  # inner first, from the model's end
-            kept = {"reshard_after_forward": False} if is_last and settings.keep_last_unsharded else reshard
-            fsdp.fully_shard(unit, **arguments, **kept)
+        resharded = _reshard_after_forward(config, len(units))
+        for unit, reshard in zip(units, reversed(resharded), strict=True):  # from the model's end
+            fsdp.fully_shard(unit, **arguments, reshard_after_forward=reshard)
         # The root keeps its parameters after forward by default: backward needs them first.
         fsdp.fully_shard(model, **arguments)
         use_symmetric_memory([*units, model], config)
@@ -251,11 +251,18 @@ def _divides_twice(config: Config) -> bool:
     return degrees.ep == shard * degrees.tp > 1 and summed
 
 
-def _reshard_after_forward(config: Config) -> Mapping[str, bool | int]:
+def _reshard_after_forward(config: Config, units: int) -> list[bool | int]:
+    """Return it of each unit, in forward's order."""
     chosen = config.settings.reshard_after_forward
+    if isinstance(chosen, str):
+        each = [word == "true" for word in spread(chosen)]
+        if len(each) != units:
+            raise UsageError(f"reshard_after_forward names {len(each)} units, the model has {units}")
+        return list(each)
     if chosen is None:
         chosen = config.settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")
-    return {"reshard_after_forward": chosen}
+    kept = config.settings.keep_last_unsharded
+    return [False if kept and index == units - 1 else chosen for index in range(units)]
 
 
 def _mixed_precision(config: Config) -> tuple[torch.dtype | None, torch.dtype | None]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.settings import Settings
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
 from fsdpbench.workloads.losses import LINEAR_LOSSES, ComputesTokenLoss, use_linear_loss
@@ -40,10 +41,10 @@ def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
 
 def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values without code in the model: setting -> reason."""
-    refused: dict[str, str] = {}
+    refused = _refuse_other_counts(workload, settings)
     asked = {name for name in ("norm", "rotary", "loss") if getattr(settings, name) != "model"}
     if workload.family == LIBRARY:
-        refused = dict.fromkeys(asked, f"the modules of {LIBRARY} are as they are")
+        refused |= dict.fromkeys(asked, f"the modules of {LIBRARY} are as they are")
         if settings.wrap.startswith("every-") and settings.wrap != "every-1":
             refused["wrap"] = f"models of {LIBRARY} read their single blocks: use block"
         if workload.shape["towers"] and settings.activation_checkpointing != "none":
@@ -59,6 +60,33 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
     if settings.checkpoint_first is not None and settings.activation_checkpointing == "none":
         refused["checkpoint_first"] = "it belongs to activation_checkpointing, which is off (`none`)"
     return refused
+
+
+def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
+    """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
+    values, refused = settings.to_dict(), {}
+    for name in ("activation_checkpointing", "reshard_after_forward"):
+        if not is_mixed(given := values[name]):
+            continue
+        there = units_of(workload, "block" if name == "activation_checkpointing" else settings.wrap)
+        if there is None:
+            refused[name] = f"units of wrap={settings.wrap} are not counted: use block or every-K"
+        elif (said := len(spread(str(given)))) != there:
+            refused[name] = f"it names {said}, and {workload.name} has {there}: make the numbers add up to it"
+    if refused or not is_mixed(settings.activation_checkpointing):
+        return refused
+    if settings.checkpoint_first is not None:
+        refused["checkpoint_first"] = "activation_checkpointing says it for each block: leave it out"
+    return refused
+
+
+def units_of(workload: Workload, wrap: str) -> int | None:
+    """Return the number of blocks of `workload` (`block`), or of groups of them (`every-K`); None: other."""
+    if wrap != "block" and not wrap.startswith("every-"):
+        return None
+    size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
+    stacks = workload.forward_flops(1, workload.resolve_seq(None)).stacks
+    return sum(-(-len(stack) // size) for stack in stacks)
 
 
 def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str]:

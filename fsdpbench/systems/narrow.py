@@ -135,7 +135,7 @@ def refused_by_software(config: Config) -> dict[str, str]:
     family = workload_of(config).family
     if (software.of_llamas or software.operators.fused_rotary) and family != llama.FAMILY:
         refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"
-    by_operator = str(config.settings.activation_checkpointing).startswith("op")
+    by_operator = "op" in str(config.settings.activation_checkpointing)
     if by_operator and not software.checkpointing.by_operator:
         refused["activation_checkpointing"] = (
             f"checkpointing by operator came with torch 2.4, after software {software.name}"

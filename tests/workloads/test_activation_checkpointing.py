@@ -31,6 +31,23 @@ def test_loss_and_gradients_are_bitwise_those_without(value, tiny, one_batch):
     assert kept < plain_kept
 
 
+@pytest.mark.parametrize("family", ["gpt", "llama", "t5"])
+def test_each_block_has_its_own_choice(family, one_batch):
+    """Over all stacks in forward's order; more blocks that recompute keep less, and give the same."""
+    shape = {"layers": 2} if family == "t5" else {"layers": 4}
+    workload = get_workload(f"{family}-tiny", shape=shape)
+    batch = one_batch(workload)
+    by_block = ["none", "full:1+none:3", "full:2+op:1+none:1", "full:3+op:1", "full"]
+    found = [loss_and_gradients(workload, batch, value) for value in by_block]
+    assert all(torch.equal(found[0][0], loss) for loss, _, _ in found)
+    for _, gradients, _ in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0][1], gradients, strict=True))
+    kept = [each[2] for each in found]
+    assert kept == sorted(kept, reverse=True)
+    flops = [workload.flops_per_step(2, None, value).hardware for value in by_block]
+    assert flops == sorted(set(flops))
+
+
 def test_more_checkpointing_keeps_less(one_batch):
     workload = get_workload("gpt", shape=SHAPE)
     batch = one_batch(workload)

@@ -274,7 +274,7 @@ class T5(ComputesTokenLoss, nn.Module):
         self.logit_scale = shape.d_model**-0.5 if shape.tied else 1.0
         self.token_embedding = Lookup(shape.vocab, shape.d_model, std=1.0)
         self.encoder = T5Stack(shape, T5EncoderBlock, checkpointing)
-        self.decoder = T5Stack(shape, T5DecoderBlock, checkpointing)
+        self.decoder = T5Stack(shape, T5DecoderBlock, checkpointing.after(shape.layers))
         self.lm_head = Projection(
             shape.d_model, shape.vocab, False, 1.0 if shape.tied else shape.d_model**-0.5
         )

@@ -9,15 +9,17 @@ Of both: tune.json, best.toml, snippets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.answers.tune.front import Candidate, Goal, judged, pareto, ranks
 from fsdpbench.answers.tune.measured_search import RealBudget, search_measured
+from fsdpbench.answers.tune.per_unit import Chosen, choose, is_safe
 from fsdpbench.answers.tune.point_space import PointSpace, objectives
 from fsdpbench.answers.tune.real_runs import RealRuns, rank_agreement
+from fsdpbench.answers.tune.unit_gain import UnitGain, gained
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import to_json, to_toml
@@ -40,13 +42,15 @@ _CONTENDERS = 4
 class Effort:
     """How much is tried: `trials` simulated points; then the best `finalists` in full. On real devices these
     are the first of the real runs, of which there are `real_runs` (None: as many as finalists), none begun
-    after `real_seconds`; the best are run `repeat` times."""
+    after `real_seconds`; the best are run `repeat` times. `per_unit`: then recomputation and resharding are
+    chosen by unit."""
 
     trials: int = 160
     finalists: int = 8
     real_runs: int | None = None
     real_seconds: float | None = None
     repeat: int = 1
+    per_unit: bool = False
 
     @property
     def real(self) -> RealBudget:
@@ -68,6 +72,7 @@ class Answer:
     feasible: int
     measured: int = 0
     agreement: float | None = None
+    per_unit: UnitGain | None = None
 
 
 def tune(
@@ -93,8 +98,10 @@ def tune(
         for place, config in enumerate(points)
         if (changed := as_simulated(config)) is not None
     }
-    tried = _simulate(store, space, points, goal, effort, seed, quiet, tell)
-    if points[0].device == "sim":
+    tried, chosen = _simulate(store, space, points, goal, effort, seed, quiet, tell)
+    if chosen is not None:
+        answer = _by_unit(store, space, points, tried, chosen, goal, effort, progress)
+    elif points[0].device == "sim":
         best = [points[origin[content_key(c.config)]] for c in pareto(tried)[: effort.finalists]]
         if not best:
             raise BenchError(_nothing_fits(tried, goal))
@@ -120,6 +127,30 @@ def tune(
     return answer
 
 
+def _by_unit(
+    store: Store,
+    space: Mapping[str, object],
+    points: Sequence[Config],
+    tried: Sequence[Candidate],
+    chosen: Chosen,
+    goal: Goal,
+    effort: Effort,
+    progress: Progress,
+) -> Answer:
+    """Run what was chosen by unit in full, beside the uniform ones that surely fit."""
+
+    def in_full(found: Candidate) -> Candidate:
+        return replace(found, config=replace(found.config, measurement=points[0].measurement))
+
+    uniform = chosen.uniform and in_full(chosen.uniform)
+    both = replace(chosen, uniform=uniform, by_unit=in_full(chosen.by_unit))
+    others = pareto([each for each in tried if is_safe(each)])[: effort.finalists]
+    found = [both.by_unit, *([both.uniform] if both.uniform else []), *map(in_full, others)]
+    configs = list({content_key(each.config): each.config for each in found}.values())
+    front = _run_in_full(store, space, configs, goal, progress)
+    return Answer(front, len(tried), _feasible(tried), per_unit=gained(store.folder, both))
+
+
 def _simulate(
     store: Store,
     space: dict[str, Any],
@@ -129,8 +160,9 @@ def _simulate(
     seed: int,
     quiet: Progress,
     tell: Callable[[str], None],
-) -> list[Candidate]:
-    """Return the search on simulated GPUs: what was tried, in order."""
+) -> tuple[list[Candidate], Chosen | None]:
+    """Return the search on simulated GPUs: what was tried, in order; and what was chosen by unit, if it is
+    asked for."""
     simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
     if points[0].device != "cpu":
         simulated = _with_room(simulated, tell)
@@ -142,11 +174,13 @@ def _simulate(
         nonlocal done
         run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
         done += len(batch)
-        tell(f"{done} of {min(effort.trials, len(simulated))} simulated")
+        count = min(effort.trials, len(simulated))
+        tell(f"{done} of {count} simulated" if done <= count else f"{done - count} simulated by unit")
         return [judged(searching, config, goal) for config in batch]
 
     with searching.locked():
-        return search(simulated, effort.trials, seed, evaluate)
+        tried = search(simulated, effort.trials, seed, evaluate)
+        return tried, choose(tried, evaluate, goal.memory) if effort.per_unit else None
 
 
 def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list[Config]:
@@ -163,7 +197,7 @@ def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list
 
 
 def _run_in_full(
-    store: Store, space: dict[str, Any], chosen: list[Config], goal: Goal, progress: Progress
+    store: Store, space: Mapping[str, object], chosen: list[Config], goal: Goal, progress: Progress
 ) -> tuple[Candidate, ...]:
     """Run the chosen points on simulated GPUs with their traces; return the front."""
     store.write_space(space, chosen)
@@ -211,6 +245,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
         "measured": answer.measured,
         "rank_agreement": answer.agreement,
         "best": best.name,
+        **({} if answer.per_unit is None else {"per_unit": answer.per_unit.to_dict()}),
         "front": [
             {
                 "name": each.config.name,

@@ -158,7 +158,7 @@ class Config:
         ]
         parts.append(self.settings.param_dtype)
         parts += [
-            f"{name.replace('_', '')}-{show_value(value)}"
+            f"{name.replace('_', '')}-{show_value(value).replace(':', '')}"
             for name, value in self.settings.to_dict().items()
             if name not in _NAMED_ALWAYS and value is not None and value != SETTINGS[name].default
         ]

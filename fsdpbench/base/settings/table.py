@@ -22,6 +22,7 @@ from fsdpbench.base.settings.values import (
     checkpointing,
     dtype,
     flag,
+    for_each,
     joined_names,
     one_of,
     positive,
@@ -43,6 +44,11 @@ def _is_coarse(wrap: Any) -> bool:
 def _is_partial(checkpointing: Any) -> bool:
     """Return whether something is not recomputed."""
     return bool(checkpointing != "full")
+
+
+def _resharded(text: str) -> Value:
+    """Read a number of ranks, or `true` or `false` for each unit."""
+    return for_each(flag)(text) if ":" in text else whole(2)(text)
 
 
 @dataclass(frozen=True)
@@ -112,11 +118,11 @@ class Settings:
                 variation="wrap-pairs",
                 against=("cpu_late", "cpu_bound")),
         ))
-    reshard_after_forward: bool | int | None = row(None,
-            words_or({"auto": None, "none": None, "true": True, "false": False}, whole(2)),
+    reshard_after_forward: bool | int | str | None = row(None,
+            words_or({"auto": None, "none": None, "true": True, "false": False}, _resharded),
         "Free a unit's parameters after its forward (a number: keep them sharded over that many ranks).",
         "`auto`: as the strategy defines it.",
-        takes="auto, true, false, or a number of ranks",
+        takes="auto, true, false, a number of ranks, or by unit (`true:20+false:12`)",
         trades=(
             saves(True, "frees a unit's parameters after its forward", of=(False,),
                 fsdp2="reshard_after_forward=True", fsdp1="sharding_strategy=ShardingStrategy.FULL_SHARD",
@@ -226,7 +232,7 @@ class Settings:
     activation_checkpointing: str = row("none", checkpointing,
         "Which activations are recomputed.",
         "Recomputation adds up to a third of the FLOPs; use it if memory is short.",
-        takes="none, full, every-K, op, op-every-K", in_script=True,
+        takes="none, full, every-K, op, op-every-K, or by block (`full:20+none:12`)", in_script=True,
         sweep={"default": ("none", "op", "full"), "default/cpu": (), "memory": ("none", "full"),
             "scaling": ("none",), "wide": ("none", "full")},
         trades=(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fsdpbench.base.numbers import LARGEST_INTEGER, finite_number, whole_number
@@ -10,6 +11,8 @@ from fsdpbench.base.numbers import LARGEST_INTEGER, finite_number, whole_number
 Value = int | float | str | bool | None
 MOST_OF_A_SIZE = 2**31 - 1
 """Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
+MOST_OF_A_LIST = 4096
+"""The most blocks or units that a value for each may name."""
 
 
 def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
@@ -65,6 +68,40 @@ def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> C
     return parse
 
 
+def for_each(one: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Return a parser of one value for all blocks or units, or of `A:20+B:12`: A for the first 20, then B."""
+
+    def parse(text: str) -> Value:
+        if ":" not in text:
+            return one(text)
+        each: list[Value] = []
+        for part in text.split("+"):
+            value, _, count = part.rpartition(":")
+            each += [one(value)] * whole_number(count, 1, MOST_OF_A_LIST - len(each))
+        if len(set(each)) < 2:
+            raise ValueError("VALUE:N+VALUE:N needs two different values; one for all has no number")
+        return joined(each)
+
+    return parse
+
+
+def joined(each: Sequence[Value]) -> str:
+    """Write one value for each block or unit as `for_each` reads it: `full:20+none:12`."""
+    words = [str(value).lower() for value in each]
+    return "+".join(f"{word}:{len(list(same))}" for word, same in itertools.groupby(words))
+
+
+def is_mixed(value: object) -> bool:
+    """Return whether a setting's value differs from block to block, or from unit to unit."""
+    return isinstance(value, str) and ":" in value
+
+
+def spread(mixed: str) -> list[str]:
+    """Return what each block or unit has under a mixed value, in forward's order."""
+    parts = (part.rpartition(":") for part in mixed.split("+"))
+    return [value for value, _, count in parts for _ in range(int(count))]
+
+
 def every_k(text: str) -> Value:
     """`every-K`, without leading zeros."""
     prefix, _, count = text.partition("-")
@@ -74,10 +111,16 @@ def every_k(text: str) -> Value:
 
 
 def checkpointing(text: str) -> Value:
-    """`none`, `full`, `op`, `every-K` or `op-every-K`."""
+    """`none`, `full`, `op`, `every-K`, `op-every-K`, or one for each block: `full:20+none:12`."""
+    return every_k(text) if text.startswith("every-") else for_each(_recomputed)(text)
+
+
+def _recomputed(text: str) -> Value:
     if text in ("none", "full", "op"):
         return text
-    return f"op-{every_k(text[3:])}" if text.startswith("op-") else every_k(text)
+    if not text.startswith("op-"):
+        raise ValueError("")
+    return f"op-{every_k(text[3:])}"
 
 
 def wrap(text: str) -> Value:

@@ -62,6 +62,7 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @click.option("--real-runs", type=whole(most=MOST_RUNS))
 @click.option("--real-time", type=Positive(MOST_SECONDS // 60))
 @click.option("--repeat", type=whole(most=MOST_RUNS), default=1)
+@click.option("--per-unit", is_flag=True)
 @click.option("-o", "--output", type=PossiblePath())
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -94,6 +95,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         real_runs=options["real_runs"],
         real_seconds=None if options["real_time"] is None else 60 * options["real_time"],
         repeat=options["repeat"],
+        per_unit=options["per_unit"],
     )
     request = request_from(space, assignments, options)
     _check_device(request.target.device, goal, effort)
@@ -138,6 +140,11 @@ def _check_device(device: str, goal: Goal, effort: Effort) -> None:
     """Raise `UsageError` for a goal or a limit that does not apply to `device`."""
     if device == "cpu" and goal.name == "mfu":
         raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
+    if device != "sim" and effort.per_unit:
+        raise UsageError(
+            f"--per-unit chooses on simulated GPUs: --device sim, then `fsdpbench sweep best.toml "
+            f"--device {device}` measures it"
+        )
     if device != "sim":
         return
     given = (effort.real_runs, effort.real_seconds, None if effort.repeat == 1 else effort.repeat)
@@ -175,9 +182,16 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
     how = compiled_words([best.settings.compile])
     console.print(Text(f"{simulated}best is {words_of(best)}, {how}", style="bold"))
+    if answer.per_unit is not None:
+        console.print(Text(answer.per_unit.words))
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
     # Paths in lines of their own, never folded: they are there to be copied.
-    for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):
+    for what, where in (
+        ("best", "best.toml"),
+        ("as code", "best_*.py"),
+        ("by unit", "per_unit.svg"),
+        ("report", "report.html"),
+    ):
         if not any(folder.glob(where)):  # not every system has an API to write code for
             continue
         console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)

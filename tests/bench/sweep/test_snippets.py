@@ -67,7 +67,10 @@ BEST: dict[str, list[dict[str, object]]] = {
         {"limit_all_gathers": 3, "param_dtype": "bf16", "strategy": "SHARD_GRAD_OP"},
         {"limit_all_gathers": "off", "backward_prefetch_depth": 2, "memory_handover": "events"},
     ],
-    "torch-fsdp2": [{"param_dtype": "bf16", "reduce_dtype": "fp32", "strategy": "SHARD_GRAD_OP"}],
+    "torch-fsdp2": [
+        {"param_dtype": "bf16", "reduce_dtype": "fp32", "strategy": "SHARD_GRAD_OP"},
+        {"activation_checkpointing": "full:1+op:1+none:2", "reshard_after_forward": "true:3+false:1"},
+    ],
     "torch-fsdp1": [
         {"limit_all_gathers": "off", "wrap": "root"},
         {"keep_last_unsharded": True, "activation_offload": True},
@@ -101,6 +104,50 @@ def test_every_snippet_trains(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2 * len(paths)
+
+
+ON_BLOCKS = """
+import importlib.util, sys, torch, torch.distributed as dist
+from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.families.gpt import GPTBlock
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
+torch.set_num_threads(1)
+found = []
+for path in sys.argv[3:]:
+    spec = importlib.util.spec_from_file_location("snippet", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    model = module.parallelize(get_workload("gpt-tiny", shape={"layers": 4}).build(), GPTBlock)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    tokens = torch.arange(64).view(2, 32) % 60
+    losses = []
+    for _ in range(4):
+        loss = model(tokens, tokens)
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        losses.append(loss.item())
+    found.append(losses)
+assert found[0][-1] < found[0][0], found
+assert all(losses == found[0] for losses in found), found
+"""
+BY_UNIT = {
+    "activation_checkpointing": "full:1+op:1+op-every-3:1+none:1",
+    "reshard_after_forward": "true:3+false:1",
+}
+
+
+@pytest.mark.campaign
+def test_code_by_unit_trains_as_uniform_code_does(tmp_path: Path) -> None:
+    """torch's and ours, on two CPU ranks: all losses are equal."""
+    paths = []
+    for system in ("torch-fsdp2", "impl-fsdp2"):
+        for number, settings in enumerate(({}, BY_UNIT)):
+            winner = without_absent(config(system, param_dtype="fp32", **settings))
+            paths.append(tmp_path / f"{system}_{number}.py")
+            paths[-1].write_text(snippets([winner])[f"best_{system.replace('-', '_')}.py"])
+    words = [sys.executable, "-W", "ignore", "-c", ON_BLOCKS, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*words, str(rank), *map(str, paths)]) for rank in range(2)]
+    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0]
 
 
 ON_SIMULATED_GPUS = """

@@ -6,6 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -64,6 +65,34 @@ def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(fsdpbench: Any
     assert "done already" in again.stderr
     planned = fsdpbench("plan", str(folder / "best.toml"), "--no-predict", "--json")
     assert [point["name"] for point in json.loads(planned.stdout)["points"]] == [found["best"]]
+
+
+@pytest.mark.campaign
+def test_the_choice_by_unit_is_the_best_and_is_drawn(
+    fsdpbench: Any, matches_schema: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tuned"
+    words = ["tune", "--model", "gpt-125m", "--shape", "layers=6", "--gpus", "8", "--device", "sim"]
+    words += ["--batch", "8", "--seq", "512", "--activation-checkpointing", "full,op", "--memory", "4.05GB"]
+    words += ["--system", "torch-fsdp2", "--per-unit", "--json", "-o", str(folder)]
+    done = fsdpbench(*words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    matches_schema("tune", found)
+    by_unit = found["per_unit"]
+    assert by_unit["gain"]["interval"][0] <= by_unit["gain"]["change"] <= by_unit["gain"]["interval"][1]
+    assert found["best"] == by_unit["best"] == found["front"][0]["name"]
+    assert not found["front"][0]["risky"]
+    assert "+none:" in (folder / "best.toml").read_text()
+    assert "RECOMPUTED = " in (folder / "best_torch_fsdp2.py").read_text()
+    picture = ElementTree.parse(folder / "per_unit.svg").getroot()
+    assert [word for word in picture.itertext() if "GiB allocated" in word]
+
+
+def test_by_unit_is_for_simulated_gpus(tmp_path: Path) -> None:
+    words = ["--model", "gpt-tiny", "--device", "cpu", "--gpus", "2", "--per-unit", "-o", str(tmp_path / "t")]
+    done = CliRunner().invoke(command, words)
+    assert "--device sim" in str(done.exception or done.output)
 
 
 def test_nothing_that_fits_is_said(fsdpbench: Any, tmp_path: Path) -> None:
