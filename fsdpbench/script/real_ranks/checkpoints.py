@@ -76,11 +76,11 @@ class CheckpointWatch(Watch):
         for owner, name in ((dcp, "load"), (torch, "load")):
             around(owner, name, self._loading)
 
-    def _saving(self, original: Callable[..., Any], content: Any, *args: Any, **kwargs: Any) -> Any:
+    def _saving(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         marker = self.folder / _SAVED
         if not self._inside() and not self._resumes and self.count and not marker.exists():
             write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
-        return original(content, *args, **kwargs)
+        return original(*args, **kwargs)
 
     def _loading(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._inside() and self._is_written(args[0] if args else kwargs.get("f")):
