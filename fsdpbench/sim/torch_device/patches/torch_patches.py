@@ -29,6 +29,8 @@ DTensor's `propagate_op_sharding`, random state see `dtensor.py`
 FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `dtensor.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold this one's
+FSDP1's `_allgather_state_info`,                states of parameters that no shard of this rank has a part
+`_map_param_key_to_optim_keys`                  of; see `fsdp1_states.py`
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
 DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
 ==============================================  ==========================================================
@@ -56,6 +58,7 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
     install_sharding_shortcut,
 )
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.fsdp1_states import install_states_of_other_ranks
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
 from fsdpbench.sim.torch_device.tensors import (
     address,
@@ -270,6 +273,7 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     _patch_gathers_of_objects()
     _patch_sends_of_objects()
     _patch_checkpoint_plans()
+    install_states_of_other_ranks()
     patch("chunk_with_empty", passing_to(cut_when_asked))
     install_sharding_shortcut()
     install_random_state()
