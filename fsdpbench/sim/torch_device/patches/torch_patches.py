@@ -51,6 +51,7 @@ from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
+from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
 from fsdpbench.sim.torch_device.patches.annotations import FastSpan, install_module_calls, make_span_methods
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
@@ -68,6 +69,10 @@ from fsdpbench.sim.torch_device.tensors import (
     record_of,
     resize,
 )
+
+
+_RANDOM_STATE = 1 << 13
+"""Bytes of the largest storage whose contents `torch.load(map_location="cuda")` keeps: random states, steps."""
 
 
 @functools.cache
@@ -135,6 +140,8 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
         made = new(storage_type, self.nbytes(), device=device)
         target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
         accelerator.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
+        if 0 < self.nbytes() <= _RANDOM_STATE:
+            learn_from_host(target, torch.empty((0,), dtype=torch.uint8).set_(self))
         return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
