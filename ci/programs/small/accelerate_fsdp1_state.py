@@ -15,7 +15,9 @@ accelerator = Accelerator(
     project_config=ProjectConfiguration("project", automatic_checkpoint_naming=True, total_limit=2),
 )  # fmt: skip
 set_seed(1)
-config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
 model = AutoModelForCausalLM.from_config(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer)

@@ -15,7 +15,9 @@ accelerator = Accelerator(
     ),
     dynamo_plugin=TorchDynamoPlugin(backend="inductor", use_regional_compilation=True),
 )  # fmt: skip
-config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
 model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(TensorDataset(torch.randint(0, 512, (256, 64))), batch_size=4)

@@ -20,8 +20,12 @@ class Block(nn.Module):
 
 
 kind = sys.argv[1] if len(sys.argv) > 1 else "full"
-strategy = FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block}, state_dict_type=kind)
-fabric = L.Fabric(accelerator="cuda", devices=8, strategy=strategy, precision="bf16-mixed", loggers=CSVLogger("logs"))
+strategy = FSDPStrategy(
+    auto_wrap_policy={Block}, activation_checkpointing_policy={Block}, state_dict_type=kind
+)
+fabric = L.Fabric(
+    accelerator="cuda", devices=8, strategy=strategy, precision="bf16-mixed", loggers=CSVLogger("logs")
+)
 fabric.launch()
 fabric.seed_everything(1)
 with fabric.init_module(empty_init=False):

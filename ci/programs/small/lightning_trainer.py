@@ -13,7 +13,9 @@ class Network(L.LightningModule):
     def __init__(self, width=128):
         super().__init__()
         self.save_hyperparameters()
-        self.layers = nn.Sequential(*(nn.TransformerEncoderLayer(width, 4, batch_first=True) for _ in range(2)))
+        self.layers = nn.Sequential(
+            *(nn.TransformerEncoderLayer(width, 4, batch_first=True) for _ in range(2))
+        )
         self.head = nn.Linear(width, 10)
 
     def training_step(self, batch, index):
@@ -32,7 +34,9 @@ class Network(L.LightningModule):
 
 
 def loader(count):
-    return DataLoader(TensorDataset(torch.randn(count, 16, 128), torch.randint(0, 10, (count,))), batch_size=4)
+    return DataLoader(
+        TensorDataset(torch.randn(count, 16, 128), torch.randint(0, 10, (count,))), batch_size=4
+    )
 
 
 trainer = L.Trainer(

@@ -4,7 +4,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments, default_data_collator
 
-config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
 ids = [torch.randint(0, 512, (64,)).tolist() for _ in range(256)]
 data = Dataset.from_dict({"input_ids": ids, "labels": ids})
 arguments = TrainingArguments(
@@ -18,6 +20,10 @@ arguments = TrainingArguments(
 )  # fmt: skip
 model = AutoModelForCausalLM.from_config(config)
 trainer = Trainer(
-    model, arguments, train_dataset=data, eval_dataset=data.select(range(32)), data_collator=default_data_collator
+    model,
+    arguments,
+    train_dataset=data,
+    eval_dataset=data.select(range(32)),
+    data_collator=default_data_collator,
 )
 trainer.train()

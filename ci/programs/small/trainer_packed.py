@@ -3,7 +3,12 @@
 import torch
 from datasets import Dataset
 from transformers import (
-    AutoModelForCausalLM, DataCollatorWithFlattening, LlamaConfig, Trainer, TrainerCallback, TrainingArguments,
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    LlamaConfig,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
 )  # fmt: skip
 
 
@@ -18,7 +23,9 @@ def rows(count):
     return Dataset.from_list([{"input_ids": torch.randint(0, 512, (n,)).tolist()} for n in lengths])
 
 
-config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
 arguments = TrainingArguments(
     output_dir="out", per_device_train_batch_size=2, max_steps=10, logging_steps=2, save_steps=5, eval_steps=5,
     eval_strategy="steps", bf16=True, gradient_checkpointing=True, report_to="none", save_total_limit=1,

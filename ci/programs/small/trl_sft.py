@@ -9,9 +9,13 @@ from trl import SFTConfig, SFTTrainer
 
 vocabulary = {f"w{i}": i for i in range(510)} | {"<pad>": 510, "</s>": 511}
 tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="</s>")), pad_token="<pad>", eos_token="</s>"
+    tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="</s>")),
+    pad_token="<pad>",
+    eos_token="</s>",
 )
-config = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+config = LlamaConfig(
+    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4
+)
 data = Dataset.from_list([{"input_ids": torch.randint(0, 510, (64,)).tolist()} for _ in range(256)])
 arguments = SFTConfig(
     output_dir="sft", per_device_train_batch_size=2, max_steps=9, logging_steps=3, bf16=True, report_to="none",

@@ -70,9 +70,8 @@ from fsdpbench.sim.torch_device.tensors import (
     resize,
 )
 
-
 _RANDOM_STATE = 1 << 13
-"""Bytes of the largest storage whose contents `torch.load(map_location="cuda")` keeps: random states, steps."""
+"""Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Optimizer states of torch's FSDP1 in every form, printed as rank 0 sees them: on gloo ranks, or simulated.
 
-    python fsdp1_states.py STORE RANK RANKS      one of several processes on the CPU
-    fsdpbench run --script fsdp1_states.py       simulated
+python fsdp1_states.py STORE RANK RANKS      one of several processes on the CPU
+fsdpbench run --script fsdp1_states.py       simulated
 """
 
 import json
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import (
     ShardedStateDictConfig,
     StateDictType,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # noqa: N817
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 REAL = len(sys.argv) > 1

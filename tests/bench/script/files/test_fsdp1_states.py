@@ -30,5 +30,6 @@ def test_states_are_those_of_real_ranks(run_script: RunScript, tmp_path: Path) -
     run = run_script(PROGRAM, gpus=RANKS, to_the_end=True)
     assert run.result["status"] == "ok", run.cause
     expected, found = json.loads(outputs[0]), json.loads(run.output)
-    assert expected.keys() == found.keys() and len(expected) == 24
+    assert expected.keys() == found.keys()
+    assert len(expected) == 24
     assert {name: found[name] for name in found if found[name] != expected[name]} == {}

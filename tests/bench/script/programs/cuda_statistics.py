@@ -12,7 +12,12 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(0)
 properties = torch.cuda.get_device_properties(0)
 print(properties.name, properties.total_memory, properties.multi_processor_count, properties.major)
-print(torch.cuda.get_device_capability(), torch.cuda.get_device_name(), torch.version.cuda, torch.cuda.nccl.version())
+print(
+    torch.cuda.get_device_capability(),
+    torch.cuda.get_device_name(),
+    torch.version.cuda,
+    torch.cuda.nccl.version(),
+)
 torch.cuda.manual_seed_all(1)
 torch.cuda.reset_peak_memory_stats()
 torch.cuda.empty_cache()

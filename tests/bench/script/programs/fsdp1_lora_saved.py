@@ -24,9 +24,7 @@ dist.init_process_group("nccl")
 model = GPT().requires_grad_(False)
 for block in model.blocks:
     block.qkv, block.out = Adapted(block.qkv), Adapted(block.out)
-model = FSDP(
-    model, auto_wrap_policy=ModuleWrapPolicy({Block, Adapted}), device_id=0, use_orig_params=True
-)
+model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block, Adapted}), device_id=0, use_orig_params=True)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 for step in range(8):
     tokens = torch.randint(0, VOCAB, (2, LENGTH), device="cuda")

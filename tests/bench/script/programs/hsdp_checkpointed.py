@@ -32,7 +32,9 @@ for _ in range(8):
         last = micro == 2
         model.set_requires_all_reduce(last)
         tokens = torch.randint(0, VOCAB, (2, LENGTH), device="cuda")
-        loss = checkpoint(lambda t: model(t, t), tokens, use_reentrant=False) if last else model(tokens, tokens)
+        loss = (
+            checkpoint(lambda t: model(t, t), tokens, use_reentrant=False) if last else model(tokens, tokens)
+        )
         (loss / 3).backward()
     norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
     total = torch.linalg.vector_norm(torch.stack(norms))

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from tiny import GPT, LENGTH, VOCAB
-from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy, fully_shard
 
 dist.init_process_group("nccl")
 model = GPT(4).cuda()

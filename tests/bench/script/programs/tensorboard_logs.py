@@ -20,7 +20,9 @@ logging.basicConfig(
 )  # fmt: skip
 log = logging.getLogger("train")
 model = fully_shard(GPT().cuda())
-log.info("%s parameters on %s", f"{sum(p.numel() for p in model.parameters()):,}", torch.cuda.get_device_name())
+log.info(
+    "%s parameters on %s", f"{sum(p.numel() for p in model.parameters()):,}", torch.cuda.get_device_name()
+)
 optimizer = torch.optim.AdamW(model.parameters())
 lines = open("log.jsonl", "w") if rank == 0 else None
 table = csv.DictWriter(open("log.csv", "w", newline=""), ["step", "loss", "norm"])

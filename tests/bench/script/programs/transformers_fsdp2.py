@@ -13,7 +13,10 @@ config = LlamaConfig(
 )  # fmt: skip
 model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-options = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32), "offload_policy": CPUOffloadPolicy()}
+options = {
+    "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+    "offload_policy": CPUOffloadPolicy(),
+}
 for layer in model.model.layers:
     fully_shard(layer, **options)
 fully_shard(model, **options)

@@ -15,7 +15,9 @@ def stage(inner, outer, stride):
 
 dist.init_process_group("nccl")
 torch.backends.cudnn.benchmark = True
-network = nn.Sequential(stage(3, 32, 2), stage(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+network = nn.Sequential(
+    stage(3, 32, 2), stage(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+)
 network = nn.SyncBatchNorm.convert_sync_batchnorm(network).to("cuda", memory_format=torch.channels_last)
 model = DDP(network, device_ids=[0], broadcast_buffers=False, bucket_cap_mb=1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
