@@ -36,14 +36,17 @@ data = TensorDataset(torch.randn(512, 128), torch.randint(0, 10, (512,)))
 loader = fabric.setup_dataloaders(DataLoader(data, batch_size=4, shuffle=True))
 state = {"model": model, "optimizer": optimizer, "step": 0}
 for x, y in loader:
-    with fabric.no_backward_sync(model, enabled=state["step"] % 2 == 1):
+    waits = state["step"] % 2 == 1
+    state["step"] += 1
+    with fabric.no_backward_sync(model, enabled=waits):
         loss = nn.functional.cross_entropy(model(x), y)
         fabric.backward(loss)
+    if waits:
+        continue
     fabric.clip_gradients(model, optimizer, max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad()
-    state["step"] += 1
-    if state["step"] == 4:
+    if state["step"] == 5:
         fabric.save("checkpoint.ckpt", state)
         fabric.load("checkpoint.ckpt", state)
     fabric.log("loss", fabric.all_reduce(loss.detach(), reduce_op="mean"), step=state["step"])

@@ -142,3 +142,26 @@ def test_host_copies_take_the_link_s_time() -> None:
     began = sim.cpu_ns()
     host.pin_memory().to("sim", non_blocking=True)
     assert sim.cpu_ns() - began < blocking / 10
+
+
+def test_each_thread_of_a_program_has_its_own_current_stream() -> None:
+    """As in CUDA: a checkpoint's or a loader's thread does not move the training to its stream."""
+    main, other = torch.sim.Stream(), torch.sim.Stream()
+    entered, looked = threading.Event(), threading.Event()
+    seen = []
+
+    def beside() -> None:
+        with torch.sim.stream(other):
+            entered.set()
+            looked.wait(10)
+            seen.append(torch.sim.current_stream() == other)
+
+    with torch.sim.stream(main):
+        thread = threading.Thread(target=beside)
+        thread.start()
+        entered.wait(10)
+        seen.append(torch.sim.current_stream() == main)
+        looked.set()
+        thread.join()
+        seen.append(torch.sim.current_stream() == main)
+    assert seen == [True, True, True]

@@ -24,19 +24,19 @@ def install_states_of_other_ranks() -> None:
 
 
 class _Known:
-    """What this rank's optimizer shows of the others'."""
+    """The states of this rank's optimizer, from which those of other ranks are inferred."""
 
     def __init__(self) -> None:
-        self._states: list[dict[str, Any]] = []
+        self._states: list[Any] = []
 
     def keys_of_all(
         self,
         original: Any,
-        optim_state_dict: dict[str, Any],
+        optim_state_dict: Any,
         group: Any,
-        param_key_to_param: dict[Any, Any],
-        param_to_fqns: dict[Any, list[str]],
-        fqn_to_fsdp_param_info: dict[str, Any],
+        param_key_to_param: Any,
+        param_to_fqns: Any,
+        fqn_to_fsdp_param_info: Any,
         merge_keys: bool = False,
     ) -> Any:
         """Return the keys of all ranks' states, sorted, and this rank's; `merge_keys`: original parameters.
@@ -72,10 +72,10 @@ class _Known:
         added = {keys[0]._replace(unflat_param_names=(name,), is_fsdp_managed=True) for name in missing}
         return sorted({*keys, *added}), here
 
-    def infos_of_all(self, original: Any, fsdp_state: Any, input_states: dict[str, Any]) -> Any:
-        """Return what each rank of a unit's group tells of `input_states`: another one has all that this one
-        has, and of a parameter without states here those of another parameter."""
-        infos: list[dict[str, Any]] = original(fsdp_state, input_states)
+    def infos_of_all(self, original: Any, fsdp_state: Any, input_states: Any) -> Any:
+        """Return what each rank of a unit's group reports about `input_states`: another one has all that this
+        one has, and for a parameter without states here those of another parameter."""
+        infos = original(fsdp_state, input_states)
         if not isinstance(fsdp_state.process_group, SimProcessGroup):
             return infos
         own = infos[fsdp_state.rank]

@@ -68,9 +68,11 @@ for _ in range(6):
 @pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_fsdp1_gives_its_states(kind: str, original: bool, run_probe: RunScript) -> None:
+    name = kind.partition("_")[0].capitalize()
     run = run_probe(
         f"""
         import torch.distributed as dist
+        from torch.distributed import fsdp
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
         dist.init_process_group("nccl")
         model = FSDP(torch.nn.Linear(64, 64).cuda(), device_id=0, use_orig_params={original})
@@ -79,7 +81,8 @@ def test_fsdp1_gives_its_states(kind: str, original: bool, run_probe: RunScript)
             model(torch.ones(4, 64, device="cuda")).sum().backward()
             optimizer.step()
             if _ == 2:
-                with FSDP.state_dict_type(model, StateDictType.{kind}):
+                on_host = fsdp.{name}OptimStateDictConfig(offload_to_cpu=True)
+                with FSDP.state_dict_type(model, StateDictType.{kind}, None, on_host):
                     assert set(model.state_dict()) == {{"weight", "bias"}}
                     states = FSDP.optim_state_dict(model, optimizer)
                     bias = states["state"]["bias"]["exp_avg"]  # no part of it is on this rank

@@ -21,7 +21,7 @@ class Towers(nn.Module):
         self.text = nn.Sequential(
             nn.Embedding(512, WIDTH), nn.TransformerEncoderLayer(WIDTH, 4, batch_first=True)
         )
-        self.scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+        self.scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))
 
     def forward(self, images, tokens):
         images = F.normalize(self.image(images), dim=-1)
