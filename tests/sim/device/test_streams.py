@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -146,6 +148,9 @@ def test_host_copies_take_the_link_s_time() -> None:
 
 def test_each_thread_of_a_program_has_its_own_current_stream() -> None:
     """As in CUDA: a checkpoint's or a loader's thread does not move the training to its stream."""
+    from device_training import start
+
+    start()
     main, other = torch.sim.Stream(), torch.sim.Stream()
     entered, looked = threading.Event(), threading.Event()
     seen = []

@@ -167,13 +167,6 @@ def _convolved(arguments: Arguments) -> None:
     """Compare types, which include the device."""
 
 
-def _with_lengths(arguments: Arguments) -> None:
-    """Accept lengths of the host, which torch passes as numbers if nothing observes operators."""
-    common = arguments["log_probs"].device
-    if arguments["targets"].device != common:
-        _refuse_argument("targets", arguments["targets"], common, "wrapper_CUDA_Tensor__ctc_loss")
-
-
 def _taken_as_it_is(arguments: Arguments) -> None:
     """Accept copies between devices, and operators that look only at shapes."""
 
@@ -186,7 +179,6 @@ _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
     ),
     "masked_fill": _masked,
     "convolution": _convolved,
-    **dict.fromkeys(("_ctc_loss", "_ctc_loss_backward"), _with_lengths),
     **dict.fromkeys(("copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"), _taken_as_it_is),
 }
 
