@@ -1,4 +1,4 @@
-"""A Hydra program: structured settings, an instantiated optimizer, a run folder, torch.compile of the loss."""
+"""A Hydra program: structured settings, an instantiated optimizer, a run folder."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on token ids: packed, LoRA by PEFT, FSDP2."""
+"""TRL's SFTTrainer on token ids: LoRA by PEFT, FSDP2."""
 
 import torch
 from datasets import Dataset
