@@ -62,9 +62,10 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
         patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
+    extension = find("c_extension")
     for name, function in _OF_BUILDS_WITH_CUDA.items():
-        if not hasattr(torch._C, name):
-            setattr(torch._C, name, function)
+        if not hasattr(extension, name):
+            setattr(extension, name, function)
     _map_submodules(accelerator)
 
 
@@ -189,7 +190,7 @@ _OF_BUILDS_WITH_CUDA: dict[str, Callable[..., Any]] = {
     "_cuda_set_sync_debug_mode": _nothing,
     "_cuda_synchronize": lambda: torch.cuda.synchronize(),
 }
-"""Functions of `torch._C` that libraries call or look up, where torch is built without CUDA."""
+"""Functions of torch's C++ extension that libraries call or look up, where torch is built without CUDA."""
 
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,

@@ -67,7 +67,8 @@ def test_a_checkpoint_loaded_onto_the_device_keeps_its_numbers(run_probe: RunScr
 
         step()
         state = {"rng": torch.get_rng_state(), "optimizer": optimizer.state_dict()}
-        state |= {"seen": torch.tensor([3, 4, 5]), "rate": torch.tensor(2.5), "on": torch.tensor([True, False])}
+        state |= {"seen": torch.tensor([3, 4, 5]), "rate": torch.tensor(2.5)}
+        state["on"] = torch.tensor([True, False])
         torch.save(state, sys.argv[1])
         found = torch.load(sys.argv[1], map_location="cuda")
         assert torch.equal(found["rng"].cpu(), state["rng"])
