@@ -340,10 +340,18 @@ class HostPeak:
             return
         self._seen.add((self._steps.count, when))
         tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
-        local = (getattr(each, "_local_tensor", each) for each in tensors if each.device.type == "cpu")
+        on_host = (each for each in tensors if each.device.type == "cpu")
+        local = [part for each in on_host for part in _local_parts(each)]
         memory = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in local}
         if sum(memory.values()) > self.bytes:
             self.bytes, self.when = sum(memory.values()), when
+
+
+def _local_parts(tensor: Any) -> list[torch.Tensor]:
+    """Return what this rank has of a tensor, which may be a `DTensor` or FSDP1's `ShardedTensor`."""
+    if hasattr(tensor, "local_shards"):
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [getattr(tensor, "_local_tensor", tensor)]
 
 
 class Saves:

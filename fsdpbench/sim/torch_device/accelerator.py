@@ -7,6 +7,7 @@ registered before, in a process that forks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,38 @@ class Accelerator:
         """Write settled device work to the trace, which `payload` describes; called by the timeline."""
         if self.trace is not None:
             payload.write(self.trace, trace_stream(stream), start_ns, end_ns)
+
+
+class _ByThread(Accelerator):
+    """The accelerator of a program whose own threads switch streams: each has its current one, as in CUDA.
+
+    Threads of autograd's engine have the main thread's.
+    """
+
+    currents: dict[int, int]
+
+    @property
+    def stream(self) -> int:
+        """The number of the calling thread's current stream."""
+        currents = self.currents
+        return currents.get(threading.get_ident(), currents[0])
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        ident = threading.get_ident()
+        self.currents[ident if ident in self.currents else 0] = number
+
+
+def separate_threads() -> None:
+    """Give the calling thread a current stream of its own, if it is not the main one; before it switches."""
+    thread = threading.current_thread()
+    if thread is threading.main_thread() or thread.name.startswith("Dummy-"):  # the latter: autograd's
+        return
+    if not isinstance(ACCELERATOR, _ByThread):
+        main = vars(ACCELERATOR).pop("stream")
+        vars(ACCELERATOR)["currents"] = {0: main}
+        ACCELERATOR.__class__ = _ByThread
+    vars(ACCELERATOR)["currents"].setdefault(thread.ident, DEFAULT_STREAM)
 
 
 ACCELERATOR = Accelerator()

@@ -13,7 +13,7 @@ from fsdpbench.base.torch_internals import DeviceGuard, private_use_1
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Marker
 from fsdpbench.sim.model.trace_recorder import EventRecord, WaitRecord, trace_stream
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, separate_threads
 from fsdpbench.sim.torch_device.distributed.symmetric import use_pool
 
 
@@ -224,6 +224,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         if stream is not None:
             if ACCELERATOR.backward.is_active:
                 ACCELERATOR.backward.arrive()
+            separate_threads()
             switch_to(stream.stream_id)
 
     def synchronize(self, device: Any = None) -> None:
@@ -296,6 +297,7 @@ class Stream(torch.Stream):
     def __enter__(self) -> Stream:
         if ACCELERATOR.backward.is_active:
             ACCELERATOR.backward.arrive()
+        separate_threads()
         self._previous = [*getattr(self, "_previous", ()), ACCELERATOR.stream]
         switch_to(self.number)
         return self
@@ -326,6 +328,7 @@ class StreamContext:
         if self._stream is not None:
             if ACCELERATOR.backward.is_active:
                 ACCELERATOR.backward.arrive()
+            separate_threads()
             self._previous = ACCELERATOR.stream
             switch_to(self._stream.stream_id)
         return self

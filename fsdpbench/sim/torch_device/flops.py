@@ -72,6 +72,8 @@ class FlopCount:
         formula: Any = _OWN.get(packet) or flop_registry.get(packet)
         if formula is None:
             return None
+        if func._overloadname in ("dtype", "dtype_out"):  # torch's formulas do not know `out_dtype`
+            args = [value for value in args if not isinstance(value, torch.dtype)]
         return compute_type, int(formula(*args, **kwargs, out_val=out))
 
     def add(self, compute_type: str, flops: int) -> None:

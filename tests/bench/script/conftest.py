@@ -77,12 +77,18 @@ def run_script(pool: PointPool, tmp_path: Path) -> RunScript:
     runs = iter(range(100))
 
     def run(
-        path: Path, *arguments: str, gpus: int = 8, varied: str | None = None, **options: Any
+        path: Path,
+        *arguments: str,
+        gpus: int = 8,
+        varied: str | None = None,
+        sanitize: bool = False,
+        **options: Any,
     ) -> ScriptRun:
         config = script_config(
             {"script": path, "gpus": str(gpus), "script_arguments": arguments, **options}, ()
         )
         assert config is not None
+        config = replace(config, sanitize=sanitize)
         if varied is not None:
             config = replace(config, what_if=WhatIf(variation=varied))
         folder = tmp_path / f"run{next(runs)}"

@@ -50,3 +50,36 @@ def test_a_mask_of_labels_has_a_length(run_probe: RunScript) -> None:
         """
     )
     assert run.result["status"] == "ok", run.cause
+
+
+def test_a_checkpoint_loaded_onto_the_device_keeps_its_numbers(run_probe: RunScript, tmp_path: str) -> None:
+    """Random states, counts, and the steps of an optimizer, which divides by `1 - beta ** step`."""
+    run = run_probe(
+        """
+        import sys
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step():
+            model(torch.ones(2, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        state = {"rng": torch.get_rng_state(), "optimizer": optimizer.state_dict()}
+        state |= {"seen": torch.tensor([3, 4, 5]), "rate": torch.tensor(2.5)}
+        state["on"] = torch.tensor([True, False])
+        torch.save(state, sys.argv[1])
+        found = torch.load(sys.argv[1], map_location="cuda")
+        assert torch.equal(found["rng"].cpu(), state["rng"])
+        assert found["seen"].tolist() == [3, 4, 5] and (found["seen"] > 3).sum().item() == 2
+        assert found["rate"].item() == 2.5 and found["on"].tolist() == [True, False]
+        optimizer.load_state_dict(found["optimizer"])
+        for _ in range(6):
+            step()
+        steps = [float(each["step"]) for each in optimizer.state.values()]
+        assert steps == [7.0, 7.0], steps
+        """,
+        f"{tmp_path}/saved.pt",
+    )
+    assert run.result["status"] == "ok", run.cause

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -142,3 +144,29 @@ def test_host_copies_take_the_link_s_time() -> None:
     began = sim.cpu_ns()
     host.pin_memory().to("sim", non_blocking=True)
     assert sim.cpu_ns() - began < blocking / 10
+
+
+def test_each_thread_of_a_program_has_its_own_current_stream() -> None:
+    """As in CUDA: a checkpoint's or a loader's thread does not move the training to its stream."""
+    from device_training import start
+
+    start()
+    main, other = torch.sim.Stream(), torch.sim.Stream()
+    entered, looked = threading.Event(), threading.Event()
+    seen = []
+
+    def beside() -> None:
+        with torch.sim.stream(other):
+            entered.set()
+            looked.wait(10)
+            seen.append(torch.sim.current_stream() == other)
+
+    with torch.sim.stream(main):
+        thread = threading.Thread(target=beside)
+        thread.start()
+        entered.wait(10)
+        seen.append(torch.sim.current_stream() == main)
+        looked.set()
+        thread.join()
+        seen.append(torch.sim.current_stream() == main)
+    assert seen == [True, True, True]

@@ -38,6 +38,15 @@ OPERATORS: dict[str, Callable[[str], Any]] = {
     "mm_transposed": lambda d: floats(d, 8, 4).t() @ floats(d, 2, 8).t(),
     "mm_out": lambda d: torch.mm(floats(d, 4, 8), floats(d, 8, 2), out=floats(d, 4, 2)),
     "mm_out_resized": lambda d: torch.mm(floats(d, 4, 8), floats(d, 8, 2), out=floats(d, 0)),
+    "mm_to_float": lambda d: torch.mm(
+        floats(d, 4, 8, dtype=torch.bfloat16), floats(d, 8, 2, dtype=torch.bfloat16), out_dtype=torch.float32
+    ),
+    "addmm_to_float": lambda d: torch.addmm(
+        floats(d, 4, 2),
+        floats(d, 4, 8, dtype=torch.bfloat16),
+        floats(d, 8, 2, dtype=torch.bfloat16),
+        out_dtype=torch.float32,
+    ),
     "bmm": lambda d: torch.bmm(floats(d, 3, 4, 8), floats(d, 3, 8, 2)),
     "baddbmm": lambda d: torch.baddbmm(floats(d, 3, 4, 2), floats(d, 3, 4, 8), floats(d, 3, 8, 2)),
     "matmul_4d": lambda d: floats(d, 2, 3, 4, 8) @ floats(d, 8, 2),

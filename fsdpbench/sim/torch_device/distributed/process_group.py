@@ -160,7 +160,8 @@ class SimProcessGroup(Communicator):
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
         """Raise `NotImplementedError`: the other rank is not there."""
         raise NotImplementedError(
-            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
+            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner; "
+            "leave the pipeline out (FSDP, tensor parallelism), or run one stage's layers as the whole model"
         )
 
     recv = send

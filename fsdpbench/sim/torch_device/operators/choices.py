@@ -87,7 +87,7 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the positions of a mask that is true everywhere, or the numbers that came from the host, or a
     part of them, on the host; None for others."""
     numbered = choice_of(tensor)
-    if isinstance(numbered, Listed):
+    if isinstance(numbered, Listed) and not (tensor.is_floating_point() or tensor.is_complex()):
         values = numbered.values.view(tensor.dtype)
         return values.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
     if not isinstance(numbered, Numbered):
@@ -102,8 +102,12 @@ def _known_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _computed(name: str, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Found:
+def _computed(
+    name: str, args: Sequence[Any], taken: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> Found:
     """Compute an operator on whole numbers on the host; its result is known too."""
+    if any(tensor.is_floating_point() for tensor in taken):
+        return Found()
     hosts = [
         _known_numbers(each) if isinstance(each, torch.Tensor) and is_on_device(each) else each
         for each in args
@@ -137,7 +141,7 @@ def followed_choice(
         return Found(_one_hot(args))
     if any(isinstance(choice, Listed) for choice in choices):
         known = all(isinstance(choice, Listed) for choice in choices) and name in _OF_NUMBERS
-        return _computed(name, args, results) if known else Found()
+        return _computed(name, args, taken, results) if known else Found()
     first = choices[0] if name != "copy_" else choices[-1]
     if name in _OF_ALL:
         same = name == "copy_" or all(choice == first for choice in choices)

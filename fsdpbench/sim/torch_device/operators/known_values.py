@@ -65,7 +65,11 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) 
 def known_of(tensor: torch.Tensor) -> Known | None:
     """Return the known value of a tensor of the device."""
     record = record_of(tensor.untyped_storage())
-    return None if record is None else record.known
+    if record is None:
+        return None
+    if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
+        return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
+    return record.known
 
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
@@ -162,6 +166,8 @@ def _follow_known(
         return
     if packet_of(operator) in INDEXING:
         _refuse_known_indices(operator, args, kwargs)
+    if result is None and _changed_each(operator._schema.name.removeprefix("aten::"), args):
+        return
     results = [tensor for tensor in _results(result) if is_on_device(tensor)]
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
@@ -172,6 +178,23 @@ def _follow_known(
     if known is None and operator._schema.name != _UPDATE_SCALE:
         for tensor in written(operator, args, kwargs):
             forget(record_of(tensor.untyped_storage()))
+
+
+def _changed_each(name: str, args: Sequence[Any]) -> bool:
+    """Compute `_foreach_add_(steps, 1)` and its like on each known value; return whether `name` is one."""
+    of_each = _FOREACH.get(name)
+    if of_each is None or len(args) != 2 or not isinstance(args[1], (int, float)):
+        return False
+    for tensor in args[0]:
+        known = known_of(tensor)
+        if known is None:
+            forget(record_of(tensor.untyped_storage()))
+        else:
+            learn(tensor, of_each(known.value, args[1]), assumed=known.assumed)
+    return True
+
+
+_FOREACH = {"_foreach_add_": python.add, "_foreach_sub_": python.sub, "_foreach_mul_": python.mul}
 
 
 def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -29,6 +29,8 @@ DTensor's `propagate_op_sharding`, random state see `dtensor.py`
 FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `dtensor.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold this one's
+FSDP1's `_allgather_state_info`,                states of parameters that no shard of this rank has a part
+`_map_param_key_to_optim_keys`                  of; see `fsdp1_states.py`
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
 DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
 ==============================================  ==========================================================
@@ -51,6 +53,7 @@ from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
+from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
 from fsdpbench.sim.torch_device.patches.annotations import FastSpan, install_module_calls, make_span_methods
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
@@ -58,6 +61,7 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
     install_sharding_shortcut,
 )
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
+from fsdpbench.sim.torch_device.patches.fsdp1_states import install_states_of_other_ranks
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
 from fsdpbench.sim.torch_device.tensors import (
     address,
@@ -67,6 +71,9 @@ from fsdpbench.sim.torch_device.tensors import (
     record_of,
     resize,
 )
+
+_RANDOM_STATE = 1 << 13
+"""Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
 
 
 @functools.cache
@@ -134,6 +141,8 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
         made = new(storage_type, self.nbytes(), device=device)
         target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
         accelerator.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
+        if 0 < self.nbytes() <= _RANDOM_STATE:
+            learn_from_host(target, torch.empty((0,), dtype=torch.uint8).set_(self))
         return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -271,6 +280,7 @@ def _patch_distributed(accelerator: Accelerator) -> None:
     patch_symmetric_memory(accelerator)
     _replace_collectives_of_objects()
     _patch_checkpoint_plans()
+    install_states_of_other_ranks()
     patch("chunk_with_empty", passing_to(cut_when_asked))
     install_sharding_shortcut()
     install_random_state()

@@ -238,7 +238,8 @@ class _Row:
 
     def __call__(self, arguments: Arguments) -> None:
         a, b = arguments[self.argument], arguments.get(self.other)
-        if _fits(self, a, b):
+        is_added = self.argument == "self" and "mat1" in arguments
+        if _fits(self, a, b) or (is_added and a.dtype is arguments.get("out_dtype")):
             return
         words = {"a": scalar_type(a), "a_cpp": cpp_type(a), "a_legacy": legacy_type(a)}
         if isinstance(b, torch.Tensor):

@@ -65,22 +65,30 @@ for _ in range(6):
     assert run.result["status"] == "ok", run.cause
 
 
+@pytest.mark.parametrize("original", [False, True])
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
-def test_fsdp1_gives_its_states(kind: str, run_probe: RunScript) -> None:
+def test_fsdp1_gives_its_states(kind: str, original: bool, run_probe: RunScript) -> None:
+    name = kind.partition("_")[0].capitalize()
     run = run_probe(
         f"""
         import torch.distributed as dist
+        from torch.distributed import fsdp
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
         dist.init_process_group("nccl")
-        model = FSDP(torch.nn.Linear(64, 64).cuda(), device_id=0)
+        model = FSDP(torch.nn.Linear(64, 64).cuda(), device_id=0, use_orig_params={original})
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(7):
             model(torch.ones(4, 64, device="cuda")).sum().backward()
             optimizer.step()
             if _ == 2:
-                with FSDP.state_dict_type(model, StateDictType.{kind}):
+                on_host = fsdp.{name}OptimStateDictConfig(offload_to_cpu=True)
+                with FSDP.state_dict_type(model, StateDictType.{kind}, None, on_host):
                     assert set(model.state_dict()) == {{"weight", "bias"}}
-                assert FSDP.full_optim_state_dict(model, optimizer)["state"]
+                    states = FSDP.optim_state_dict(model, optimizer)
+                    bias = states["state"]["bias"]["exp_avg"]  # no part of it is on this rank
+                    assert bias.shape == (64,) and states["state"]["bias"]["step"] == _ + 1
+                    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, states))
+                assert len(FSDP.full_optim_state_dict(model, optimizer)["state"]) == 2
         """
     )
     assert run.result["status"] == "ok", run.cause
