@@ -162,6 +162,12 @@ def whole_output(call: Call) -> int:
 _A_DIMENSION = 7
 # Loads, 64-bit addresses, the operation and the store of an element.
 _AN_ELEMENT = 14
+# They wait for each other: one H200 takes 1.4 to 2.1 times as long as for independent ones (ci/measured/gpu/h200).
+_WAITING = 1.87
+# Tensors of several types are loaded and converted by a switch over types, an element at a time. Measured there.
+_CONVERTING, _A_CONVERSION = 16, 6
+# cat of inputs that are not contiguous divides by sizes that its compiler does not know. Measured there.
+_A_DIMENSION_OF_CAT = 12
 # A reduction's thread without its addresses, which it computes twice.
 _A_REDUCTION = 113
 _A_SHUFFLE, _A_VALUE = 5, 5
@@ -180,11 +186,44 @@ def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
     """
     found = _POINTWISE(call, costs)
     operands = _broadcast(call)
-    dimensions = _joined(*operands) if operands is not None else 0
-    if operands is None or dimensions < 2:  # one dimension is loaded in vectors
+    if operands is None:
         return found
-    issued = _AN_ELEMENT + dimensions * (_A_DIMENSION + len(operands[1]))
-    return _at_least(found, costs.issued_ns(call.outs[0].numel(), issued))
+    given = [each for each in tensors_in(call.args, call.kwargs) if each.dim()]
+    types = {each.dtype for each in given if each.is_floating_point()}
+    return _at_least(found, _addressed(call.outs[0], operands, len(types) > 1, costs))
+
+
+def copied(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price a copy: by bytes or by addresses, as in `elementwise`; `cat` of contiguous tensors by bytes."""
+    found, out = _COPY(call, costs), call.outs[0]
+    given = [each for each in tensors_in(call.args, {}) if each.dim()]
+    if not given:
+        return found
+    if operator_name(call.func) in ("cat", "stack"):
+        if all(each.is_contiguous() for each in given):
+            return found
+        issued = _AN_ELEMENT + out.dim() * _A_DIMENSION_OF_CAT
+        return _at_least(found, costs.issued_ns(out.numel(), issued * _WAITING))
+    source, target = (given[-1], given[0]) if len(given) > 1 else (given[0], out)
+    try:
+        operands = target.shape, [target.stride(), source.expand(target.shape).stride()]
+    except RuntimeError:
+        return found
+    # float32 to 16 bits has a kernel of its own.
+    converts = source.dtype is not target.dtype and source.dtype is not torch.float32
+    return _at_least(found, _addressed(target, operands, converts, costs))
+
+
+def _addressed(
+    out: torch.Tensor, operands: tuple[Sequence[int], list[Strides]], converts: bool, costs: KernelCosts
+) -> int:
+    """Return ns of one operation an element by its instructions; 0 where a kernel loads vectors."""
+    dimensions, tensors = _joined(*operands), len(operands[1])
+    if dimensions < 2 and not converts:
+        return 0
+    issued = _AN_ELEMENT + converts * (_CONVERTING + tensors * _A_CONVERSION)
+    issued += dimensions * (_A_DIMENSION + tensors) if dimensions > 1 else 0
+    return costs.issued_ns(out.numel(), issued * _WAITING)
 
 
 def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -198,7 +237,7 @@ def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
     return _at_least(found, costs.issued_ns(threads, issued)) if threads else found
 
 
-_POINTWISE, _REDUCTION = moves("pointwise"), moves("reduction")
+_POINTWISE, _REDUCTION, _COPY = moves("pointwise"), moves("reduction"), moves("copy")
 
 
 def _at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
