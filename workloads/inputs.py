@@ -190,11 +190,14 @@ def image_batches(feed: Feed, *, image: int, classes: int) -> Iterator[Batch]:
 
 def _synthetic_images(feed: Feed, image: int, classes: int) -> Iterator[Batch]:
     shape, options = (feed.batch, CHANNELS, image, image), feed.host_options()
+    # Drawn once, since to draw a batch can take longer than to train on it: batches begin at other pixels.
+    size, one = math.prod(shape), CHANNELS * image * image
+    drawn = feed.draw(
+        lambda: torch.rand(size + one, **options).mul_(2).sub_(1), (size + one,), torch.float32
+    )
     while True:
-        yield (
-            feed.draw(lambda: torch.rand(shape, **options).mul_(2).sub_(1), shape, torch.float32),
-            torch.randint(classes, (feed.batch,), **options),
-        )
+        first = int(torch.randint(one, (), **options))
+        yield drawn[first : first + size].view(shape), torch.randint(classes, (feed.batch,), **options)
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):

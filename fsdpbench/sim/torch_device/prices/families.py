@@ -33,6 +33,7 @@ from fsdpbench.sim.torch_device.prices.memory import (
     rows_written,
     whole_output,
 )
+from fsdpbench.sim.torch_device.prices.norms import BATCH_NORM, BATCH_NORM_BACKWARD, layer_norm
 from fsdpbench.sim.torch_device.prices.products import (
     FREE,
     Call,
@@ -80,6 +81,9 @@ _RULES: dict[str, Price] = {
     "reductions": moves("reduction"),
     "sorting, and what selects by digits": moves("reduction", passes=4),
     "Fourier transforms": moves("reduction", each_dimension),
+    "layer norms": layer_norm,
+    "batch norms": BATCH_NORM,
+    "gradients of batch norms": BATCH_NORM_BACKWARD,
     "gradients of norms": moves("reduction", reread=True),
     "an element at a time": moves("pointwise"),
 }

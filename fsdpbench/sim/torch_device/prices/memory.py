@@ -190,7 +190,7 @@ def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
         return found
     given = [each for each in tensors_in(call.args, call.kwargs) if each.dim()]
     types = {each.dtype for each in given if each.is_floating_point()}
-    return _at_least(found, _addressed(call.outs[0], operands, len(types) > 1, costs))
+    return at_least(found, _addressed(call.outs[0], operands, len(types) > 1, costs))
 
 
 def copied(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -203,7 +203,7 @@ def copied(call: Call, costs: KernelCosts) -> OperatorCost:
         if all(each.is_contiguous() for each in given):
             return found
         issued = _AN_ELEMENT + out.dim() * _A_DIMENSION_OF_CAT
-        return _at_least(found, costs.issued_ns(out.numel(), issued * _WAITING))
+        return at_least(found, costs.issued_ns(out.numel(), issued * _WAITING))
     source, target = (given[-1], given[0]) if len(given) > 1 else (given[0], out)
     try:
         operands = target.shape, [target.stride(), source.expand(target.shape).stride()]
@@ -211,7 +211,7 @@ def copied(call: Call, costs: KernelCosts) -> OperatorCost:
         return found
     # float32 to 16 bits has a kernel of its own.
     converts = source.dtype is not target.dtype and source.dtype is not torch.float32
-    return _at_least(found, _addressed(target, operands, converts, costs))
+    return at_least(found, _addressed(target, operands, converts, costs))
 
 
 def _addressed(
@@ -234,13 +234,14 @@ def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
     """
     found = _REDUCTION(call, costs)
     threads, issued = _of_reduction(call)
-    return _at_least(found, costs.issued_ns(threads, issued)) if threads else found
+    return at_least(found, costs.issued_ns(threads, issued)) if threads else found
 
 
 _POINTWISE, _REDUCTION, _COPY = moves("pointwise"), moves("reduction"), moves("copy")
 
 
-def _at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
+def at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
+    """Return `found`, or what it takes to issue its instructions if that is longer."""
     if issued_ns <= found.duration_ns:
         return found
     return dataclasses.replace(found, duration_ns=issued_ns)
