@@ -90,16 +90,24 @@ def _only_written(func: Any, argument: str) -> bool:
     return argument == "out" or operator_name(func) in _WRITE_ONLY
 
 
+_BLOCK_FROM = 128
+# Rows that are summed, sorted before or by atomic additions, take as long as to move their bytes so often (one H200).
+_ADDING = 16
+
+
 def rows_read(call: Call) -> int:
     """Return the bytes of a look-up, which reads as many rows as it writes, and its indices."""
     others = tensors_in(call.args, {})[1:]
     indices = [tensor for tensor in others if not tensor.is_floating_point()]
-    return 2 * whole_output(call) + sum(map(tensor_bytes, indices))
+    row = call.outs[0].shape[-1] * call.outs[0].element_size() if call.outs and call.outs[0].dim() > 1 else 0
+    # A row has a block, which takes as long as to move 2.3 kB (one H200).
+    blocks = whole_output(call) // row * 2300 if row >= _BLOCK_FROM else 0
+    return max(2 * whole_output(call), blocks) + sum(map(tensor_bytes, indices))
 
 
 def rows_added(call: Call) -> int:
-    """Return the bytes of a look-up's dense gradient: zeroed once; each row reads itself and its addend."""
-    return whole_output(call) + 3 * tensor_bytes(call.args[0])
+    """Return the bytes of a look-up's dense gradient: zeroed once, then rows are added."""
+    return whole_output(call) + _ADDING * tensor_bytes(call.args[0])
 
 
 def bags_read(call: Call) -> int:
@@ -115,9 +123,10 @@ def bags_added(call: Call) -> int:
 
 
 def rows_written(call: Call) -> int:
-    """Return the bytes of writing rows in place: the values are read, their targets read and written."""
+    """Return the bytes of writing rows in place: the values are read, their targets read and written or added."""
     tensors = tensors_in(call.args, {})[1:]
-    return 3 * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
+    passes = _ADDING if "add" in operator_name(call.func) else 3
+    return passes * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
         tensor_bytes(t) for t in tensors if not t.is_floating_point()
     )
 

@@ -12,26 +12,32 @@ from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, Price, tensor_bytes
 
 # Instructions an element: a division in each step of Welford's mean and variance; two sums backward.
-_STATISTICS, _GRADIENTS = 115, 180
+_STATISTICS, _GRADIENTS, _GRADIENTS_LAST = 115, 180, 85
 _A_BLOCK = 0.6
 """The share of a multiprocessor that one block, which has one channel, keeps busy."""
-# A row has a block, whose sums go through shuffles and shared memory.
-_THREADS_A_ROW, _A_ROW = 128, 150
+# A row has a block of four warps, whose sums go through shuffles and shared memory.
+_THREADS_A_ROW, _A_ROW, _A_ROW_BACKWARD = 128, 286, 155
+# Up to so many rows a block of the weights' gradient goes through all of them, at so many ns.
+_ROWS_OF_ONE_BLOCK, _A_ROW_OF_ONE_BLOCK_NS = 65536, 4.0
 
 
-def batch_norm(x_at: int, instructions: float) -> Price:
-    """Return the rule of ATen's batch norm of 16 bits, channels second; others move bytes.
+def _batch_norm(x_at: int, instructions: float, channels_last: float) -> Price:
+    """Return the rule of ATen's batch norm of 16 bits; others move bytes.
 
-    `x_at`: position of the input. A pass computes sums, a block for each channel, another one the result.
+    `x_at`: position of the input. A pass computes sums, another one the result. Sums are of a block for each
+    channel; with channels last they are divided among blocks.
     """
     by_bytes = moves("reduction")
 
     def price(call: Call, costs: KernelCosts) -> OperatorCost:
         found, x = by_bytes(call, costs), call.args[x_at]
-        if x.dim() < 3 or x.element_size() != 2 or not x.is_contiguous():
+        if x.dim() < 3 or x.element_size() != 2:
             return found
-        alone = max(1.0, costs.profile.sm_count / (_A_BLOCK * x.shape[1]))
-        sums = costs.issued_ns(x.numel() * alone, instructions)
+        if x.is_contiguous():
+            alone = max(1.0, costs.profile.sm_count / (_A_BLOCK * x.shape[1]))
+            sums = costs.issued_ns(x.numel() * alone, instructions)
+        else:
+            sums = costs.issued_ns(x.numel(), channels_last)
         written = costs.memory_bound_ns(2 * tensor_bytes(x)) if x_at == 0 else 0
         return at_least(found, sums + written)
 
@@ -47,8 +53,12 @@ def layer_norm(call: Call, costs: KernelCosts) -> OperatorCost:
     for size in call.args[2 if backward else 1]:
         width *= size
     rows = x.numel() // max(1, width) if isinstance(x, torch.Tensor) else 0
-    return at_least(found, costs.issued_ns(rows * _THREADS_A_ROW, _A_ROW))
+    limit = costs.issued_ns(rows * _THREADS_A_ROW, _A_ROW_BACKWARD if backward else _A_ROW)
+    if backward and rows <= _ROWS_OF_ONE_BLOCK:
+        limit += round(rows * _A_ROW_OF_ONE_BLOCK_NS)
+    return at_least(found, limit)
 
 
 _FORWARD, _BACKWARD = moves("reduction"), moves("reduction", reread=True)
-BATCH_NORM, BATCH_NORM_BACKWARD = batch_norm(0, _STATISTICS), batch_norm(1, _GRADIENTS)
+BATCH_NORM = _batch_norm(0, _STATISTICS, _STATISTICS)
+BATCH_NORM_BACKWARD = _batch_norm(1, _GRADIENTS, _GRADIENTS_LAST)

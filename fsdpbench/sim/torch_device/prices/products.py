@@ -16,6 +16,10 @@ _SCALED = ("fp8", "nvfp4")
 """Dtypes whose factors were cast before the product, by operators with their own prices."""
 
 
+_ODD = 2.7
+"""Time of products in 16 bits whose rows have odd lengths, which no kernel of the chip's own takes (one H200)."""
+
+
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     """Return the cost of `a` (..., m, k) times `b` (..., k, n)."""
     m, k = a.shape[-2:]
@@ -27,10 +31,11 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     kind = "weight_grad" if _is_weight_gradient(a, b) else "forward"
     if not (m and n and k and batch):
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
-    return OperatorCost(
-        f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}",
-        costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED),
-    )
+    duration = costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED)
+    if a.element_size() == 2 and (n % 2 or k % 2):
+        duration = round(duration * _ODD)
+    name = f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}"
+    return OperatorCost(name, duration)
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -94,6 +99,58 @@ def _convolution_gemm(
     return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
 
 
+# cuDNN's kernels against products of the same shape, by the alignment of a group's channels; without tensor cores,
+# the share of the rate in float32, and of its older kernels. Measured on one H200 (ci/measured/gpu/h200).
+_ALIGNED, _TENSOR_CORES, _ENGINES = 64, 8, 16
+_UNALIGNED = 1.6
+_PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
+# From so many pixels on a product takes images, channels first, as they are.
+_PIXELS = 1024
+
+
+class _Convolution(NamedTuple):
+    """A convolution's product (m, n, k) for each of `groups`, from `x` to `y`; `k` is `channels` times pixels."""
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    channels: int
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def dtype(self) -> str:
+        return compute_type(self.x.dtype, convolution=True)
+
+    @property
+    def on_tensor_cores(self) -> bool:
+        return self.channels % _TENSOR_CORES == self.n % _TENSOR_CORES == 0
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Return whether cuDNN takes a weight gradient without tensor cores for some such shapes."""
+        odd = self.channels % _ENGINES or self.n % _ENGINES
+        return self.groups > 1 and bool(odd) and self.x.element_size() == 2
+
+    def nanoseconds(self, costs: KernelCosts, m: int, n: int, k: int, kind: str = "forward") -> float:
+        """Return ns of one of its products, with the copies to and from channels last."""
+        product = costs.gemm_ns(m, n, k, self.groups, self.dtype, kind)
+        if not self.on_tensor_cores:
+            padded = 2e9 * m * n * k / (costs.profile.peak_flops["fp32"] * _PADDED_SHARE)
+            return max(product, padded) if self.groups == 1 else product
+        if self.k == self.channels and prod(self.y.shape[2:]) >= _PIXELS:
+            return product
+        aligned = self.channels % _ALIGNED == self.n % _ALIGNED == 0
+        found = product * (1.0 if aligned else _UNALIGNED)
+        if kind == "weight_grad" and self.is_uncertain:  # the mean of both
+            rate = costs.profile.peak_flops["fp32"] * _OLD_SHARE
+            found = (found + max(found, 2e9 * self.groups * m * n * k / rate)) / 2
+        reordered = self.x.element_size() == 2 and self.x.is_contiguous()
+        copied = [each for each in (self.x, self.y) if reordered and prod(each.shape[2:]) > 1]
+        return found + sum(costs.memory_bound_ns(3 * tensor_bytes(each), "reduction") for each in copied)
+
+
 def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
     """Price a convolution as its matrix products."""
     args, outs = call.args, call.outs
@@ -103,34 +160,9 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
         m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
     else:
         m, n, k = _convolution_gemm(x, weight, outs[0], groups)
-    dtype = compute_type(x.dtype, convolution=True)
-    duration = round(costs.gemm_ns(m, n, k, groups, dtype) * _CONVOLVING) + _reordered(costs, x, outs[0])
-    return OperatorCost(f"conv_fprop_{dtype}_{groups}x{m}x{n}x{k}", duration, unknown=1 < groups == x.shape[1])
-
-
-# What cuDNN's kernels take longer than a product of the shape; its kernels without tensor cores, as a share of
-# the rate in float32. Measured on one H200 (ci/measured/gpu/h200).
-_CONVOLVING = 1.6
-_WITHOUT_TENSOR_CORES = 0.27
-
-
-def _reordered(costs: KernelCosts, *tensors: torch.Tensor) -> int:
-    """Return ns of copying tensors of 16 bits to and from cuDNN's order, channels last."""
-    given = [each for each in tensors if each.element_size() == 2 and prod(each.shape[2:]) > 1]
-    given = [each for each in given if each.is_contiguous()]
-    return sum(costs.memory_bound_ns(2 * tensor_bytes(each), "reduction") for each in given)
-
-
-def _weight_gradient(costs: KernelCosts, m: int, n: int, k: int, groups: int, dtype: str) -> float:
-    """Return ns of a convolution's weight gradient.
-
-    For groups cuDNN takes kernels with or without tensor cores, by rules that are not known: the mean of both.
-    """
-    product = costs.gemm_ns(n, k, m, groups, dtype, "weight_grad") * _CONVOLVING
-    if groups == 1:
-        return product
-    rate = costs.profile.peak_flops["fp32"] * _WITHOUT_TENSOR_CORES
-    return (product + max(product, 2e9 * groups * m * n * k / rate)) / 2
+    found = _Convolution(m, n, k, groups, weight.shape[1], x, outs[0])
+    name = f"conv_fprop_{found.dtype}_{groups}x{m}x{n}x{k}"
+    return OperatorCost(name, round(found.nanoseconds(costs, m, n, k)))
 
 
 def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -140,12 +172,12 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     groups = argument(call, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
     m, n, k = _convolution_gemm(x, weight, grad, groups)
-    dtype = compute_type(x.dtype, convolution=True)
-    ns = costs.gemm_ns(m, k, n, groups, dtype) * _CONVOLVING if wants_input else 0
-    ns += _weight_gradient(costs, m, n, k, groups, dtype) if wants_weight else 0
-    duration = round(ns) + (wants_input + wants_weight) * _reordered(costs, x, grad)
-    duration += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
-    return OperatorCost(f"conv_bprop_{dtype}_{groups}x{m}x{n}x{k}", duration, unknown=groups > 1)
+    found = _Convolution(m, n, k, groups, weight.shape[1], x, grad)
+    ns = found.nanoseconds(costs, m, k, n) if wants_input else 0
+    ns += found.nanoseconds(costs, n, k, m, "weight_grad") if wants_weight else 0
+    ns += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
+    unknown = bool(wants_weight) and found.is_uncertain
+    return OperatorCost(f"conv_bprop_{found.dtype}_{groups}x{m}x{n}x{k}", round(ns), unknown=unknown)
 
 
 def _attention_shape(
