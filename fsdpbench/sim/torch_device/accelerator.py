@@ -40,10 +40,6 @@ class SimulationNotStartedError(RuntimeError):
         )
 
 
-# 38.5 MB of pageable memory in 4.1 ms (one H200's host; ci/measured/gpu/h200).
-_STAGED_NS_PER_BYTE = 0.107
-
-
 class Accelerator:
     """State of the simulated device. Plain attributes, because every operator reads some of them.
 
@@ -153,19 +149,11 @@ class Accelerator:
             self.allocator.tells_completion = any(self._listeners.values())
 
     def copy_over_host_link(
-        self,
-        kind: str,
-        nbytes: int,
-        *,
-        blocking: bool,
-        staged: bool = False,
-        device: Any = None,
-        host: Any = None,
+        self, kind: str, nbytes: int, *, blocking: bool, device: Any = None, host: Any = None
     ) -> None:
         """Copy between host and device (`kind`: `HtoD` or `DtoH`) on the current stream.
 
-        `blocking` copies (pageable memory, or results that Python needs) hold the CPU until they are done;
-        `staged` ones go through pinned memory of the driver.
+        `blocking` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
         `device` and `host` are the tensors, if any; the sanitizer follows them.
         """
         if self.sanitizer is not None:
@@ -174,8 +162,7 @@ class Accelerator:
         start = timeline.cpu
         timeline.cpu += self.cpu_costs.launch_ns
         payload = None if self.trace is None else MemcpyRecord(kind, nbytes, start, timeline.cpu)
-        duration = max(self.host_link_ns(nbytes), round(nbytes * _STAGED_NS_PER_BYTE * staged))
-        timeline.launch(self.stream, Work.COPY, duration, payload)
+        timeline.launch(self.stream, Work.COPY, self.host_link_ns(nbytes), payload)
         if blocking:
             timeline.wait_for_stream(self.stream)
 

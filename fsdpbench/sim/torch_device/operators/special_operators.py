@@ -131,21 +131,16 @@ def _copy(
         nbytes = target.numel() * source.element_size()
         is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
         # A number travels with the launch; unpinned memory has been read when the call returns.
-        staged = not (is_number or _is_copied_as_it_is(source, target))
-        blocking = staged or not (is_number or non_blocking)
+        beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
         host = None if is_number else source
-        ACCELERATOR.copy_over_host_link(
-            "HtoD", nbytes, blocking=blocking, staged=staged, device=target, host=host
-        )
+        ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
         learn_from_host(target, source)
     else:
         # The host tensor keeps its values, but is marked as without: DDP copies its bucket order to the
         # device, broadcasts it and copies it back, and has to find it again.
         nbytes = source.numel() * source.element_size()
-        staged = not _is_copied_as_it_is(target, source)
-        ACCELERATOR.copy_over_host_link(
-            "DtoH", nbytes, blocking=staged or not non_blocking, staged=staged, device=source, host=target
-        )
+        beside = non_blocking and _is_copied_as_it_is(target, source)
+        ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
         if ACCELERATOR.follows_numbers:
             _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
     return target

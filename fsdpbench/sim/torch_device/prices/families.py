@@ -15,6 +15,7 @@ import torch
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.prices import layers
 from fsdpbench.sim.torch_device.prices.libraries import OF_LIBRARIES
 from fsdpbench.sim.torch_device.prices.memory import (
     bags_added,
@@ -33,7 +34,6 @@ from fsdpbench.sim.torch_device.prices.memory import (
     rows_written,
     whole_output,
 )
-from fsdpbench.sim.torch_device.prices.norms import BATCH_NORM, BATCH_NORM_BACKWARD, layer_norm
 from fsdpbench.sim.torch_device.prices.products import (
     FREE,
     Call,
@@ -41,8 +41,6 @@ from fsdpbench.sim.torch_device.prices.products import (
     Price,
     attention_backward,
     attention_forward,
-    convolution,
-    convolution_backward,
     grouped,
     operator_name,
     product,
@@ -59,8 +57,8 @@ _RULES: dict[str, Price] = {
     "scaled products": scaled,
     "products of groups": grouped,
     "matrix products that are added": product(1),
-    "convolutions": convolution,
-    "gradients of convolutions": convolution_backward,
+    "convolutions": layers.convolution,
+    "gradients of convolutions": layers.convolution_backward,
     "flash attention": partial(attention_forward, causal_at=4),
     "attention with a bias": partial(attention_forward, causal_at=6, bias_at=3),
     "flash attention, backward": partial(attention_backward, causal_at=11),
@@ -81,9 +79,8 @@ _RULES: dict[str, Price] = {
     "reductions": moves("reduction"),
     "sorting, and what selects by digits": moves("reduction", passes=4),
     "Fourier transforms": moves("reduction", each_dimension),
-    "layer norms": layer_norm,
-    "batch norms": BATCH_NORM,
-    "gradients of batch norms": BATCH_NORM_BACKWARD,
+    "layer norms": layers.layer_norm,
+    "batch norms": layers.batch_norm,
     "gradients of norms": moves("reduction", reread=True),
     "an element at a time": moves("pointwise"),
 }

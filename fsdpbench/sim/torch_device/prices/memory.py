@@ -91,7 +91,7 @@ def _only_written(func: Any, argument: str) -> bool:
 
 
 _BLOCK_FROM = 128
-# Rows that are summed, sorted before or by atomic additions, take as long as to move their bytes so often (one H200).
+# Passes over the bytes of rows that take as long as to add them, sorted or by atomic additions (one H200).
 _ADDING = 16
 
 
@@ -123,7 +123,7 @@ def bags_added(call: Call) -> int:
 
 
 def rows_written(call: Call) -> int:
-    """Return the bytes of writing rows in place: the values are read, their targets read and written or added."""
+    """Return the bytes of writing rows in place: the values are read, their targets read and written."""
     tensors = tensors_in(call.args, {})[1:]
     passes = _ADDING if "add" in operator_name(call.func) else 3
     return passes * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
@@ -171,12 +171,10 @@ def whole_output(call: Call) -> int:
 _A_DIMENSION = 7
 # Loads, 64-bit addresses, the operation and the store of an element.
 _AN_ELEMENT = 14
-# They wait for each other: one H200 takes 1.4 to 2.1 times as long as for independent ones (ci/measured/gpu/h200).
+# Waiting for each other they take 1.4 to 2.1 times as long (one H200, ci/measured/gpu/h200). Tensors of
+# several types are converted by a switch over types.
 _WAITING = 1.87
-# Tensors of several types are loaded and converted by a switch over types, an element at a time. Measured there.
 _CONVERTING, _A_CONVERSION = 16, 6
-# cat of inputs that are not contiguous divides by sizes that its compiler does not know. Measured there.
-_A_DIMENSION_OF_CAT = 12
 # A reduction's thread without its addresses, which it computes twice.
 _A_REDUCTION = 113
 _A_SHUFFLE, _A_VALUE = 5, 5
@@ -193,46 +191,36 @@ def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
     them. Each remaining dimension costs a division and a product a tensor (OffsetCalculator.cuh): a kernel
     over five dimensions, as rotary positions by matrices have, issues more than it moves.
     """
-    found = _POINTWISE(call, costs)
-    operands = _broadcast(call)
+    found, operands = _POINTWISE(call, costs), _broadcast(call)
     if operands is None:
         return found
     given = [each for each in tensors_in(call.args, call.kwargs) if each.dim()]
-    types = {each.dtype for each in given if each.is_floating_point()}
-    return at_least(found, _addressed(call.outs[0], operands, len(types) > 1, costs))
+    converts = len({each.dtype for each in given if each.is_floating_point()}) > 1
+    elements, tensors = call.outs[0].numel(), len(operands[1])
+    return at_least(found, _addressed(elements, _joined(*operands), tensors, converts, costs))
 
 
 def copied(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a copy: by bytes or by addresses, as in `elementwise`; `cat` of contiguous tensors by bytes."""
+    """Price a copy by bytes or by addresses, as in `elementwise`; `cat` of contiguous tensors by bytes."""
     found, out = _COPY(call, costs), call.outs[0]
-    given = [each for each in tensors_in(call.args, {}) if each.dim()]
-    if not given:
-        return found
+    given = [each for each in tensors_in(call.args, {}) if each.dim()] or [out]
     if operator_name(call.func) in ("cat", "stack"):
-        if all(each.is_contiguous() for each in given):
-            return found
-        issued = _AN_ELEMENT + out.dim() * _A_DIMENSION_OF_CAT
-        return at_least(found, costs.issued_ns(out.numel(), issued * _WAITING))
+        dimensions = 0 if all(each.is_contiguous() for each in given) else out.dim()
+        return at_least(found, _addressed(out.numel(), dimensions, 3, False, costs))
     source, target = (given[-1], given[0]) if len(given) > 1 else (given[0], out)
-    try:
-        operands = target.shape, [target.stride(), source.expand(target.shape).stride()]
-    except RuntimeError:
-        return found
+    dimensions = _joined(target.shape, [target.stride(), source.expand(target.shape).stride()])
     # float32 to 16 bits has a kernel of its own.
     converts = source.dtype is not target.dtype and source.dtype is not torch.float32
-    return at_least(found, _addressed(target, operands, converts, costs))
+    return at_least(found, _addressed(target.numel(), dimensions, 2, converts, costs))
 
 
-def _addressed(
-    out: torch.Tensor, operands: tuple[Sequence[int], list[Strides]], converts: bool, costs: KernelCosts
-) -> int:
+def _addressed(elements: int, dimensions: int, tensors: int, converts: bool, costs: KernelCosts) -> int:
     """Return ns of one operation an element by its instructions; 0 where a kernel loads vectors."""
-    dimensions, tensors = _joined(*operands), len(operands[1])
     if dimensions < 2 and not converts:
         return 0
     issued = _AN_ELEMENT + converts * (_CONVERTING + tensors * _A_CONVERSION)
     issued += dimensions * (_A_DIMENSION + tensors) if dimensions > 1 else 0
-    return costs.issued_ns(out.numel(), issued * _WAITING)
+    return costs.issued_ns(elements, issued * _WAITING)
 
 
 def reduction(call: Call, costs: KernelCosts) -> OperatorCost:

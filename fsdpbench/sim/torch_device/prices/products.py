@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: priced by their shape."""
+"""Matrix products and attention: priced by their shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALED = ("fp8", "nvfp4")
 
 
 _ODD = 2.7
-"""Time of products in 16 bits whose rows have odd lengths, which no kernel of the chip's own takes (one H200)."""
+"""Time of products in 16 bits of odd lengths, which no kernel of the chip's own takes (one H200)."""
 
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
@@ -90,94 +90,6 @@ def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
     kind = "weight_grad" if a.dim() == 2 and b.dim() == 2 else "forward"
     name = f"grouped_gemm_{dtype}_{groups}x{m}x{n}x{k}"
     return OperatorCost(name, costs.gemm_ns(m, n, k, groups, dtype, kind))
-
-
-def _convolution_gemm(
-    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, groups: int
-) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group."""
-    return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
-
-
-# cuDNN's kernels against products of the same shape, by the alignment of a group's channels; without tensor cores,
-# the share of the rate in float32, and of its older kernels. Measured on one H200 (ci/measured/gpu/h200).
-_ALIGNED, _TENSOR_CORES, _ENGINES = 64, 8, 16
-_UNALIGNED = 1.6
-_PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
-# From so many pixels on a product takes images, channels first, as they are.
-_PIXELS = 1024
-
-
-class _Convolution(NamedTuple):
-    """A convolution's product (m, n, k) for each of `groups`, from `x` to `y`; `k` is `channels` times pixels."""
-
-    m: int
-    n: int
-    k: int
-    groups: int
-    channels: int
-    x: torch.Tensor
-    y: torch.Tensor
-
-    @property
-    def dtype(self) -> str:
-        return compute_type(self.x.dtype, convolution=True)
-
-    @property
-    def on_tensor_cores(self) -> bool:
-        return self.channels % _TENSOR_CORES == self.n % _TENSOR_CORES == 0
-
-    @property
-    def is_uncertain(self) -> bool:
-        """Return whether cuDNN takes a weight gradient without tensor cores for some such shapes."""
-        odd = self.channels % _ENGINES or self.n % _ENGINES
-        return self.groups > 1 and bool(odd) and self.x.element_size() == 2
-
-    def nanoseconds(self, costs: KernelCosts, m: int, n: int, k: int, kind: str = "forward") -> float:
-        """Return ns of one of its products, with the copies to and from channels last."""
-        product = costs.gemm_ns(m, n, k, self.groups, self.dtype, kind)
-        if not self.on_tensor_cores:
-            padded = 2e9 * m * n * k / (costs.profile.peak_flops["fp32"] * _PADDED_SHARE)
-            return max(product, padded) if self.groups == 1 else product
-        if self.k == self.channels and prod(self.y.shape[2:]) >= _PIXELS:
-            return product
-        aligned = self.channels % _ALIGNED == self.n % _ALIGNED == 0
-        found = product * (1.0 if aligned else _UNALIGNED)
-        if kind == "weight_grad" and self.is_uncertain:  # the mean of both
-            rate = costs.profile.peak_flops["fp32"] * _OLD_SHARE
-            found = (found + max(found, 2e9 * self.groups * m * n * k / rate)) / 2
-        reordered = self.x.element_size() == 2 and self.x.is_contiguous()
-        copied = [each for each in (self.x, self.y) if reordered and prod(each.shape[2:]) > 1]
-        return found + sum(costs.memory_bound_ns(3 * tensor_bytes(each), "reduction") for each in copied)
-
-
-def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution as its matrix products."""
-    args, outs = call.args, call.outs
-    groups = argument(call, 8, "groups", 1)
-    x, weight = args[0], args[1]
-    if argument(call, 6, "transposed", False):
-        m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
-    else:
-        m, n, k = _convolution_gemm(x, weight, outs[0], groups)
-    found = _Convolution(m, n, k, groups, weight.shape[1], x, outs[0])
-    name = f"conv_fprop_{found.dtype}_{groups}x{m}x{n}x{k}"
-    return OperatorCost(name, round(found.nanoseconds(costs, m, n, k)))
-
-
-def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution's backward: products for input and weight, a sum for the bias, as required."""
-    args = call.args
-    grad, x, weight = args[0], args[1], args[2]
-    groups = argument(call, 9, "groups", 1)
-    wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
-    m, n, k = _convolution_gemm(x, weight, grad, groups)
-    found = _Convolution(m, n, k, groups, weight.shape[1], x, grad)
-    ns = found.nanoseconds(costs, m, k, n) if wants_input else 0
-    ns += found.nanoseconds(costs, n, k, m, "weight_grad") if wants_weight else 0
-    ns += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
-    unknown = bool(wants_weight) and found.is_uncertain
-    return OperatorCost(f"conv_bprop_{found.dtype}_{groups}x{m}x{n}x{k}", round(ns), unknown=unknown)
 
 
 def _attention_shape(
