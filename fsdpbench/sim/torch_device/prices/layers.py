@@ -37,7 +37,7 @@ def _is_uncertain(weight: torch.Tensor, groups: int) -> bool:
 def _nanoseconds(
     costs: KernelCosts, product: tuple[int, int, int], kind: str, groups: int, *tensors: torch.Tensor
 ) -> float:
-    """Return ns of a convolution's `product`, with copies to and from channels last; `tensors`: weight, x, y."""
+    """Return ns of a convolution's `product` and of copies to channels last; `tensors`: weight, x, y."""
     weight, x, y = tensors
     found: float = costs.gemm_ns(*product, groups, compute_type(x.dtype, convolution=True), kind)
     slowly = 2e9 * groups * prod(product) / costs.profile.peak_flops["fp32"]
