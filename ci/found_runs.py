@@ -4,8 +4,8 @@
 
 FOUND.csv has the columns `COLUMNS`; its `strategy` and `notes` are words of the person who found the runs.
 Rows of other kinds are left out, and counted: figures that are not times, other parallelism beside FSDP,
-LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama, and runs of
-which nobody says whether they were compiled.
+LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama, and runs
+that may have been compiled or not.
 """
 
 from __future__ import annotations
