@@ -14,9 +14,9 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, argument, tensor_bytes
 
-# cuDNN's kernels against products of the same shape, by the alignment of a group's channels; without tensor
-# cores, the share of the rate in float32, and of its older kernels.
-_ALIGNED, _ENGINES, _TENSOR_CORES = 64, 16, 8
+# cuDNN's kernels against products of the same shape, by the alignment of a group's channels; for few
+# channels, the share of the rate in float32, and of its older kernels.
+_ALIGNED, _ENGINES, _FEW_CHANNELS = 64, 16, 8
 _UNALIGNED = 1.6
 _PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
 # From so many pixels on a product takes images, channels first, as they are.
@@ -42,7 +42,7 @@ def _nanoseconds(
     found: float = costs.gemm_ns(*product, groups, compute_type(x.dtype, convolution=True), kind)
     slowly = 2e9 * groups * prod(product) / costs.profile.peak_flops["fp32"]
     alignment, pixels = gcd(weight.shape[1], weight.shape[0] // groups), prod(y.shape[2:])
-    if alignment % _TENSOR_CORES:
+    if weight.shape[1] < _FEW_CHANNELS:
         return max(found, slowly / _PADDED_SHARE) if groups == 1 else found
     if prod(weight.shape[2:]) == 1 and pixels >= _PIXELS:
         return found
