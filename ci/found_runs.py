@@ -4,7 +4,8 @@
 
 FOUND.csv has the columns `COLUMNS`; its `strategy` and `notes` are words of the person who found the runs.
 Rows of other kinds are left out, and counted: figures that are not times, other parallelism beside FSDP,
-LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama.
+LoRA, offloading, graphs that replace FSDP's own code, fp8, models that are neither GPT nor Llama, and runs
+that may have been compiled or not.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ COLUMNS = (
 )  # fmt: skip
 _WRITTEN = (*framework_file.COLUMNS, "gpus_per_node", "software")
 _OTHER_KINDS = re.compile(
-    r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine)\b", re.IGNORECASE
+    r"\b(TP|CP|EP|MoE|context parallel|offload|lora|graph|copy-engine|compile assumed)\b", re.IGNORECASE
 )
 _REDUCES_BF16 = re.compile(r"\breduce( and buffer)?( dtype)? bf16\b")
 _FSDP = re.compile(r"\bfsdp([12])\b")
 _MONTH = re.compile(r"\b20[0-9]{2}-[01][0-9]\b")
+_CONTAINERS = {"pjnl-2024": "thunder-2024"}
 _NEWER_KERNELS, _OLDER_SOFTWARE = "2026-02", "torch-2.10"  # torch 2.11, and the last software before it
 
 
@@ -111,13 +113,16 @@ def run_of_row(row: Row) -> Mapping[str, str] | None:
         "compiled": "yes" if row.text("compile") == "1" else "no",
         "tokens_per_s_per_gpu": f"{tokens:.7g}",
         "status": "ok",
-        "software": _OLDER_SOFTWARE if _is_older(row) else "",
+        "software": _software(row),
     }
 
 
-def _is_older(row: Row) -> bool:
+def _software(row: Row) -> str:
+    """Return the profile of a run's software, by the date and the container in its source."""
     months = _MONTH.findall(row.text("source"))
-    return bool(months) and max(months) < _NEWER_KERNELS
+    if not months or max(months) >= _NEWER_KERNELS:
+        return ""
+    return next((name for words, name in _CONTAINERS.items() if words in row.text("source")), _OLDER_SOFTWARE)
 
 
 def _tokens_per_s_per_gpu(row: Row) -> float | None:

@@ -189,11 +189,24 @@ def image_batches(feed: Feed, *, image: int, classes: int) -> Iterator[Batch]:
 
 def _synthetic_images(feed: Feed, image: int, classes: int) -> Iterator[Batch]:
     shape, options = (feed.batch, CHANNELS, image, image), feed.host_options()
+    images = _drawn(feed, lambda size: torch.rand(size, **options).mul_(2).sub_(1), shape, torch.float32)
     while True:
-        yield (
-            feed.draw(lambda: torch.rand(shape, **options).mul_(2).sub_(1), shape, torch.float32),
-            torch.randint(classes, (feed.batch,), **options),
-        )
+        yield next(images), torch.randint(classes, (feed.batch,), **options)
+
+
+def _drawn(
+    feed: Feed, values: Callable[[int], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """Yield `shape` tensors without end, each from another place of `values(size)`, which is drawn once.
+
+    To draw a batch can take as long as to train on it, and readers of data draw nothing.
+    """
+    size, places = math.prod(shape), math.prod(shape[1:])
+    stream = torch.Generator().manual_seed(feed.seed * _SEED_STRIDE + feed.rank)
+    drawn = feed.draw(lambda: values(size + places), (size + places,), dtype)
+    while True:
+        first = int(torch.randint(places, (), generator=stream, device="cpu"))
+        yield drawn[first : first + size].view(shape)
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
@@ -288,13 +301,14 @@ def click_batches(feed: Feed, *, numbers: int, features: int, rows: int) -> Iter
 
 def _synthetic_clicks(feed: Feed, numbers: int, features: int, rows: int) -> Iterator[Batch]:
     batch, options = feed.batch, feed.host_options()
-    of_numbers, of_ids = (batch, numbers), (batch, features)
+    # Drawn once, as images are.
+    of_numbers = _drawn(feed, lambda size: torch.rand(size, **options), (batch, numbers), torch.float32)
+    of_ids = _drawn(
+        feed, lambda size: torch.randint(rows, (size,), **options), (batch, features), torch.int64
+    )
     while True:
-        yield (
-            feed.draw(lambda: torch.rand(of_numbers, **options), of_numbers, torch.float32),
-            feed.draw(lambda: torch.randint(rows, of_ids, **options), of_ids, torch.int64),
-            feed.draw(lambda: torch.randint(2, (batch,), **options).float(), (batch,), torch.float32),
-        )
+        labels = feed.draw(lambda: torch.randint(2, (batch,), **options).float(), (batch,), torch.float32)
+        yield next(of_numbers), next(of_ids), labels
 
 
 class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):

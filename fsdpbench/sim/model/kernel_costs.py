@@ -312,7 +312,7 @@ class AttentionCost:
 
         flops   = 4 x batch x heads x q_len x kv_len x head_dim    (half when causal; backward 2.5 times)
         compute = flops / rate, in rounds of query blocks over the multiprocessors
-        traffic = bytes of queries, keys, values and outputs / bandwidth    (backward 2.5 times)
+        traffic = bytes of queries, keys, values and outputs / bandwidth    (backward: `backward_traffic`)
         time    = floor + compute + traffic
     They add up: work proportional to the length alone (loading a block, rescaling, writing the result) stalls
     the tensor cores, so that short sequences reach less of the rate. Backward computes the scores again: five
@@ -349,11 +349,12 @@ class AttentionCost:
         if head_dim <= 64:
             rate *= curve.head_dim_64
         element = 2 if dtype in ("bf16", "fp16") else 4
-        rows = heads * q_len + (heads if kv_heads is None else kv_heads) * kv_len
+        expanded = kv_heads is None or (backward and curve.backward_traffic)
+        rows = heads * q_len + (heads if expanded else kv_heads or heads) * kv_len
         traffic = 2.0 * batch * rows * head_dim * element / self._bandwidth
         if backward:
             flops *= _BACKWARD
-            traffic *= _BACKWARD
+            traffic *= curve.backward_traffic or _BACKWARD
         blocks = math.ceil(q_len / _QUERY_BLOCK) * batch * heads
         rounds = max(1.0, self._rounds(blocks)) * self._sm_count / blocks
         return curve.floor_us * 1e-6 + flops / rate * rounds + traffic

@@ -92,7 +92,8 @@ class AttentionProfile:
 
     Rates are those of long sequences with heads of 128, `head_dim_64` the share that smaller heads reach.
     They are of the kernel that torch takes by itself. The memory-efficient kernel (masks, biases) reaches
-    `efficient_share` of them, the flash-attn package `flash_share`.
+    `efficient_share` of them, the flash-attn package `flash_share`. `backward_traffic`: traffic of backward
+    over that of a forward whose keys have as many heads as queries; 0: 2.5 times the forward's own.
     """
 
     forward_tflops: float
@@ -104,6 +105,7 @@ class AttentionProfile:
     floor_us: float
     efficient_share: float = 1.0
     flash_share: float = 1.0
+    backward_traffic: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def test_words_become_settings(
     ("source", "software"),
     [
         ("org/study:docs/a.md (2024-09; also README)", "torch-2.10"),
+        ("org/study:PR 2 (2024-08), pjnl-20240814", "thunder-2024"),
         ("org/study:PR 1 (2025-10..2026-04)", None),
         ("org/study:docs/a.md", None),
     ],

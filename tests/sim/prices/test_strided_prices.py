@@ -68,3 +68,86 @@ def test_a_faster_chip_issues_faster() -> None:
     a100, h100 = (KernelCosts(load_profile(name)).issued_ns(1e8, 100) for name in ("a100-80gb", "h100-80gb"))
     # 108 and 132 multiprocessors at 1.41 and 1.98 GHz.
     assert a100 / h100 == pytest.approx(132 * 1.98 / (108 * 1.41), rel=0.02)
+
+
+H200 = KernelCosts(load_profile("h200"))
+
+
+def on_h200(func: torch._ops.OpOverload, *given: object, out: object) -> float:
+    """Microseconds of a call on an H200."""
+    return price(func, given, {}, out, H200).duration_ns / 1e3
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def test_prices_are_those_that_one_h200_measured() -> None:
+    # ci/measured/gpu/h200/kernels.txt, and kernels in traces of training, in us.
+    heads, flat, table = half(2, 4096, 32, 128).transpose(1, 2), meta(2, 32, 4096, 128), meta(4096, 128)
+    part, rows, labels = (
+        heads[..., :64],
+        meta(1241888, 16),
+        torch.empty(8192, dtype=torch.int64, device="meta"),
+    )
+    x, weight = half(64, 256, 14, 14), half(256, 256, 3, 3)
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    image, odd = half(64, 232, 112, 112), half(512, 197, 197)
+    found = {
+        "mul of strided and float32": (on_h200(ATEN.mul.Tensor, heads, table, out=flat), 206),
+        "neg": (on_h200(ATEN.neg.default, part, out=part.neg()), 46),
+        "cat": (on_h200(ATEN.cat.default, [part, part], -1, out=half(2, 32, 4096, 128)), 150),
+        "to float32": (on_h200(ATEN._to_copy.default, half(8192, 4096), out=meta(8192, 4096)), 106),
+        "to bf16": (on_h200(ATEN._to_copy.default, flat, out=half(2, 32, 4096, 128)), 47),
+        "short rows": (
+            on_h200(ATEN.native_layer_norm.default, rows, [16], None, None, 1e-5, out=[rows]),
+            1811,
+        ),
+        "rows added": (
+            on_h200(
+                ATEN.embedding_dense_backward.default,
+                meta(8192, 4096),
+                labels,
+                32000,
+                -1,
+                False,
+                out=meta(32000, 4096),
+            ),
+            662,
+        ),
+        "convolution": (on_h200(ATEN.convolution.default, x, weight, None, *geometry, out=x), 49),
+        "batch norm": (
+            on_h200(
+                ATEN.native_batch_norm.default, image, None, None, None, None, True, 0.1, 1e-5, out=[image]
+            ),
+            1033,
+        ),
+        "odd product": (on_h200(ATEN.bmm.default, odd, half(512, 197, 128), out=half(512, 197, 128)), 72),
+    }
+    wrong = {name: pair for name, pair in found.items() if not 0.75 < pair[0] / pair[1] < 1.33}
+    assert not wrong
+
+
+def test_only_weight_gradients_that_cudnn_may_take_slowly_count_as_unknown() -> None:
+    def unknown(channels: int, groups: int) -> bool:
+        x, weight = half(64, channels, 14, 14), half(channels, channels // groups, 3, 3)
+        geometry = ([channels], [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+        call = x, x, weight, *geometry, [True, True, False]
+        return price(ATEN.convolution_backward.default, call, {}, [x, weight, None], H200).unknown
+
+    assert unknown(1392, 6)
+    assert not unknown(512, 32)
+    assert not unknown(232, 1)
+
+
+def test_channels_last_are_not_copied() -> None:
+    x, weight, geometry = (
+        half(8, 320, 64, 64),
+        half(320, 320, 3, 3),
+        ([1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    )
+    last = x.to(memory_format=torch.channels_last)
+    first, second = (
+        on_h200(ATEN.convolution.default, each, weight, None, *geometry, out=each) for each in (x, last)
+    )
+    assert first - second == pytest.approx(146 - 98, rel=0.3)

@@ -37,6 +37,7 @@ def test_profiles_that_come_along() -> None:
         "fms-acceleration-2024",
         "fms-fsdp-2024",
         "fsdp1-2022",
+        "thunder-2024",
         "torch-2.10",
         "torch-2.8",
         "torchtitan-2024-summer",

@@ -15,11 +15,13 @@ import torch
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.prices import layers
 from fsdpbench.sim.torch_device.prices.libraries import OF_LIBRARIES
 from fsdpbench.sim.torch_device.prices.memory import (
     bags_added,
     bags_read,
     chosen_entries,
+    copied,
     copied_rows_filled,
     copied_rows_written,
     each_dimension,
@@ -39,8 +41,6 @@ from fsdpbench.sim.torch_device.prices.products import (
     Price,
     attention_backward,
     attention_forward,
-    convolution,
-    convolution_backward,
     grouped,
     operator_name,
     product,
@@ -57,8 +57,8 @@ _RULES: dict[str, Price] = {
     "scaled products": scaled,
     "products of groups": grouped,
     "matrix products that are added": product(1),
-    "convolutions": convolution,
-    "gradients of convolutions": convolution_backward,
+    "convolutions": layers.convolution,
+    "gradients of convolutions": layers.convolution_backward,
     "flash attention": partial(attention_forward, causal_at=4),
     "attention with a bias": partial(attention_forward, causal_at=6, bias_at=3),
     "flash attention, backward": partial(attention_backward, causal_at=11),
@@ -74,10 +74,13 @@ _RULES: dict[str, Price] = {
     "losses of classification": moves("gather", chosen_entries),
     "their gradients": moves("gather", whole_output),
     "copies": moves("copy"),
+    "copies by strides": copied,
     "reductions to some dimensions": reduction,
     "reductions": moves("reduction"),
     "sorting, and what selects by digits": moves("reduction", passes=4),
     "Fourier transforms": moves("reduction", each_dimension),
+    "layer norms": layers.layer_norm,
+    "batch norms": layers.batch_norm,
     "gradients of norms": moves("reduction", reread=True),
     "an element at a time": moves("pointwise"),
 }

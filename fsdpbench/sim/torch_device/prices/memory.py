@@ -91,16 +91,24 @@ def _only_written(func: Any, argument: str) -> bool:
     return argument == "out" or operator_name(func) in _WRITE_ONLY
 
 
+_BLOCK_FROM = 128
+# Passes over the bytes of rows that take as long as to add them, sorted or by atomic additions (one H200).
+_ADDING = 16
+
+
 def rows_read(call: Call) -> int:
     """Return the bytes of a look-up, which reads as many rows as it writes, and its indices."""
     others = tensors_in(call.args, {})[1:]
     indices = [tensor for tensor in others if not tensor.is_floating_point()]
-    return 2 * whole_output(call) + sum(map(tensor_bytes, indices))
+    row = call.outs[0].shape[-1] * call.outs[0].element_size() if call.outs and call.outs[0].dim() > 1 else 0
+    # A row has a block, which takes as long as to move 2.3 kB (one H200).
+    blocks = whole_output(call) // row * 2300 if row >= _BLOCK_FROM else 0
+    return max(2 * whole_output(call), blocks) + sum(map(tensor_bytes, indices))
 
 
 def rows_added(call: Call) -> int:
-    """Return the bytes of a look-up's dense gradient: zeroed once; each row reads itself and its addend."""
-    return whole_output(call) + 3 * tensor_bytes(call.args[0])
+    """Return the bytes of a look-up's dense gradient: zeroed once, then rows are added."""
+    return whole_output(call) + _ADDING * tensor_bytes(call.args[0])
 
 
 def bags_read(call: Call) -> int:
@@ -118,7 +126,8 @@ def bags_added(call: Call) -> int:
 def rows_written(call: Call) -> int:
     """Return the bytes of writing rows in place: the values are read, their targets read and written."""
     tensors = tensors_in(call.args, {})[1:]
-    return 3 * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
+    passes = _ADDING if "add" in operator_name(call.func) else 3
+    return passes * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
         tensor_bytes(t) for t in tensors if not t.is_floating_point()
     )
 
@@ -163,6 +172,10 @@ def whole_output(call: Call) -> int:
 _A_DIMENSION = 7
 # Loads, 64-bit addresses, the operation and the store of an element.
 _AN_ELEMENT = 14
+# Waiting for each other they take 1.4 to 2.1 times as long (one H200, ci/measured/gpu/h200). Tensors of
+# several types are converted by a switch over types.
+_WAITING = 1.87
+_CONVERTING, _A_CONVERSION = 16, 6
 # A reduction's thread without its addresses, which it computes twice.
 _A_REDUCTION = 113
 _A_SHUFFLE, _A_VALUE = 5, 5
@@ -179,13 +192,36 @@ def elementwise(call: Call, costs: KernelCosts) -> OperatorCost:
     them. Each remaining dimension costs a division and a product a tensor (OffsetCalculator.cuh): a kernel
     over five dimensions, as rotary positions by matrices have, issues more than it moves.
     """
-    found = _POINTWISE(call, costs)
-    operands = _broadcast(call)
-    dimensions = _joined(*operands) if operands is not None else 0
-    if operands is None or dimensions < 2:  # one dimension is loaded in vectors
+    found, operands = _POINTWISE(call, costs), _broadcast(call)
+    if operands is None:
         return found
-    issued = _AN_ELEMENT + dimensions * (_A_DIMENSION + len(operands[1]))
-    return _at_least(found, costs.issued_ns(call.outs[0].numel(), issued))
+    given = [each for each in tensors_in(call.args, call.kwargs) if each.dim()]
+    converts = len({each.dtype for each in given if each.is_floating_point()}) > 1
+    elements, tensors = call.outs[0].numel(), len(operands[1])
+    return at_least(found, _addressed(elements, _joined(*operands), tensors, converts, costs))
+
+
+def copied(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Price a copy by bytes or by addresses, as in `elementwise`; `cat` of contiguous tensors by bytes."""
+    found, out = _COPY(call, costs), call.outs[0]
+    given = [each for each in tensors_in(call.args, {}) if each.dim()] or [out]
+    if operator_name(call.func) in ("cat", "stack"):
+        dimensions = 0 if all(each.is_contiguous() for each in given) else out.dim()
+        return at_least(found, _addressed(out.numel(), dimensions, 3, False, costs))
+    source, target = (given[-1], given[0]) if len(given) > 1 else (given[0], out)
+    dimensions = _joined(target.shape, [target.stride(), source.expand(target.shape).stride()])
+    # float32 to 16 bits has a kernel of its own.
+    converts = source.dtype is not target.dtype and source.dtype is not torch.float32
+    return at_least(found, _addressed(target.numel(), dimensions, 2, converts, costs))
+
+
+def _addressed(elements: int, dimensions: int, tensors: int, converts: bool, costs: KernelCosts) -> int:
+    """Return ns of one operation an element by its instructions; 0 where a kernel loads vectors."""
+    if dimensions < 2 and not converts:
+        return 0
+    issued = _AN_ELEMENT + converts * (_CONVERTING + tensors * _A_CONVERSION)
+    issued += dimensions * (_A_DIMENSION + tensors) if dimensions > 1 else 0
+    return costs.issued_ns(elements, issued * _WAITING)
 
 
 def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
@@ -196,13 +232,14 @@ def reduction(call: Call, costs: KernelCosts) -> OperatorCost:
     """
     found = _REDUCTION(call, costs)
     threads, issued = _of_reduction(call)
-    return _at_least(found, costs.issued_ns(threads, issued)) if threads else found
+    return at_least(found, costs.issued_ns(threads, issued)) if threads else found
 
 
-_POINTWISE, _REDUCTION = moves("pointwise"), moves("reduction")
+_POINTWISE, _REDUCTION, _COPY = moves("pointwise"), moves("reduction"), moves("copy")
 
 
-def _at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
+def at_least(found: OperatorCost, issued_ns: int) -> OperatorCost:
+    """Return `found`, or what it takes to issue its instructions if that is longer."""
     if issued_ns <= found.duration_ns:
         return found
     return dataclasses.replace(found, duration_ns=issued_ns)

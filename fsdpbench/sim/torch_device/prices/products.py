@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: priced by their shape."""
+"""Matrix products and attention: priced by their shape."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _SCALED = ("fp8", "nvfp4")
 """Dtypes whose factors were cast before the product, by operators with their own prices."""
 
 
+_ODD = 2.7
+"""Time of products in 16 bits of odd lengths, which no kernel of the chip's own takes (one H200)."""
+
+
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     """Return the cost of `a` (..., m, k) times `b` (..., k, n)."""
     m, k = a.shape[-2:]
@@ -27,10 +31,11 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     kind = "weight_grad" if _is_weight_gradient(a, b) else "forward"
     if not (m and n and k and batch):
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
-    return OperatorCost(
-        f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}",
-        costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED),
-    )
+    duration = costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED)
+    if a.element_size() == 2 and (n % 2 or k % 2):
+        duration = round(duration * _ODD)
+    name = f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}"
+    return OperatorCost(name, duration)
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -85,40 +90,6 @@ def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
     kind = "weight_grad" if a.dim() == 2 and b.dim() == 2 else "forward"
     name = f"grouped_gemm_{dtype}_{groups}x{m}x{n}x{k}"
     return OperatorCost(name, costs.gemm_ns(m, n, k, groups, dtype, kind))
-
-
-def _convolution_gemm(
-    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, groups: int
-) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group."""
-    return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
-
-
-def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution as its matrix products."""
-    args, outs = call.args, call.outs
-    groups = argument(call, 8, "groups", 1)
-    x, weight = args[0], args[1]
-    if argument(call, 6, "transposed", False):
-        m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
-    else:
-        m, n, k = _convolution_gemm(x, weight, outs[0], groups)
-    dtype = compute_type(x.dtype, convolution=True)
-    return OperatorCost(f"conv_fprop_{dtype}_{groups}x{m}x{n}x{k}", costs.gemm_ns(m, n, k, groups, dtype))
-
-
-def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price a convolution's backward: products for input and weight, a sum for the bias, as required."""
-    args = call.args
-    grad, x, weight = args[0], args[1], args[2]
-    groups = argument(call, 9, "groups", 1)
-    wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
-    m, n, k = _convolution_gemm(x, weight, grad, groups)
-    dtype = compute_type(x.dtype, convolution=True)
-    duration = costs.gemm_ns(m, k, n, groups, dtype) if wants_input else 0
-    duration += costs.gemm_ns(n, k, m, groups, dtype, "weight_grad") if wants_weight else 0
-    duration += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
-    return OperatorCost(f"conv_bprop_{dtype}_{groups}x{m}x{n}x{k}", duration)
 
 
 def _attention_shape(
