@@ -94,6 +94,7 @@ class Steps:
         self.count += 1
         if self._done:
             return
+        self._accelerator.python.end_step()
         self._collect_garbage()
         if self._trace is not None:
             self._end_traced_step()
@@ -103,6 +104,8 @@ class Steps:
             self._done = True
             if not self._to_the_end:
                 raise MeasuredAllError
+        else:
+            self._accelerator.python.begin_step()
 
     @property
     def retried(self) -> bool:
@@ -162,6 +165,7 @@ class Steps:
     def finish(self) -> None:
         """Close the trace and let the device finish: the script has ended, perhaps before all was
         measured."""
+        self._accelerator.python.end_step()
         if self._trace is not None:
             self._close_trace()
         self._accelerator.timeline.drain()

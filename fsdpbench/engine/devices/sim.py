@@ -185,10 +185,11 @@ class SimDevice(Tells):
         if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
-        if self._graph is None:
-            step()
-        else:
-            self._graph.run(step)
+        with simulation.step():
+            if self._graph is None:
+                step()
+            else:
+                self._graph.run(step)
         simulation.drain()
         self._idle_at = simulation.cpu_ns()
         self._retried.append(_retries() > retries)

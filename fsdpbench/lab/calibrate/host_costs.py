@@ -1,7 +1,9 @@
 """The host's costs of operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
 
 Each figure is a difference or a slope, so that the loop around it cancels. The launch itself cannot be
-separated from the operator around it by a clock on the host: it stays as the base profile has it.
+separated from the operator around it by a clock on the host: it stays as the base profile has it. Operators
+and nodes are those of a small network that records gradients: one addition in place, again and again, costs
+half of them.
 """
 
 from __future__ import annotations
@@ -14,12 +16,19 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
 
-_CHAIN = 50
+_BLOCKS = 10
+_OPERATORS = 3
+_NODES, _BACKWARD_VIEWS = 5, 5
+"""Kernels and views of a block's backward."""
+_CALL_SHARE = 0.5
+"""A call of Python inside FSDP's hooks as a share of a module's call: fitted on one H200's host to the steps of
+one GPU alone and under torch's FSDP2, judged by impl's (ci/measured/host_time.txt)."""
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"
@@ -28,19 +37,22 @@ NOT_MEASURED = "launch_us"
 def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
     """Host costs in microseconds; never negative."""
     tensor = machine.normal(16)
-    launch = profile.cpu.launch_us
-    operator = _us(machine, lambda: tensor.add_(1))
+    view = _us(machine, lambda: tensor.view(4, 4))
+    block, backward = _network(machine)
+    operator = (block - view) / _OPERATORS
+    node = (backward - _BACKWARD_VIEWS * view) / _NODES
     plain, hooked = nn.Identity(), nn.Identity()
     hooked.register_forward_hook(lambda *_: None)
     module = _us(machine, lambda: plain(tensor))
     malloc, free = _segments(machine)
     return dataclasses.replace(
         profile.cpu,
-        operator_us=_positive(operator - launch),
-        view_us=_us(machine, lambda: tensor.view(4, 4)),
-        autograd_node_us=_positive(_node(machine, tensor) - operator),
+        operator_us=_positive(operator - profile.cpu.launch_us),
+        view_us=view,
+        autograd_node_us=_positive(node - operator),
         module_call_us=module,
         hook_us=_positive(_us(machine, lambda: hooked(tensor)) - module),
+        python_call_us=_CALL_SHARE * module,
         collective_us=_collective(machine, profile),
         event_us=_event(machine),
         stream_us=_stream(machine),
@@ -83,15 +95,22 @@ def _positive(value: float) -> float:
     return max(0.0, value)
 
 
-def _node(machine: Machine, tensor: torch.Tensor) -> float:
-    """Microseconds of one node of backward with one small operator in it."""
-    x = tensor.clone().float().requires_grad_()
-    y = x
-    for _ in range(_CHAIN):
-        y = y * 0.5
-    gradient = torch.zeros_like(y)
-    total = machine.host_seconds(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True), repeats=5)
-    return total * 1e6 / _CHAIN
+def _network(machine: Machine) -> tuple[float, float]:
+    """Microseconds of a block's forward and of its backward: a linear layer, a norm, a product with a
+    number."""
+    leaves = [machine.normal(*shape).requires_grad_() for shape in ((16, 16), (16,), (16,), (16,)) * _BLOCKS]
+    x = machine.normal(16, 16).requires_grad_()
+
+    def forward() -> torch.Tensor:
+        y = x
+        for place in range(0, len(leaves), 4):
+            weight, bias, scale, shift = leaves[place : place + 4]
+            y = torch.layer_norm(F.linear(y, weight, bias), (16,), scale, shift) * 0.5
+        return y
+
+    y, forward_us = forward(), machine.host_seconds(forward, repeats=5) * 1e6
+    gradients = partial(torch.autograd.grad, y, [x, *leaves], torch.zeros_like(y), retain_graph=True)
+    return forward_us / _BLOCKS, machine.host_seconds(gradients, repeats=5) * 1e6 / _BLOCKS
 
 
 def _event(machine: Machine) -> float:
