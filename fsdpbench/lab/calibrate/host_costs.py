@@ -27,8 +27,8 @@ _OPERATORS = 3
 _NODES, _BACKWARD_VIEWS = 5, 5
 """Kernels and views of a block's backward."""
 _CALL_SHARE = 0.5
-"""A call of Python inside FSDP's hooks as a share of a module's call: fitted on one H200's host to the steps of
-one GPU alone and under torch's FSDP2, judged by impl's (ci/measured/host_time.txt)."""
+"""A call of Python inside FSDP's hooks as a share of a module's call: fitted on one H200's host to the steps
+of one GPU alone and under torch's FSDP2, judged by impl's (ci/measured/host_time.txt)."""
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"
