@@ -170,7 +170,6 @@ class Simulation:
     def end(self) -> None:
         """Undo the software profile's changes; safe to call twice."""
         self.accelerator.undo_software()
-        self.accelerator.python.end_step()
         self.accelerator.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:
@@ -183,7 +182,7 @@ class Simulation:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Enter around each step of the program, whose calls in Python take time from the second on."""
+        """Enter around each step: calls in Python take time from the second on."""
         self.accelerator.python.begin_step()
         try:
             yield

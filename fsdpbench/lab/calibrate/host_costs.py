@@ -1,9 +1,7 @@
 """The host's costs of operators, modules, hooks, events and allocations: `CpuProfile`, and the host link.
 
 Each figure is a difference or a slope, so that the loop around it cancels. The launch itself cannot be
-separated from the operator around it by a clock on the host: it stays as the base profile has it. Operators
-and nodes are those of a small network that records gradients: one addition in place, again and again, costs
-half of them.
+separated from the operator around it by a clock on the host: it stays as the base profile has it.
 """
 
 from __future__ import annotations
@@ -26,9 +24,6 @@ _BLOCKS = 10
 _OPERATORS = 3
 _NODES, _BACKWARD_VIEWS = 5, 5
 """Kernels and views of a block's backward."""
-_CALL_SHARE = 0.5
-"""A call of Python inside FSDP's hooks as a share of a module's call: fitted on one H200's host to the steps
-of one GPU alone and under torch's FSDP2, judged by impl's (ci/measured/host_time.txt)."""
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"
@@ -52,7 +47,7 @@ def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
         autograd_node_us=_positive(node - operator),
         module_call_us=module,
         hook_us=_positive(_us(machine, lambda: hooked(tensor)) - module),
-        python_call_us=_CALL_SHARE * module,
+        python_call_us=module,  # as steps of FSDP say (ci/measured/host_time.txt)
         collective_us=_collective(machine, profile),
         event_us=_event(machine),
         stream_us=_stream(machine),
@@ -96,8 +91,7 @@ def _positive(value: float) -> float:
 
 
 def _network(machine: Machine) -> tuple[float, float]:
-    """Microseconds of a block's forward and of its backward: a linear layer, a norm, a product with a
-    number."""
+    """Microseconds of a block's forward and backward: linear layer, norm, product with a number."""
     leaves = [machine.normal(*shape).requires_grad_() for shape in ((16, 16), (16,), (16,), (16,)) * _BLOCKS]
     x = machine.normal(16, 16).requires_grad_()
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.simulated
 
 
 def times(*steps: Callable[[torch.Tensor], None]) -> list[int]:
-    """Calls that each step was charged for: its CPU time without its operator's."""
+    """Calls that each step was charged for, in hundredths: its CPU time without its operator's."""
     from device_training import start
 
     sim, taken = start(), []
@@ -28,7 +28,11 @@ def times(*steps: Callable[[torch.Tensor], None]) -> list[int]:
     before = sim.cpu_ns()
     x.add_(1)
     operator = sim.cpu_ns() - before
-    return [round((ns - operator) / (sim.profile.cpu.python_call_us * 1000)) for ns in taken]
+    return [round((ns - operator) / (sim.profile.cpu.python_call_us * 10)) for ns in taken]
+
+
+TWICE_TWO = (100 + 100 + 2 * 15) + (100 + 15)
+"""The step itself and three calls of one function before the operator, two of it behind."""
 
 
 def nothing() -> None:
@@ -49,12 +53,12 @@ def with_calls(before: int, after: int) -> Callable[[torch.Tensor], None]:
 
 
 def test_calls_take_time_from_the_second_step_on() -> None:
-    assert times(*[with_calls(3, 2)] * 4) == [0, 6, 6, 6]
+    assert times(*[with_calls(3, 2)] * 4) == [0, TWICE_TWO, TWICE_TWO, TWICE_TWO]
 
 
 def test_a_step_of_the_same_operators_repeats_the_counts_of_the_second() -> None:
     """So that only one step is run under a profile function, which doubles its real time."""
-    assert times(with_calls(3, 2), with_calls(3, 2), with_calls(50, 50)) == [0, 6, 6]
+    assert times(with_calls(3, 2), with_calls(3, 2), with_calls(50, 50)) == [0, TWICE_TWO, TWICE_TWO]
 
 
 def test_a_step_of_other_operators_is_counted_from_there_on() -> None:
@@ -63,7 +67,7 @@ def test_a_step_of_other_operators_is_counted_from_there_on() -> None:
         x.mul_(2)
         nothing()
 
-    assert times(with_calls(3, 2), with_calls(3, 2), other, other)[2:] == [4 + 1, 4 + 1]
+    assert times(with_calls(3, 2), with_calls(3, 2), other, other)[2:] == [330, 330]
 
 
 def test_what_depends_on_the_version_of_python_is_not_counted() -> None:
@@ -75,7 +79,7 @@ def test_what_depends_on_the_version_of_python_is_not_counted() -> None:
         with generator():
             x.add_(sum([1 for _ in range(3)]))
 
-    assert times(step, step) == [0, 1]
+    assert times(step, step) == [0, 100]
 
 
 def test_the_program_s_own_profile_function_is_there_again() -> None:
