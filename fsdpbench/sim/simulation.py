@@ -170,6 +170,7 @@ class Simulation:
     def end(self) -> None:
         """Undo the software profile's changes; safe to call twice."""
         self.accelerator.undo_software()
+        self.accelerator.python.end_step()
         self.accelerator.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:
@@ -179,15 +180,6 @@ class Simulation:
     def advance_cpu(self, ns: int) -> None:
         """Advance the CPU, busy or asleep, by `ns`."""
         self.accelerator.timeline.cpu += ns
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Enter around each step: calls in Python take time from the second on."""
-        self.accelerator.python.begin_step()
-        try:
-            yield
-        finally:
-            self.accelerator.python.end_step()
 
     def synchronize(self) -> None:
         """Block the simulated CPU until the device is idle."""

@@ -20,10 +20,8 @@ from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
 
-_BLOCKS = 10
-_OPERATORS = 3
-_NODES, _BACKWARD_VIEWS = 5, 5
-"""Kernels and views of a block's backward."""
+_BLOCKS, _OPERATORS = 10, 3
+_NODES, _BACKWARD_VIEWS = 5, 5  # kernels and views of a block's backward
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"

@@ -95,7 +95,7 @@ class Accelerator:
         self.account: HolderFollower | None = None
         self.graph_pool: int | None = None
         self.backward = BackwardStreams(self)
-        self.python = PythonCalls(self._charge_python)
+        self.python = PythonCalls(self)
         self._listeners: dict[AllocatorListener, bool] = {}
 
     def forget_run(self) -> None:
@@ -110,9 +110,6 @@ class Accelerator:
         self.between_nodes_since = None
         self.python.forget()
         self.stop_listening()
-
-    def _charge_python(self, calls: int) -> None:
-        self.timeline.cpu += calls * self.cpu_costs.python_call_ns // 100
 
     def require_started(self) -> None:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""

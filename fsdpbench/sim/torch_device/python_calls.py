@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -32,8 +31,7 @@ _OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for eac
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # `module_call_us` is their time
 _GENERATORS = 0x20 | 0x80 | 0x200
 _END = "end of the step"
-FIRST, AGAIN = 100, 15
-"""What calls weigh, in hundredths."""
+FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
 
 
 class _Counted(dict[CodeType, int]):
@@ -52,20 +50,18 @@ class _Counted(dict[CodeType, int]):
 
 
 class PythonCalls:
-    """Tells `charge` the `calls` of a step, in hundredths, where they are made. `counting`: it is counted."""
+    """Charges an `Accelerator` for the `calls` of a step, in hundredths. `counting`: they are counted now."""
 
-    def __init__(self, charge: Callable[[int], None]) -> None:
-        self._charge = charge
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
         self._counted = _Counted()
         self._called: set[CodeType] = set()
-        self._previous: Any = None
         self.forget()
 
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
         self.counting = False
-        self.calls = self._begun = 0
-        self._at = -1
+        self.calls, self._begun, self._at = 0, 0, -1
         self._step: list[tuple[Any, int]] = []
 
     def begin_step(self) -> None:
@@ -91,21 +87,25 @@ class PythonCalls:
             return
         self._at = at + 1
         if self.counting:
-            calls, self.calls = self.calls, 0
-            self._called.clear()
+            calls = self.calls
+            self.leave()
             self._step.append((operator, calls))
         else:
             expected, calls = self._step[at]
             if expected is not operator:
                 self._step[at:] = [(operator, calls)]
                 self._count()
-        if calls:
-            self._charge(calls)
+        self._accelerator.timeline.cpu += calls * self._accelerator.cpu_costs.python_call_ns // 100
+
+    def leave(self) -> None:
+        """Forget the calls so far: they are the simulator's own, or charged."""
+        self.calls = 0
+        self._called.clear()
 
     def _count(self) -> None:
         """Count calls from here to the end of the step."""
-        self.counting, self.calls, counted, known = True, 0, self._counted, self._called
-        known.clear()
+        self.counting, counted, known = True, self._counted, self._called
+        self.leave()
         self._previous = sys.getprofile()
 
         def called(frame: Any, event: str, argument: Any) -> None:

@@ -118,7 +118,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
         if python.counting:
-            python.calls = 0  # the simulator's own
+            python.leave()
         return result
 
     return kernel
