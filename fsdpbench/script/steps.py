@@ -210,7 +210,8 @@ class Steps:
         if self.count >= wanted:
             return []
         if self.count == 1:
-            return ["the script made one step: its first, which also allocates memory and builds its states"]
+            return ["the script made one step: its first, which also allocates memory and builds its states; "
+                    "Python between operators costs nothing in it"]  # fmt: skip
         missing = [] if self.traced_times_s else ["times by kind, communication and overlap"]
         if self.count <= self._warmup:
             missing.append("a step after the warm-up")

@@ -20,7 +20,6 @@ from fsdpbench.base.torch_internals import (
     patch,
     trace_rules,
 )
-from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.torch_device.compile.refusals import (
     REFUSED_OPTIONS,
@@ -170,7 +169,5 @@ def _compile_by_device(
                     raise
                 REPORT.refused[str(refusal)] += 1
                 raise _as_it_is(refusal) from None
-            finally:
-                ACCELERATOR.python.leave()
 
     return compile_fx
