@@ -54,7 +54,7 @@ def test_one_step_has_figures_of_its_own(run_probe: RunScript, tmp_path: Path) -
     """Where calls in Python cost nothing, because they are not counted in the first step."""
     free = tmp_path / "free.toml"
     free.write_text('base = "a100-80gb"\nname = "free"\n[cpu]\npython_call_us = 0\n')
-    run, longer = (run_probe(f"train({steps})", "--hardware", str(free)) for steps in (1, 7))
+    run, longer = (run_probe(f"train({steps})", hardware=str(free)) for steps in (1, 7))
     assert run.result["status"] == "ok", run.cause
     (note,) = run.result["script"]["notes"]
     assert "one step: its first" in note
