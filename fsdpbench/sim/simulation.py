@@ -170,6 +170,7 @@ class Simulation:
     def end(self) -> None:
         """Undo the software profile's changes; safe to call twice."""
         self.accelerator.undo_software()
+        self.accelerator.python.end_step()
         self.accelerator.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:

@@ -185,10 +185,12 @@ class SimDevice(Tells):
         if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
             simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
+        simulation.accelerator.python.begin_step()
         if self._graph is None:
             step()
         else:
             self._graph.run(step)
+        simulation.accelerator.python.end_step()
         simulation.drain()
         self._idle_at = simulation.cpu_ns()
         self._retried.append(_retries() > retries)

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.sim.model.profile import HardwareProfile
 from fsdpbench.sim.model.sections import GIB, MIB, CpuProfile, HostLinkProfile
 
-_CHAIN = 50
+_BLOCKS, _OPERATORS = 10, 3
+_NODES, _BACKWARD_VIEWS = 5, 5  # kernels and views of a block's backward
 _SEGMENTS = (64 * MIB, 256 * MIB, GIB, 4 * GIB)
 _COPIES = (MIB, 16 * MIB, 256 * MIB)
 NOT_MEASURED = "launch_us"
@@ -28,19 +30,22 @@ NOT_MEASURED = "launch_us"
 def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
     """Host costs in microseconds; never negative."""
     tensor = machine.normal(16)
-    launch = profile.cpu.launch_us
-    operator = _us(machine, lambda: tensor.add_(1))
+    view = _us(machine, lambda: tensor.view(4, 4))
+    block, backward = _network(machine)
+    operator = (block - view) / _OPERATORS
+    node = (backward - _BACKWARD_VIEWS * view) / _NODES
     plain, hooked = nn.Identity(), nn.Identity()
     hooked.register_forward_hook(lambda *_: None)
     module = _us(machine, lambda: plain(tensor))
     malloc, free = _segments(machine)
     return dataclasses.replace(
         profile.cpu,
-        operator_us=_positive(operator - launch),
-        view_us=_us(machine, lambda: tensor.view(4, 4)),
-        autograd_node_us=_positive(_node(machine, tensor) - operator),
+        operator_us=_positive(operator - profile.cpu.launch_us),
+        view_us=view,
+        autograd_node_us=_positive(node - operator),
         module_call_us=module,
         hook_us=_positive(_us(machine, lambda: hooked(tensor)) - module),
+        python_call_us=module,  # as steps of FSDP say (ci/measured/host_time.txt)
         collective_us=_collective(machine, profile),
         event_us=_event(machine),
         stream_us=_stream(machine),
@@ -83,15 +88,21 @@ def _positive(value: float) -> float:
     return max(0.0, value)
 
 
-def _node(machine: Machine, tensor: torch.Tensor) -> float:
-    """Microseconds of one node of backward with one small operator in it."""
-    x = tensor.clone().float().requires_grad_()
-    y = x
-    for _ in range(_CHAIN):
-        y = y * 0.5
-    gradient = torch.zeros_like(y)
-    total = machine.host_seconds(lambda: torch.autograd.grad(y, x, gradient, retain_graph=True), repeats=5)
-    return total * 1e6 / _CHAIN
+def _network(machine: Machine) -> tuple[float, float]:
+    """Microseconds of a block's forward and backward: linear layer, norm, product with a number."""
+    leaves = [machine.normal(*shape).requires_grad_() for shape in ((16, 16), (16,), (16,), (16,)) * _BLOCKS]
+    x = machine.normal(16, 16).requires_grad_()
+
+    def forward() -> torch.Tensor:
+        y = x
+        for place in range(0, len(leaves), 4):
+            weight, bias, scale, shift = leaves[place : place + 4]
+            y = torch.layer_norm(F.linear(y, weight, bias), (16,), scale, shift) * 0.5
+        return y
+
+    y, forward_us = forward(), machine.host_seconds(forward, repeats=5) * 1e6
+    gradients = partial(torch.autograd.grad, y, [x, *leaves], torch.zeros_like(y), retain_graph=True)
+    return forward_us / _BLOCKS, machine.host_seconds(gradients, repeats=5) * 1e6 / _BLOCKS
 
 
 def _event(machine: Machine) -> float:

@@ -282,7 +282,8 @@ class CpuCosts:
     kernel; `launch_ns`: a kernel launch; `autograd_node_ns`: one node of the backward graph;
     `module_call_ns`: one `nn.Module.__call__`; `hook_ns`: one Python hook; `collective_ns`: the call of a
     collective with its launch; `event_ns`: record, wait or query of an event; `stream_ns`: switching the
-    current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded.
+    current stream; `synchronize_ns`: the call of a synchronisation, waiting excluded;
+    `python_call_ns`: the first call of any other function in Python after an operator.
     """
 
     autograd_node_ns: int
@@ -292,6 +293,7 @@ class CpuCosts:
     launch_ns: int
     module_call_ns: int
     operator_ns: int
+    python_call_ns: int
     stream_ns: int
     synchronize_ns: int
     view_ns: int

@@ -151,6 +151,7 @@ class CpuProfile:
     autograd_node_us: float
     module_call_us: float
     hook_us: float
+    python_call_us: float
     collective_us: float
     event_us: float
     stream_us: float

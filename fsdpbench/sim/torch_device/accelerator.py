@@ -16,6 +16,7 @@ from fsdpbench.sim.model.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.model.trace_recorder import MemcpyRecord, trace_stream
 from fsdpbench.sim.torch_device.backward_streams import BackwardStreams
 from fsdpbench.sim.torch_device.followed import HolderFollower, Lateness, MemoryFollower
+from fsdpbench.sim.torch_device.python_calls import PythonCalls
 
 if TYPE_CHECKING:
     from fsdpbench.sim.model.allocator import CachingAllocator
@@ -95,6 +96,7 @@ class Accelerator:
         self.account: HolderFollower | None = None
         self.graph_pool: int | None = None
         self.backward = BackwardStreams(self)
+        self.python = PythonCalls(self)
         self._listeners: dict[AllocatorListener, bool] = {}
 
     def forget_run(self) -> None:
@@ -107,6 +109,7 @@ class Accelerator:
         self.follows_numbers = False
         self.operators_launched = self.bytes_traced = self.between_nodes_ns = 0
         self.between_nodes_since = None
+        self.python.forget()
         self.stop_listening()
 
     def require_started(self) -> None:

@@ -59,6 +59,7 @@ class Plan:
         self.captured: CapturedGraph | None = None
         self.not_captured = ""
         self._costs: KernelCosts | None = None
+        ACCELERATOR.python.leave()  # the compiler's calls
         self._durations_ns: list[int] = []
 
     def complete(self, launches: Sequence[Launch], extern_bytes: int, fallbacks: Sequence[str]) -> None:

@@ -118,6 +118,7 @@ class Communicator(Membership):
             accelerator.backward.arrive()
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
             return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
+        accelerator.python.before(kind)
         start = timeline.cpu
         timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):  # as through gloo: no device time

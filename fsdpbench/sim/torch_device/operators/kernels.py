@@ -93,9 +93,11 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     # Numbers without influence on shapes: learning rates, counts of steps.
     name = operator._schema.name
     accelerator = ACCELERATOR
+    python = accelerator.python
     by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        python.before(operator)
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
         key: list[Any] = []
@@ -115,6 +117,8 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         result = carry_out(accelerator, plan, tensors, inputs)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
+        if python.counting:
+            python.leave()
         return result
 
     return kernel

@@ -9,8 +9,8 @@ from math import gcd, prod
 
 import torch
 
-from fsdpbench.base.configuration.compute_type import compute_type
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, argument, tensor_bytes
 

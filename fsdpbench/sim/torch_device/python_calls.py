@@ -1,0 +1,116 @@
+"""CPU time of the Python that runs between operators: a cost for each call of a function.
+
+Between two operators the first call of a function costs all of it, others 15 %, as calls of `tree_map` do on
+one host. Functions of the standard library, whose number of calls depends on Python's version, cost nothing.
+Counting (`sys.setprofile`) doubles a step's real time. So the second step of a simulation is counted, and
+later ones repeat its counts while they call the same operators:
+
+    step 1   builds states and fills caches: not counted
+    step 2   [ 3 calls ] linear [ 1 call ] gelu [ 41 calls ] all_gather ... [ 7 calls ] end
+    step 3     as step 2   =      as step 2  =    counted from here: another operator than in step 2
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import CodeType
+from typing import Any
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.abspath(sys.modules["fsdpbench"].__file__ or "")) + os.sep
+_OF_PROGRAMS = tuple(f"{_PACKAGE}{each}{os.sep}" for each in ("impl", "workloads", "systems"))
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_PLANNING = ("_dynamo", "_inductor", "_functorch", "fx", "_subclasses", "_refs", "_prims", "_decomp", "_ops",
+             "_meta_registrations", "_library", "library", "_guards", "_logging", "compiler")  # fmt: skip
+_OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for each in _PLANNING)
+"""Modules that run while operators and graphs get their plans."""
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # `module_call_us` is their time
+_GENERATORS = 0x20 | 0x80 | 0x200
+_END = "end of the step"
+FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
+
+
+class _Counted(dict[CodeType, int]):
+    """Whether a function is the program's. Comprehensions are calls in some versions of Python alone."""
+
+    def __missing__(self, code: CodeType) -> int:
+        name, file = code.co_name, code.co_filename
+        if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
+            counted = False
+        elif file.startswith(_PACKAGE):
+            counted = file.startswith(_OF_PROGRAMS)
+        else:
+            counted = file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
+        self[code] = int(counted and (name == "<lambda>" or not name.startswith("<")))
+        return self[code]
+
+
+class PythonCalls:
+    """Charges an `Accelerator` for the `calls` of a step, in hundredths. `counting`: they are counted now."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._counted = _Counted()
+        self._called: set[CodeType] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the steps of the previous simulation."""
+        self.counting = False
+        self.calls, self._begun, self._at = 0, 0, -1
+        self._step: list[tuple[Any, int]] = []
+
+    def begin_step(self) -> None:
+        """Begin a step of the program."""
+        self._begun += 1
+        self._at = 0
+        if not self._step and self._begun > 1:
+            self._count()
+
+    def end_step(self) -> None:
+        """Charge what follows the last operator, and end the step (no effect without one)."""
+        if self.counting or self._step[self._at : self._at + 1] == self._step[-1:]:
+            self.before(_END)
+        self._at = -1
+        if self.counting:
+            self.counting = False
+            sys.setprofile(self._previous)
+
+    def before(self, operator: Any) -> None:
+        """Charge the calls since the operator before this one."""
+        at = self._at
+        if at < 0 or not (self._step or self.counting):
+            return
+        self._at = at + 1
+        if self.counting:
+            calls = self.calls
+            self.leave()
+            self._step.append((operator, calls))
+        else:
+            expected, calls = self._step[at]
+            if expected is not operator:
+                self._step[at:] = [(operator, calls)]
+                self._count()
+        self._accelerator.timeline.cpu += calls * self._accelerator.cpu_costs.python_call_ns // 100
+
+    def leave(self) -> None:
+        """Forget the calls so far: they are the simulator's own, or charged."""
+        self.calls = 0
+        self._called.clear()
+
+    def _count(self) -> None:
+        """Count calls from here to the end of the step."""
+        self.counting, counted, known = True, self._counted, self._called
+        self.leave()
+        self._previous = sys.getprofile()
+
+        def called(frame: Any, event: str, argument: Any) -> None:
+            if event == "call" and counted[frame.f_code]:
+                self.calls += AGAIN if frame.f_code in known else FIRST
+                known.add(frame.f_code)
+
+        sys.setprofile(called)
