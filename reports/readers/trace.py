@@ -121,7 +121,8 @@ class CollectiveInfo:
 class OperatorCall:
     """The inputs of an operator's call (`record_shapes`): of each its sizes (none for what is not a tensor,
     or has no dimension), its type and, of a plain value, its text; all as the file has them. strides: of each
-    input, as far as they are known.  moved: bytes, where a fused kernel states them.
+    input, as far as they are known.  moved: bytes, where a fused kernel states them.  lists: sizes in each
+    list of tensors.
     """
 
     sizes: tuple[tuple[int, ...], ...]
@@ -129,6 +130,7 @@ class OperatorCall:
     values: tuple[str, ...]
     strides: tuple[tuple[int, ...], ...] = ()
     moved: int | None = None
+    lists: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

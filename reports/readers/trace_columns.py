@@ -69,8 +69,9 @@ class _Numbering(dict[Any, int]):
 class ColumnBuilder:
     """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, all_calls: bool = False) -> None:
         self.seen = 0
+        self._all_calls = all_calls
         self._names = _Numbering()
         self._lanes = _Numbering()
         self._chunks: list[Events] = []
@@ -200,7 +201,7 @@ class ColumnBuilder:
 
     def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
         operators = np.flatnonzero(category == Category.CPU_OP).tolist()
-        rows = [row for row in operators if is_shaped(events[row].name)]
+        rows = [row for row in operators if self._all_calls or is_shaped(events[row].name)]
         arguments = self._arguments(events, rows, CalledArguments)
         for row, each in zip(rows, arguments, strict=True):
             texts = (each.sizes, each.types, each.values, each.strides)

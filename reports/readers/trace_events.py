@@ -219,7 +219,11 @@ def call_of(arguments: CalledArguments) -> OperatorCall:
     gigabytes = arguments.gigabytes
     moved = round(gigabytes * 1e9) if gigabytes and 0 < gigabytes < _LARGEST / 1e9 else None
     shapes, steps = (tuple(map(_shape, each[:count])) for each in (sizes, strides))
-    return OperatorCall(shapes, _texts(types, count), _texts(values, count), steps, moved)
+    nested = (
+        [each for each in size if isinstance(each, list)] for size in sizes[:count] if isinstance(size, list)
+    )
+    inside = tuple(tuple(map(_shape, each)) for each in nested)
+    return OperatorCall(shapes, _texts(types, count), _texts(values, count), steps, moved, inside)
 
 
 def _decoded(text: Raw) -> list[Any]:

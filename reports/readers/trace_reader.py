@@ -34,12 +34,13 @@ from fsdpbench.reports.readers.trace_events import (
 from fsdpbench.reports.readers.trace_text import UncuttableError, cut, cut_exactly, nesting, read_blocks
 
 
-def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
+def read_trace(path: Path | str, limits: TraceLimits | None = None, *, all_calls: bool = False) -> Trace:
     """Decode one rank's trace file.
 
     Args:
         path: a Kineto JSON file, gzip-compressed or plain; the content decides, not the name.
         limits: how much the file may ask for; the defaults and `FSDPBENCH_TRACE_LIMITS` unless given.
+        all_calls: keep the inputs of every operator, lists of tensors too, not only of those of known cost.
 
     Raises:
         TraceError: the file is missing, empty, truncated, not JSON, no trace, or beyond a limit.
@@ -52,9 +53,9 @@ def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
     with _no_garbage_collection():
         try:
             try:
-                decoded = _decode_in_chunks(path, limits)
+                decoded = _decode_in_chunks(_Decoded(path, limits, ColumnBuilder(all_calls)))
             except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
-                decoded = _decode_tolerantly(path, limits)
+                decoded = _decode_tolerantly(_Decoded(path, limits, ColumnBuilder(all_calls)))
         except RecursionError:
             raise TraceError(
                 path, "nests deeper than Python can decode, whatever the limit `depth`"
@@ -104,9 +105,8 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _decode_in_chunks(path: Path, limits: TraceLimits) -> _Decoded:
-    decoded = _Decoded(path, limits)
-    for kind, text in cut(read_blocks(path, limits), limits):
+def _decode_in_chunks(decoded: _Decoded) -> _Decoded:
+    for kind, text in cut(read_blocks(decoded.path, decoded.limits), decoded.limits):
         decoded.check_depth(text, outside=1 if kind == "events" else 0)
         if kind == "events":
             decoded.add(FLOAT_EVENTS.decode(text), text)
@@ -128,9 +128,9 @@ def _beside(file: File) -> dict[str, object]:
     return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != ABSENT}
 
 
-def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
+def _decode_tolerantly(decoded: _Decoded) -> _Decoded:
     """Decode the slow way, for files that the strict decoder refuses. Raises TraceError with the reason."""
-    decoded = _Decoded(path, limits)
+    path, limits = decoded.path, decoded.limits
     lost = 0
     defects: list[str] = []
     try:

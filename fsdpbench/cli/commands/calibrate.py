@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--gpus", type=whole(most=MOST_GPUS), default=1)
 @click.option("--quick", is_flag=True)
 @click.option("--from-result", "results", multiple=True, type=PossiblePath())
+@click.option("--from-trace", "traces", multiple=True, type=PossiblePath())
 @click.option("--fit")
 @click.option("--nccl-tests", "measured", multiple=True, type=PossiblePath(dir_okay=False))
 @click.option("--json", "as_json", is_flag=True)
@@ -47,6 +48,7 @@ def command(
     gpus: int,
     quick: bool,
     results: tuple[Path, ...],
+    traces: tuple[Path, ...],
     fit: str | None,
     measured: tuple[Path, ...],
     as_json: bool,
@@ -61,8 +63,9 @@ def command(
 
     \b
     fsdpbench calibrate --from-result runs/mine --fit network -o mine.toml
+    fsdpbench calibrate --from-trace trace.json.gz -o mine.toml
 
-    needs no GPU: a run that was measured says how fast the network, or computation, really is.
+    need no GPU: a measured run says how fast the network, or computation, really is; a trace, its kernels.
 
     \b
     fsdpbench calibrate --nccl-tests gather-2.txt --nccl-tests gather-16.txt --base h100-80gb -o mine.toml
@@ -72,10 +75,12 @@ def command(
     _check_output(output)
     if fit is not None and not results:
         raise UsageError("--fit is of --from-result")
-    if measured:
-        if results or name is not None or quick or device != "cuda":
-            raise UsageError("--nccl-tests takes -o, --base and --json alone")
-        calibrate_from_nccl_tests(measured, output, base, as_json)
+    if traces or measured:
+        if results or (traces and measured) or name is not None or quick or device != "cuda":
+            given = "--from-trace" if traces else "--nccl-tests"
+            raise UsageError(f"{given} takes -o, --base and --json alone")
+        fit_to = calibrate_from_traces if traces else calibrate_from_nccl_tests
+        fit_to(traces or measured, output, base, as_json)
         return
     if results:
         if name is not None or quick:
@@ -169,6 +174,30 @@ def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | N
     else:
         for line in (f"{output}: {base} with the measured network", *found.lines(before)):
             show(line)
+
+
+def calibrate_from_traces(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
+    """Fit the packaged profile `base` (default: the one like the traces' GPU) to traces and write it."""
+    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
+
+    samples = read_samples(paths)
+    base = base or profile_like(samples.device, samples.memory)
+    device = f"a simulated {samples.device}" if samples.simulated else samples.device or "a GPU without name"
+    if base not in profile_names():
+        known = ", ".join(profile_names())
+        raise UsageError(f"--from-trace: it is of {device}; name the nearest profile by --base ({known})")
+    source = f"fitted to a trace of {device} by fsdpbench calibrate, {datetime.date.today().isoformat()}"
+    found, figures, summary = fit_trace(samples, base, output.stem, source)
+    write_whole(output, to_toml(found.to_toml_tables()))
+    load_profile(output)
+    if as_json:
+        record = {"schema": 1, "file": str(output), "base": base, "summary": summary}
+        show_json(record | {"figures": [dataclasses.asdict(each) for each in figures]})
+        return
+    show(f"{'figure':32}{base:>12}  {'trace':>10}{'kernels':>9}{'spread':>8}")
+    for line in (*map(str, figures), f"{output}: {summary}"):
+        show(line)
 
 
 def calibrate_from_results(

@@ -56,7 +56,7 @@ class Calibration:
         profile = self.profile
         measured = sorted({key.split(".")[0] for key in self.measured})
         packaged = self.base in profile_names()
-        sections = measured if packaged else sorted({key.split(".")[0] for key in _all_keys(profile)})
+        sections = measured if packaged else sorted({key.split(".")[0] for key in all_keys(profile)})
         tables = {
             **({"base": self.base} if packaged else {}),
             "name": profile.name,
@@ -124,7 +124,7 @@ def calibrate(
         runs_use=(),
         older=None,  # one generation was measured; a file on a base of two takes the other from there
     )
-    assumed = tuple(key for key in _all_keys(profile) if key not in run.measured)
+    assumed = tuple(key for key in all_keys(profile) if key not in run.measured)
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
 
 
@@ -205,7 +205,7 @@ def _source(machine: Machine) -> str:
     )
 
 
-def _all_keys(profile: HardwareProfile) -> Iterator[str]:
+def all_keys(profile: HardwareProfile) -> Iterator[str]:
     """The dotted keys of all figures."""
     for field in dataclasses.fields(profile):
         section = getattr(profile, field.name)

@@ -1,0 +1,226 @@
+"""Figures of a profile that a trace's samples determine; the others stay the base's, with the reason.
+
+A figure is fitted where 10 % less of it moves some time by 2 % that the figures before it do not explain.
+Equal calls count by their time, and the sum of a figure's calls. Prices are of one GPU, or a world's slowest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
+from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
+from fsdpbench.sim.model.chips import chip_of
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
+from fsdpbench.sim.model.sections import DTYPES, GIB
+from fsdpbench.sim.torch_device.prices import Call
+
+_FITTED = {
+    "bandwidth.efficiency": ("pointwise", "copy", "memcpy", "reduction", "optimizer", "gather"),
+    "bandwidth": ("floor_us",),
+    "compute": ("issue_share",),
+    "gemm": ("sustained", "under_load", "weight_grad", "memory_efficiency", "floor_us", "prologue_k"),
+    "attention": ("forward_tflops", "backward_tflops", "memory_efficiency", "head_dim_64", "floor_us"),
+}
+_GROUPS = (("bandwidth.efficiency", "bandwidth", "compute"), ("gemm",), ("attention",))
+"""What is fitted together; earlier figures explain first."""
+_FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.02, 30.0, 0.3, 5.0
+_WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
+_LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
+_LOADED = 0.5
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of base and trace, the kernels that show it, their scatter; or why it `stays` the base's."""
+
+    key: str
+    base: float
+    found: float
+    calls: int
+    spread: float
+    stays: str = ""
+
+    def __str__(self) -> str:
+        line = f"stays: {self.stays}" if self.stays else f"{self.found:10.4g}{self.calls:9}{self.spread:8.0%}"
+        return f"{self.key:32}{self.base:12.4g}  {line}"
+
+
+_Observation = tuple[Call, float, int, float]
+"""A call, its median ns, kernels, and its share of the time."""
+
+
+def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Calibration, list[Figure], str]:
+    """Return the packaged profile `base` fitted to samples, its figures, and how well it repeats the times.
+    Raises `UsageError` if nothing can be fitted."""
+    ranks = samples.ranks if samples.simulated else 1
+    profile, chip = _of_chip(samples, load_profile(base))
+    figures, costs = [*chip], KernelCosts(of_slowest(profile, ranks))
+    observations = _observations(samples, costs)
+    busy = f"the GPU is busy {samples.working / max(1, samples.span):.0%} of the time: "
+    cool = not samples.simulated and samples.working < _LOADED * samples.span
+    for sections in _GROUPS:
+        keys = [f"{section}.{each}" for section in sections for each in _FITTED[section]]
+        fitted, found = _fit_group(profile, keys, observations, ranks, 1 if samples.simulated else _FEWEST)
+        if cool and len(sections) == 1:
+            why = f"{busy}its clock is not that of steady training"
+            fitted, found = profile, [dataclasses.replace(each, stays=each.stays or why) for each in found]
+        profile, figures = fitted, figures + found
+    unmatched = samples.unmatched / max(1, samples.busy)
+    missing = f"{unmatched:.0%} of the kernels' time is of operators without shapes (record_shapes=True)"
+    taken = {each.key for each in figures if not each.stays}
+    if taken <= {each.key for each in chip}:
+        raise UsageError(f"--from-trace: nothing of {base} can be fitted to it: {missing} or a price")
+    keys = [key for key in all_keys(profile) if not key.startswith("older.")]
+    measured = tuple(key for key in keys if any(f"{each}.".startswith(f"{key}.") for each in taken))
+    # A file with another chip's rates states all that depends on them.
+    measured += ("gemm.tiles", "attention.floor_us") * any(key.startswith("compute.") for key in measured)
+    assumed = tuple(key for key in keys if key not in measured)
+    profile = dataclasses.replace(profile, name=name, source=source, estimated=assumed)
+    after = KernelCosts(of_slowest(profile, ranks))
+    was, now = (
+        sum(each[3] * abs(math.expm1(_error(each, one))) for each in observations) for one in (costs, after)
+    )
+    line = f"its kernels' times are {was:.1%} off with {base}, {now:.1%} with this; {missing} or a price"
+    return Calibration(profile, base, measured, assumed, {"kernels": now}), figures, line
+
+
+def _error(observation: _Observation, costs: KernelCosts) -> float:
+    return math.log(priced_ns(observation[0], costs) / observation[1])
+
+
+def _get(profile: HardwareProfile, key: str) -> float:
+    value: Any = profile
+    for part in key.split("."):
+        value = value.get(part, 0.0) if isinstance(value, Mapping) else getattr(value, part)
+    return float(value)
+
+
+def _with(profile: HardwareProfile, values: Mapping[str, float]) -> HardwareProfile:
+    for key, value in values.items():
+        section, name, *rest = key.split(".")
+        table = getattr(profile, section)
+        whole = {**getattr(table, name), rest[0]: value} if rest else value
+        profile = dataclasses.replace(profile, **{section: dataclasses.replace(table, **{name: whole})})
+    return profile
+
+
+def _of_chip(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the base with the device's memory, and its data sheet where it is another chip."""
+    found = {"memory.capacity_gib": samples.memory / GIB} if samples.memory else {}
+    if (chip := chip_of(samples.device)) is not None:
+        sheet = {"compute.sm_count": chip.sm_count, "memory.bandwidth_gb_s": chip.bandwidth_gb_s}
+        sheet |= {
+            f"compute.peak_tflops.{kind}": chip.peak_tflops[kind]
+            for kind in chip.peak_tflops
+            if kind in DTYPES
+        }
+        other = any(abs(value / _get(base, key) - 1) > 0.02 for key, value in sheet.items())
+        found |= sheet if other else {}
+    figures = [Figure(key, _get(base, key), value, samples.traces, 0.0) for key, value in found.items()]
+    return _with(base, found), figures
+
+
+def _observations(samples: Samples, costs: KernelCosts) -> list[_Observation]:
+    """Return the median of each sample alone; of a call's variants the one nearest to the base's time."""
+    found = []
+    for each in samples.operators.values():
+        ns = statistics.median(each.alone) if each.alone else 0.0
+        if ns > (0 if samples.simulated else _LONG_NS):
+            call = min(each.calls, key=lambda call: abs(math.log(priced_ns(call, costs) / ns)))
+            found.append((call, ns, each.kernels, ns * len(each.alone)))
+    total = sum(time for _, _, _, time in found)
+    return [(call, ns, kernels, time / total) for call, ns, kernels, time in found]
+
+
+def _fit_group(
+    profile: HardwareProfile, keys: Sequence[str], observed: Sequence[_Observation], ranks: int, fewest: int
+) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the profile with what the group's own calls determine, and a figure for each key."""
+    # Each profile that is tried is checked: without what prices no run that is quick.
+    used = {library: profile.libraries[library] for library in profile.runs_use}
+    lean = dataclasses.replace(profile, libraries=used, estimated=(), sources={}, older=None)
+    among = list(observed)
+
+    def errors(values: Mapping[str, float]) -> np.ndarray:
+        costs = KernelCosts(of_slowest(_with(lean, values), ranks))
+        return np.array([_error(each, costs) for each in among])
+
+    now = {key: _get(profile, key) for key in keys if _get(profile, key) > 0}
+    plain = errors({})
+    effects = {key: (errors({key: value * math.exp(_STEP)}) - plain) / _STEP for key, value in now.items()}
+    mine = np.sum([np.abs(effect) for effect in effects.values()], axis=0) >= 0.5
+    among = [each for each, is_mine in zip(among, mine, strict=True) if is_mine]
+    effects = {key: effect[mine] for key, effect in effects.items()}
+    shows = {key: np.abs(effect * _STEP) >= _LEAST_EFFECT for key, effect in effects.items()}
+    count = np.array([each[2] for each in among], int)
+    kernels = {key: int(count[show].sum()) for key, show in shows.items()}
+    stays = {key: f"{count} kernels show it" for key, count in kernels.items() if count < fewest}
+    before: list[np.ndarray] = []
+    for key in [key for key in now if key not in stays]:
+        rest = effects[key] - sum((axis * (axis @ effects[key]) for axis in before), np.zeros(len(among)))
+        if np.abs(rest * _STEP).max() < _LEAST_EFFECT:
+            stays[key] = "no kernel shows it alone"
+        else:
+            before.append(rest / np.linalg.norm(rest))
+    weights = np.array([each[3] for each in among])
+    values, spreads = dict(now), dict.fromkeys(now, 0.0)
+    while chosen := [key for key in now if key not in stays]:
+        values = now | _solve(profile, {key: effects[key] for key in chosen}, errors, weights)
+        left = errors({key: values[key] for key in chosen})
+        for key in chosen:
+            share = weights * np.abs(effects[key])
+            spreads[key] = float(np.sqrt((share * left**2).sum() / share.sum()))
+        unsure = {key: spreads[key] / math.sqrt(shows[key].sum()) for key in chosen}
+        beyond = [key for key in chosen if values[key] > 0.99 * _most(profile, key) > now[key]]
+        worst = max(chosen, key=lambda key: unsure[key])
+        if not beyond and unsure[worst] <= _WORST:
+            break
+        stays |= dict.fromkeys(beyond, "its kernels are faster than the chip's peak, from caches")
+        stays |= {} if beyond else {worst: f"its kernels scatter by {spreads[worst]:.0%} around it"}
+    values |= {key: now[key] for key in stays}
+    line = [(key, now[key], values[key], kernels[key], spreads[key], stays.get(key, "")) for key in now]
+    return _with(profile, {key: values[key] for key in now if key not in stays}), [
+        Figure(*each) for each in line
+    ]
+
+
+def _solve(
+    profile: HardwareProfile, effects: Mapping[str, Any], errors: Any, weights: Any
+) -> dict[str, float]:
+    """Return the values of the figures in `effects` with the least weighted errors, of calls and of sums."""
+    now = np.array([_get(profile, key) for key in effects])
+    least = [max(KEYS[key].least, value / _FARTHEST) for key, value in zip(effects, now, strict=True)]
+    most = np.array([_most(profile, key) for key in effects])
+    shares = np.array([weights * (np.abs(effect) >= 0.5) for effect in effects.values()])
+    sums = np.maximum(shares.sum(axis=1), 1e-9)
+
+    def weighted(tried: np.ndarray) -> np.ndarray:
+        found = errors(dict(zip(effects, tried.tolist(), strict=True)))
+        whole = np.where(shares.any(axis=1), np.log(np.maximum(shares @ np.exp(found), 1e-9) / sums), 0)
+        each = np.sqrt(weights) * _OUTLIER * np.arcsinh(found / _OUTLIER)
+        return np.concatenate([each, _SUM * np.sqrt(sums) * whole])
+
+    # Simulated times are whole nanoseconds: a step of scipy's own size would not move them.
+    start = np.clip(now, least, 0.99 * most)
+    found = least_squares(weighted, start, bounds=(least, most), x_scale=now, diff_step=0.01)
+    return dict(zip(effects, found.x.tolist(), strict=True))
+
+
+def _most(profile: HardwareProfile, key: str) -> float:
+    """Return the most that a figure can be beside the profile's others."""
+    if key.startswith("bandwidth.efficiency"):
+        return 1 / max(1.0, profile.bandwidth.fused_gain)
+    peak = min(profile.compute.peak_tflops["bf16"], profile.compute.peak_tflops["fp16"])
+    return peak if key.endswith("ward_tflops") else min(KEYS[key].most, _get(profile, key) * _FARTHEST)

@@ -1,0 +1,205 @@
+"""`calibrate --from-trace`: its profile simulates other settings; what cannot be fitted is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsdpbench.base.errors import UsageError
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.cli.commands.calibrate import calibrate_from_traces
+from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
+from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, parse_profile
+
+EXCERPT = Path(__file__).parent / "data" / "llama_h200.json.gz"
+OTHERS = [
+    ["--model", "gpt-350m", "--batch", "16"],
+    ["--model", "gpt-350m", "--batch", "4", "--activation-checkpointing", "full"],
+    ["--model", "gpt-350m", "--batch", "32", "--seq", "512"],
+    ["--model", "gpt-350m", "--batch", "8", "--optimizer", "sgd"],
+    ["--model", "gpt-1.3b", "--batch", "4"],
+    ["--model", "gpt-350m", "--batch", "8", "--gpus", "8", "--system", "torch-fsdp2"],
+]
+SINGLE = ["--gpus", "1", "--system", "single"]
+
+
+def run(fsdpbench: Any, hardware: object, words: list[str], folder: Path) -> tuple[float, Path]:
+    """Step time of a configuration on simulated hardware, and its folder."""
+    where = [
+        *words,
+        *(SINGLE if "--gpus" not in words else []),
+        "--device",
+        "sim",
+        "--hardware",
+        str(hardware),
+    ]
+    done = fsdpbench("run", *where, "-o", str(folder), "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)["step_time_s"], folder
+
+
+def check(fsdpbench: Any, truth: str, base: str, others: list[list[str]], folder: Path) -> None:
+    """A trace of `truth` over `base` repeats steps of other settings; the base alone is far off."""
+    _, traced = run(fsdpbench, truth, ["--model", "gpt-350m", "--batch", "8"], folder / "traced")
+    mine = folder / "mine.toml"
+    done = fsdpbench("calibrate", "--from-trace", str(traced), "--base", base, "-o", str(mine))
+    assert done.returncode == 0, done.stderr[-2000:]
+    for number, words in enumerate(others):
+        wanted, found, off = (
+            run(fsdpbench, hardware, words, folder / f"{number}-{place}")[0]
+            for place, hardware in enumerate((truth, mine, base))
+        )
+        assert found == pytest.approx(wanted, rel=0.03), words
+        assert off != pytest.approx(wanted, rel=0.06), words
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("truth", "base"), [("h200", "h100-80gb"), ("h200", "h100-80gb-cuda13"), ("h100-80gb", "h200")]
+)
+def test_many_other_settings(fsdpbench: Any, truth: str, base: str, tmp_path: Path) -> None:
+    check(fsdpbench, truth, base, OTHERS, tmp_path)
+
+
+def edited(change: Callable[[dict[str, Any]], None], path: Path) -> Path:
+    """The excerpt with a change, written to `path`."""
+    trace = json.loads(gzip.decompress(EXCERPT.read_bytes()))
+    change(trace)
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def fitted(path: Path, base: str) -> HardwareProfile:
+    found, _, _ = fit_trace(read_samples([path]), base, "mine", "a test")
+    return parse_profile(to_toml(found.to_toml_tables()), "mine")
+
+
+@pytest.mark.parametrize("base", ["h200", "h100-80gb-cuda13", "a100-80gb"])
+def test_a_real_trace_gives_the_rates_that_calibrate_measured(base: str) -> None:
+    """Measured on that machine by `fsdpbench calibrate`: products of Llama's shapes, attention, optimizer."""
+    profile = fitted(EXCERPT, base)
+    costs = KernelCosts(profile)
+    for shape, us in {
+        (8192, 11008, 4096): 1044.0,
+        (8192, 4096, 11008): 1044.0,
+        (8192, 4096, 4096): 396.0,
+    }.items():
+        assert costs.gemm_ns(*shape) / 1e3 == pytest.approx(us, rel=0.12)
+    assert profile.attention.forward_tflops * profile.attention.under_load == pytest.approx(660.7, rel=0.2)
+    assert profile.attention.backward_tflops * profile.attention.under_load == pytest.approx(496.5, rel=0.2)
+    bandwidth = profile.bandwidth.efficiency["reduction"] * profile.memory.bandwidth_gb_s
+    assert bandwidth == pytest.approx(0.5832 * 4800, rel=0.12)
+    assert profile.memory.capacity_gib == pytest.approx(139.8, rel=1e-3)
+    assert profile.sm_count == 132
+
+
+def test_what_a_trace_does_not_show_stays_the_bases(tmp_path: Path) -> None:
+    file, base = tmp_path / "mine.toml", load_profile("h200")
+    calibrate_from_traces([EXCERPT], file, None, as_json=True)
+    profile = load_profile(file)
+    assert profile.cpu == base.cpu
+    assert profile.nvlink == base.nvlink
+    assert profile.gemm.floor_us == base.gemm.floor_us
+    assert {"cpu.launch_us", "gemm.floor_us", "nvlink.all_gather"} <= set(profile.estimated)
+    assert not {"gemm.sustained", "attention.forward_tflops"} & set(profile.estimated)
+    assert "NVIDIA H200" in profile.sources["gemm"]
+
+
+def test_kernels_beside_others_do_not_count(tmp_path: Path) -> None:
+    """Half of the products, slowed beside kernels of another stream, are left out."""
+
+    def slow(trace: dict[str, Any]) -> None:
+        products = [event for event in trace["traceEvents"] if event["name"].startswith("nvjet")][::2]
+        other = {"stream": 99, "device": 0, "correlation": 0}
+        trace["traceEvents"] += [{**event, "name": "other", "tid": 99, "args": other} for event in products]
+        for event in products:
+            event["dur"] *= 1.2
+
+    def products(path: Path) -> list[int]:
+        found = read_samples([path]).operators.items()
+        return sorted(ns for (name, _), each in found if name == "aten::mm" for ns in each.alone)
+
+    before, after = products(EXCERPT), products(edited(slow, tmp_path / "trace.json"))
+    assert set(after) <= set(before)
+    assert 50 < len(after) < 0.6 * len(before)
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(trace: dict[str, Any]) -> None:
+        for event in trace["traceEvents"]:
+            event["args"].pop(name, None)
+
+    return change
+
+
+def keep(*categories: str) -> Callable[[dict[str, Any]], None]:
+    def change(trace: dict[str, Any]) -> None:
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if event["cat"] in categories]
+
+    return change
+
+
+def of_device(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda trace: trace["deviceProperties"][0].update(name=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (without("Input Dims"), "100% of the kernels' time is of operators without shapes"),
+        (without("correlation"), "100% of the kernels' time"),
+        (keep("cpu_op"), "shows no kernel of a GPU"),
+        (of_device("AMD Instinct MI250X"), "AMD's kernels are not priced"),
+        (of_device("Tesla V100-SXM2-32GB"), "name the nearest profile by --base"),
+        (lambda trace: trace["deviceProperties"].append({"name": "NVIDIA A100"}), "one kind of GPU"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_fitted_is_refused(fsdpbench: Any, change: Any, words: str, tmp_path: Path) -> None:
+    done = fsdpbench(
+        "calibrate", "--from-trace", str(edited(change, tmp_path / "t.json")), "-o", str(tmp_path / "m.toml")
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "m.toml").exists()
+
+
+def test_a_truncated_trace_is_refused(fsdpbench: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.json.gz").write_bytes(EXCERPT.read_bytes()[:9000])
+    done = fsdpbench("calibrate", "--from-trace", str(tmp_path / "t.json.gz"), "-o", str(tmp_path / "m.toml"))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+SMALL = json.loads(gzip.decompress(EXCERPT.read_bytes()))
+SMALL["traceEvents"] = SMALL["traceEvents"][:60]
+VALUES = st.one_of(
+    st.none(),
+    st.integers(-5, 1 << 62),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 9), max_size=3),
+    st.floats(),
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 59), st.integers(0, 5), VALUES), min_size=1, max_size=8))
+def test_malformed_traces_are_refused_or_read(changes: list[tuple[int, int, Any]], tmp_path: Path) -> None:
+    trace = json.loads(json.dumps(SMALL))
+    for place, what, value in changes:
+        event = trace["traceEvents"][place]
+        keys = ["Input Dims", "Input type", "Concrete Inputs", "Input Strides", "correlation", "dur"]
+        (event if what == 5 else event["args"])[keys[what]] = [value] * 3 if what < 4 else value
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    with contextlib.suppress(UsageError):
+        fit_trace(read_samples([path]), "h200", "mine", "a test")
