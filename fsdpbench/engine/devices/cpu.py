@@ -158,7 +158,7 @@ def profile_steps(path: Path, steps: int, device: torch.device) -> Iterator[Trac
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
         profile_memory=on_gpu,
-        record_shapes=not on_gpu,  # gloo reports the size of a collective only by its operator's shapes
+        record_shapes=True,  # for `calibrate --from-trace`, FLOPs, and sizes of gloo's collectives
     )
     with profiler:
         profiler.step()  # ends the empty warm-up: recording starts here
