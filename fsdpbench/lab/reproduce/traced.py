@@ -113,7 +113,7 @@ def _facts(analysis: RankAnalysis) -> Facts:
     )
 
 
-def told(runs: Sequence[TracedRun]) -> str:
+def summed_up(runs: Sequence[TracedRun]) -> str:
     """Return one sentence on the traces."""
     if any(run.facts.retries for run in runs):
         parts = [
