@@ -10,7 +10,7 @@ from fsdpbench.engine.results.provenance import versions
 from fsdpbench.lab.reproduce.charts import chart_of, number
 from fsdpbench.lab.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
 from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Verdict, counted
-from fsdpbench.lab.reproduce.traced import TracedRun, facts_table, summed_up
+from fsdpbench.lab.reproduce.traced import TracedRun, summed_up
 from fsdpbench.reports.pages import shell
 from fsdpbench.reports.pages.display import NOTHING, percent
 from fsdpbench.reports.pages.whole_run import Table
@@ -36,7 +36,6 @@ def write_page(
         sections=list(zip(outcomes, map(chart_of, outcomes), traced, strict=True)),
         claims_table=_claims,
         variants_table=_variants,
-        facts_table=facts_table,
         summed_up=summed_up,
         summary=_summary(outcomes),
         holding=counts[Verdict.HOLDS],
