@@ -11,13 +11,14 @@ for an event of another stream, or, if that is short, only for what a launch tak
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.naming import allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.naming import PATTERNS, allocator_calls, synchronizing_calls
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.readers import Trace
@@ -56,14 +57,7 @@ class IdleCauses:
         }
 
 
-IDLE_WORDS = {
-    "allocator": "the CPU is in the driver's allocation calls",
-    "rate_limiter": "the CPU waits for FSDP's rate limiter",
-    "synchronization": "the CPU waits for the device",
-    "cpu": "the CPU has not launched the next kernel yet",
-    "launch_latency": "launches are on their way",
-    "event": "launched work has not started yet",
-}
+IDLE_WORDS: Mapping[str, str] = PATTERNS["idle"]
 """The causes in words, by their names."""
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.records import Ns, Record
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.analysis.windows import Window, containing
@@ -22,15 +23,6 @@ from fsdpbench.reports.readers import Trace
 _FUSED = re.compile(
     r"^(?:triton_(?P<kind>poi|red|per|tem|mix|for)|(?:graph_\d+_)?(?P<cpu>cpp))_fused_?(?P<operators>\w*?)(?:_\d+)?$"
 )
-_KINDS = {
-    "poi": "pointwise",
-    "red": "reduction",
-    "per": "reduction of whole rows",
-    "tem": "matrix product",
-    "mix": "reductions that share their input",
-    "for": "list of tensors",
-    "cpp": "loop on the CPU",
-}
 _MOVING = re.compile(
     r"(?:_*(?:to_copy|unsafe_view|view|reshape|clone|copy|cat|stack|permute|transpose|t|expand|select|slice|"
     r"split_with_sizes|split|unbind|unsqueeze|squeeze|alias|detach|as_strided))+"
@@ -54,7 +46,7 @@ def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
     found: dict[tuple[str, str], list[NameTotal]] = {}
     for total in names:
         if match := _FUSED.match(total.name):
-            kind = _KINDS[match["kind"] or match["cpu"]]
+            kind = PATTERNS["fused"][match["kind"] or match["cpu"]]
             found.setdefault((kind, match["operators"].strip("_") or "not told"), []).append(total)
     groups = [
         FusedGroup(

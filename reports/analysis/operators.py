@@ -22,15 +22,7 @@ from fsdpbench.reports.analysis.peaks import Chip, compute_type
 from fsdpbench.reports.analysis.records import Ns, Record, seconds
 from fsdpbench.reports.analysis.units import NOTHING, index_spans
 from fsdpbench.reports.readers import OperatorCall, Trace, dtype_bytes
-from fsdpbench.reports.readers.trace_events import (
-    ATTENTION,
-    CONVOLUTIONS,
-    GROUPED,
-    PASSES,
-    PRODUCTS,
-    REDUCTIONS,
-    SCALED_PRODUCTS,
-)
+from fsdpbench.reports.readers.trace import OPERATORS
 
 MOST_ROWS = 200
 """Rows of each table in the JSON; the rest is summed up."""
@@ -160,17 +152,7 @@ class WorkTables:
         }
 
 
-_IS_CAUSAL = {
-    "_scaled_dot_product_flash_attention": 4,
-    "_scaled_dot_product_efficient_attention": 6,
-    "_scaled_dot_product_cudnn_attention": 6,
-    "_scaled_dot_product_flash_attention_backward": 11,
-    "_scaled_dot_product_efficient_attention_backward": 11,
-    "_scaled_dot_product_cudnn_attention_backward": 14,
-}
-"""Where "causal" stands among the inputs (native_functions.yaml)."""
-
-_OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
+_IS_CAUSAL, _OUT_DTYPE = OPERATORS["attention"], OPERATORS["scaled_products"]
 _BYTES_OF = {"4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2, "23": 1, "24": 1, "44": 1}
 """By type as torch numbers them: int64, float16, float32, float64, bool, bfloat16, and three of 8 bits."""
 
@@ -304,20 +286,26 @@ def _one_pass(name: str, call: OperatorCall) -> int | None:
         return whole[0]
     if name == "_to_copy" and call.values[1]:
         return read[0] + prod(call.sizes[0]) * _BYTES_OF[call.values[1]]
-    return (read[-1] if name == "copy_" else sum(read)) + (0 if name in REDUCTIONS else max(whole))
+    return (read[-1] if name == "copy_" else sum(read)) + (
+        0 if name in OPERATORS["reductions"] else max(whole)
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.strip("[] ").split(",") if word.strip())
 
 
-_BY_TYPE = frozenset((*PASSES, *REDUCTIONS))
+_BY_TYPE = frozenset((*OPERATORS["passes"], *OPERATORS["reductions"]))
 _RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
-    **dict.fromkeys(PRODUCTS, _product),
-    **dict.fromkeys(SCALED_PRODUCTS, _scaled_product),
-    **dict.fromkeys(CONVOLUTIONS, _convolution),
-    **dict.fromkeys(ATTENTION, _attention),
-    GROUPED: _grouped_product,
+    name: rule
+    for kind, rule in (
+        ("products", _product),
+        ("scaled_products", _scaled_product),
+        ("convolutions", _convolution),
+        ("attention", _attention),
+        ("grouped", _grouped_product),
+    )
+    for name in OPERATORS[kind]
 }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.readers import Trace
 
 ANY_DEVICE = ""
@@ -75,11 +76,6 @@ def _read(name: str, links: Mapping[str, Any]) -> Links | None:
 ANY_CHIP = ""
 """Instead of a device's name: this chip, whatever the trace says."""
 
-_COMPUTE_TYPES = {
-    "bfloat16": "bf16", "half": "fp16", "float": "fp32", "float32": "fp32", "double": "fp64",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4_e2m1fn_x2": "nvfp4",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Chip:
@@ -124,7 +120,7 @@ def described(hardware: Mapping[str, Any]) -> Chip | None:
 
 def compute_type(input_type: str, kernel: str) -> str | None:
     """Return the type in which a product is computed, by that of its inputs and its kernel's name."""
-    found = _COMPUTE_TYPES.get(input_type.lower().removeprefix("c10::"))
+    found = PATTERNS["compute"].get(input_type.lower().removeprefix("c10::"))
     if found == "fp32" and ("tf32" in kernel.lower() or "s1688" in kernel):
         return "tf32"
     return found

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.units import NOTHING, index_spans
 from fsdpbench.reports.analysis.windows import STEP, Window
 from fsdpbench.reports.readers import Category, Trace
@@ -24,11 +25,6 @@ LONGEST_NS = 24 * 3600 * 10**9
 """No recording lasts for a day: one that seems to has damaged time stamps."""
 LOST_LAUNCH_SHARE = 0.01
 """Share of the launches from which missing kernels are a doubt."""
-
-_LAUNCH_CALLS = (
-    "cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel",
-    "hipExtLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
 def _lost_kernels(trace: Trace) -> list[str]:
     """Return a line if launches lack their kernels: buffers of the profiler overflowed, or it was thinned."""
     events = trace.events
-    calls = trace.rows_named(_LAUNCH_CALLS.__contains__, Category.RUNTIME)
+    calls = trace.rows_named(PATTERNS["launches"].__contains__, Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
     if not len(calls):
         return []

@@ -15,6 +15,7 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.intervals import Intervals
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.readers import MISSING, Category, Trace
 from fsdpbench.reports.readers.trace import Bool, Int32, Int64
 
@@ -187,16 +188,7 @@ def index_spans(
 
 _PREFIX = "FullyShardedDataParallel."
 _FORWARD = "forward"
-_NAMES = {
-    "_pre_forward": "pre_forward",
-    "_post_forward": "post_forward",
-    "_pre_backward_hook": "pre_backward",
-    "_post_backward_hook": "post_backward",
-    "_pre_forward_prefetch": "forward_prefetch",
-    "_pre_backward_prefetch": "backward_prefetch",
-    "_post_backward_prefetch": "backward_prefetch",
-    "rate_limiter": "limiter_wait",
-}
+_NAMES = PATTERNS["fsdp1"]
 _HOOKS = ("forward", "_pre_forward", "_post_forward", "_pre_backward_hook", "_post_backward_hook")
 _INSIDE = ("_pre_forward_prefetch", "_pre_backward_prefetch", "_post_backward_prefetch", "rate_limiter")
 _GATHERING = ("pre_forward", "pre_backward")

@@ -14,6 +14,7 @@ from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Ve
 from fsdpbench.reports.analysis.idle import IDLE_WORDS
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.analysis.units import ROOT_UNIT
 
 WORTH = 0.03
@@ -22,21 +23,6 @@ CPU_BOUND = 0.10
 """Share of the step that the device must wait for the CPU to be called bound by it: steps have edges."""
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
-
-_LATE: dict[LateCause, str] = {
-    LateCause.NO_PREFETCH: "are issued only when their unit's turn has come{behind}: prefetch in forward",
-    LateCause.RATE_LIMITER: "are held back by the rate limiter: let more all-gathers be in flight",
-    LateCause.CPU_LATE: "are issued too late by a CPU that is not ahead of the device: give each unit more "
-    "work",
-    LateCause.QUEUED: "queue{behind}: more work for each byte, or prefetch earlier",
-    LateCause.EVENT: "wait for memory or another stream before they start: hand memory over by events",
-    LateCause.TRANSFER: "take longer than the computation beside them: more computation for each byte sent",
-    LateCause.BLOCKING: "block the program until they are done, so that nothing can hide them: use a system "
-    "that issues them asynchronously on this device",
-    LateCause.FIRST: "are the first of their step, with nothing before them to hide behind: make the first "
-    "unit small",
-}
-_LATE_IN_BACKWARD = "are issued only when their unit's turn has come{behind}: enable backward prefetch"
 
 
 def judge_rank(rank: RankAnalysis) -> Verdict:
@@ -83,15 +69,14 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
         if phase in rank.phases and rank.phases[phase].total:
             of_what, base = phase, rank.phases[phase].total
         at_turn = cause is LateCause.NO_PREFETCH and phase == "backward"
-        text = _LATE_IN_BACKWARD if at_turn else _LATE[cause]
-        suggestions = remedies(f"{cause}_{phase}" if at_turn else cause)
+        known_as = f"{cause}_{phase}" if at_turn else str(cause)
         behind = _most_frequent(gather.behind for gather in gathers)
-        words = text.format(behind=f" behind {behind}" if behind else "")
+        words = PATTERNS["late_all_gathers"][known_as].format(behind=f" behind {behind}" if behind else "")
         yield _saving(
             str(cause) + (f"_{phase}" if phase else ""),
             share,
             f"{_percent(late / base)} of {of_what} waits for all-gathers of {_pattern(gathers)} that {words}",
-            suggestions,
+            remedies(known_as),
         )
 
 

@@ -9,27 +9,16 @@ from pathlib import PurePath
 
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import Table
-from fsdpbench.reports.result import RaceFinding
+from fsdpbench.reports.result import RaceFinding, RankDifference
 
 _MOST_FINDINGS = 50
-_MOST_FRAMES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class FindingView:
-    """One finding: a title, both accesses, their stacks (a title, lines), the usual fix."""
-
-    title: str
-    table: Table
-    stacks: tuple[tuple[str, str], ...]
-    hint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Races:
-    """All findings of a run folder, and hints."""
+    """All findings of a run folder, each with its configuration, and hints."""
 
-    findings: tuple[FindingView, ...]
+    findings: Sequence[tuple[str, RaceFinding]]
     hints: Table | None
 
 
@@ -51,70 +40,13 @@ def races(rows: Sequence[Configuration]) -> Races | None:
         for hint in report.hints
     ]
     table = Table.of(("kind", "times", "where", "hint"), hints[:_MOST_FINDINGS])
-    return Races(tuple(_view(name, finding) for name, finding in found[:_MOST_FINDINGS]), table)
+    return Races(found[:_MOST_FINDINGS], table)
 
 
-def _view(name: str, finding: RaceFinding) -> FindingView:
-    kind = finding.kind[:40].replace("_", " ").capitalize()
-    times = "once" if finding.count == 1 else f"{finding.count:,} times"
-    title = (
-        f"{kind}, {times}: {finding.second.operation[:60]} at {finding.second.line[:80]} is not ordered "
-        f"after {finding.first.operation[:60]} at {finding.first.line[:80]}"
-    )
-    lines = tuple(
-        (label, _of(finding.first), _of(finding.second))
-        for label, _of in (
-            ("operation", lambda a: f"{a.operation[:60]} ({a.access})"),
-            ("stream", lambda a: a.stream),
-            ("phase, step", lambda a: f"{a.phase}, {a.step}"),
-            ("FSDP unit", lambda a: a.unit or "none"),
-        )
-    )
-    about = (("bytes", f"{finding.bytes:,}", finding.role), ("configuration", name, ""))
-    stacks = (
-        _stack("First access", finding.first.stack),
-        _stack("First access, its forward operator", finding.first.forward_stack),
-        _stack("Second access", finding.second.stack),
-        _stack("Second access, its forward operator", finding.second.forward_stack),
-    )
-    table = Table(("", "first access", "second access"), (*lines, *about))
-    return FindingView(title, table, tuple(each for each in stacks if each[1]), finding.hint)
-
-
-def _stack(title: str, frames: Sequence[str]) -> tuple[str, str]:
-    return title, "\n".join(frame[:200] for frame in frames[:_MOST_FRAMES])
-
-
-@dataclass(frozen=True, slots=True)
-class DifferenceView:
-    """The first difference of one configuration; stacks are (title, lines)."""
-
-    title: str
-    stacks: tuple[tuple[str, str], ...]
-
-
-def rank_differences(rows: Sequence[Configuration]) -> tuple[DifferenceView, ...]:
-    """Return the differences of all configurations whose ranks were compared."""
-    found = []
-    for row in rows:
-        check = row.result.rank_check
-        if check is None or check.difference is None:
-            continue
-        difference = check.difference
-        sides = (
-            (difference.rank, difference.call, difference.stack),
-            (difference.other_rank, difference.other_call, difference.other_stack),
-        )
-        stacks = tuple(
-            _stack(
-                f"Rank {rank}{f': {call[:120]}' if call else ''}",
-                [f"{each.file[:160]}:{each.line} {each.function[:60]}" for each in stack],
-            )
-            for rank, call, stack in sides
-            if stack
-        )
-        found.append(DifferenceView(f"{row.name}: {difference.message[:600]}", stacks))
-    return tuple(found)
+def rank_differences(rows: Sequence[Configuration]) -> list[tuple[str, RankDifference]]:
+    """Return the first difference of each configuration whose ranks were compared, behind its name."""
+    checks = ((row.name, row.result.rank_check) for row in rows)
+    return [(name, check.difference) for name, check in checks if check and check.difference]
 
 
 _MOST_ROWS = 200

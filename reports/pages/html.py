@@ -18,7 +18,7 @@ from fsdpbench.reports.pages.details import Known, Workers, build_details
 from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import ranking_table
+from fsdpbench.reports.pages.ranking_table import RankingTable
 from fsdpbench.reports.pages.recommendation import best_lines, findings
 from fsdpbench.reports.pages.shell import ASSETS, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
@@ -64,7 +64,7 @@ def write_report(
         findings=findings(view),
         advice=judged.texts if judged and ranked[0].place else [],
         constants=list(constant_settings(rows).items()),
-        ranking=ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target)),
+        ranking=RankingTable.of(ranked, varying, metric_of(view), shown, lambda row: _links(row, target)),
         decisions=decisions_table(rows),
         races=races(rows),
         fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),

@@ -15,56 +15,6 @@ Links = Callable[[Configuration], list[dict[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A header; `numeric` columns are aligned right and sorted as numbers."""
-
-    name: str
-    numeric: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell: its text, the number it sorts by, and how it looks."""
-
-    text: str
-    classes: str = "value"
-    sort: float | None = None
-    share: float | None = None
-    hint: str = ""
-    cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A drop-down over the values of one column."""
-
-    name: str
-    column: int
-    choices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A configuration with its cells. `chosen`: its step can be shown; `links`: to its files."""
-
-    of: Configuration
-    place: int | None
-    label: str
-    chosen: bool
-    cells: tuple[Cell, ...]
-    links: tuple[dict[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankingTable:
-    """Columns (the first is the place), rows best first, filters."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    filters: tuple[Filter, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """A column of figures: its header, the value to sort by, the text to show, whether values are marked, and
     its weight on a terminal."""
@@ -116,65 +66,53 @@ def _shared_ranks(ranked: Sequence[Ranked]) -> list[Shown]:
     return [Shown("rank", lambda row: ranks[id(row)], display.count)]
 
 
-def ranking_table(
-    ranked: Sequence[Ranked],
-    varying: Sequence[str],
-    metric: Metric,
-    with_detail: frozenset[str],
-    links: Links,
-) -> RankingTable:
-    """Return the table of all configurations; `with_detail` names the folders whose step can be shown."""
-    shown = known_figures(ranked, metric)
-    shown[1:1] = _shared_ranks(ranked)
-    columns = [Column("#", True), *(Column(name, False) for name in varying)]
-    columns += [*(Column(figure.name, True) for figure in shown), Column("status", False)]
-    all_rows = [entry.row for entry in ranked]
-    filters = [
-        Filter(name, place, tuple(values_of(all_rows, name))) for place, name in enumerate(varying, start=1)
-    ]
-    statuses = tuple(status.words for status in Status if any(row.status is status for row in all_rows))
-    filters.append(Filter("status", len(columns) - 1, statuses))
-    filters = [
-        Filter(f.name, f.column, tuple(c[:80] for c in f.choices)) for f in filters if len(f.choices) > 1
-    ]
-    return RankingTable(
-        columns=tuple(columns),
-        rows=tuple(_row(entry, varying, shown, with_detail, links) for entry in ranked),
-        filters=tuple(filters),
-    )
-
-
-def _row(
-    entry: Ranked, varying: Sequence[str], shown: Sequence[Shown], with_detail: frozenset[str], links: Links
-) -> Row:
-    row = entry.row
-    cells = [_setting_cell(row, name) for name in varying]
-    cells += [_figure_cell(entry, figure, share=place == 0) for place, figure in enumerate(shown)]
-    cells.append(_status_cell(row))
-    chosen = row.folder.name in with_detail
-    return Row(row, entry.place, label(row, varying), chosen, tuple(cells), tuple(links(row)))
-
-
-def _setting_cell(row: Configuration, name: str) -> Cell:
-    value = display.setting(row.settings[name]) if name in row.settings else NOTHING
-    return Cell(value, hint=value[:600] if len(value) > 40 else "")
-
-
-def _status_cell(row: Configuration) -> Cell:
-    if row.status is Status.OK:
-        return Cell("ok", "status good")
-    kind = "skipped" if row.status is Status.NOT_APPLICABLE else "bad"
-    return Cell(row.status.words, f"status {kind}", cause=row.problem or "")
-
-
 _WITH_FIGURES = (Status.OK, Status.OOM, Status.RACE, Status.RANK_MISMATCH)
 
 
-def _figure_cell(entry: Ranked, figure: Shown, *, share: bool) -> Cell:
-    value = figure.value(entry.row) if entry.row.status in _WITH_FIGURES else None
-    classes = "number share" if share else "number"
-    if figure.warned and value:
-        classes += " warned"
-    return Cell(
-        figure.text(value), classes, value, round(entry.of_best, 4) if share and entry.of_best else None
-    )
+@dataclass(frozen=True, slots=True)
+class RankingTable:
+    """All configurations, best first; columns are the place, settings that vary, figures, and the status.
+
+    filters: name, number of the column and choices of a drop-down over its values.
+    with_detail: names of the folders whose step can be shown.
+    """
+
+    ranked: Sequence[Ranked]
+    varying: Sequence[str]
+    figures: Sequence[Shown]
+    filters: Sequence[tuple[str, int, list[str]]]
+    with_detail: frozenset[str]
+    links: Links
+
+    @classmethod
+    def of(
+        cls,
+        ranked: Sequence[Ranked],
+        varying: Sequence[str],
+        metric: Metric,
+        with_detail: frozenset[str],
+        links: Links,
+    ) -> RankingTable:
+        """Return the table with figures of `metric`, and filters where there is a choice."""
+        shown = known_figures(ranked, metric)
+        shown[1:1] = _shared_ranks(ranked)
+        rows = [entry.row for entry in ranked]
+        statuses = [status.words for status in Status if any(row.status is status for row in rows)]
+        choices = [
+            *((name, place, values_of(rows, name)) for place, name in enumerate(varying, start=1)),
+            ("status", 1 + len(varying) + len(shown), statuses),
+        ]
+        filters = [(name, place, values) for name, place, values in choices if len(values) > 1]
+        return cls(ranked, varying, shown, filters, with_detail, links)
+
+    def label(self, row: Configuration) -> str:
+        """Return the row's varying settings."""
+        return label(row, self.varying)
+
+    def setting(self, row: Configuration, name: str) -> str:
+        """Return a setting of the row as it is shown."""
+        return display.setting(row.settings[name]) if name in row.settings else NOTHING
+
+    def value(self, row: Configuration, figure: Shown) -> float | None:
+        """Return a figure of the row; None where the row's figures are not to be shown."""
+        return figure.value(row) if row.status in _WITH_FIGURES else None

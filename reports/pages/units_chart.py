@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fsdpbench.reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
-from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.lateness import GatherTiming
+from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.whole_run import Chart, Table, axis, chart_text
 
@@ -20,16 +21,7 @@ _KINDS = (
     ("all_reduce", "all-reduce", "allreduce"),
     (_OTHER, "other", "other"),
 )
-CAUSES = {
-    LateCause.FIRST: "first of its step",
-    LateCause.NO_PREFETCH: "no prefetch",
-    LateCause.RATE_LIMITER: "rate limiter",
-    LateCause.CPU_LATE: "CPU late",
-    LateCause.QUEUED: "queued",
-    LateCause.EVENT: "waited for an event",
-    LateCause.TRANSFER: "slow transfer",
-    LateCause.BLOCKING: "blocking call",
-}
+CAUSES: Mapping[str, str] = PATTERNS["late"]
 
 # Labels more than these cannot be read side by side (wide, narrow window).
 _MOST_TICKS, _MOST_NARROW_TICKS = 34, 10

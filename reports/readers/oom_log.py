@@ -13,41 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.base.reading import UnreadableError, parse_json, read_rows
 from fsdpbench.reports.readers.out_of_memory import OomMessage, find_messages
 
 _COLOURS = re.compile(r"\x1b(?:\[[0-9;?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\))")
-_MARK = re.compile(
-    r"""[ \t]*+(?:
-      \[(?:rank|default|Rank[ ]?)(?P<rank>\d{1,9})\]:?      # torch and its launcher
-    | \[\d{1,9},(?P<mpi>\d{1,9})\]<std(?:err|out)>:         # mpirun
-    | (?:rank|Rank|RANK)[ =]?(?P<named>\d{1,9})[ ]?[:|\]]     # programs of their own
-    | >++                                                  # mail
-    | \[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d)?\]?,?
-    | [A-Z][a-z]{2}[ ]{1,2}\d{1,2}[ ]\d\d:\d\d:\d\d[ ]\S{1,80}[ ]\S{1,80}\[\d{1,9}\]:  # syslog
-    | [IWEF]\d{4}[ ]\d\d:\d\d:\d\d\.\d{1,9}[ ]\d{1,9}[ ][^\s\]]{1,200}\]              # glog
-    | \[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|stderr|stdout)\b\]?(?:[ ]?[:|-])?
-    | \((?:[\w.]{1,80}[ ])?pid=\d{1,9}(?:,[ ]ip=[\d.:a-f]{1,40})?\)                     # Ray, vLLM
-    | [\w.-]{1,80}[ ]{1,20}\|                              # docker compose
-    | \d{1,6}:(?=[ ])                                     # srun --label, grep -n
-    | [-│|╭╰][ ]                                           # rich
-    | E[ ]{3}                                              # pytest
-    )[ ]?""",
-    re.VERBOSE,
-)
-_TRACES = (
-    "py_callstack", "exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "extraInfo",
-)  # fmt: skip
-_WORDS = ("message", "msg", "log", "text", "event", "error", "body", "textPayload", "jsonPayload")
-_RANKS = ("rank", "global_rank", "RANK")
+_SHAPES = table_beside(__file__, "oom_log.toml")
+_MARK = re.compile(rf"[ \t]*+(?:{'|'.join(_SHAPES['marks'])})[ ]?")
 _LINES_AROUND, _MOST_LINES = (400, 40), 10_000
-_HINTS = (
-    "out of mem", "out_of_me", "outofmemory", "oom", "exceed allowed", "to allocate", "alloc_failed",
-    "calloc", "allocfailed", "cannot allocate", "memoryallocation", "memory_error", "memoryerror",
-    "bad_alloc", "host alloc", "shared memory", "space left", "cache blocks", "kv cache", "free memory on",
-    "killed", "sigkill", "exitcode", "exit code", "return code", "low on", "memory pressure",
-)  # fmt: skip
-"""A line with a message has one of these, in lower case."""
 _READ_WHOLE = _LARGEST_JSON_LINE = 1 << 20
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,4096})", line (?P<line>[0-9]{1,9}), in (?P<name>[^\s(]{1,200})'
@@ -162,7 +135,9 @@ def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
         except UnreadableError:
             content = None
         if isinstance(content, dict):
-            stated = next((content[name] for name in _RANKS if isinstance(content.get(name), int)), None)
+            stated = next(
+                (content[name] for name in _SHAPES["ranks"] if isinstance(content.get(name), int)), None
+            )
             for each in _texts(content):
                 for part in each.splitlines():
                     rank, words = _unmarked(part)
@@ -176,7 +151,7 @@ def _without_marks(raw: str) -> Iterator[tuple[int | None, str]]:
 
 def _texts(content: dict[str, object]) -> Iterator[str]:
     """Yield the texts of a record of a log: tracebacks first, which end with the message."""
-    for name in (*_TRACES, *_WORDS):
+    for name in _SHAPES["texts"]:
         value = content.get(name)
         if isinstance(value, str):
             yield value
@@ -240,7 +215,7 @@ def _around_hints(text: str) -> str:
     lines, kept, end = text.splitlines(), [], 0
     before, after = _LINES_AROUND
     for index, line in enumerate(text.lower().splitlines()):
-        if any(hint in line for hint in _HINTS):
+        if any(hint in line for hint in _SHAPES["hints"]):
             kept += lines[max(end, index - before) : index + after]
             end = max(end, min(index + after, len(lines)))
     half = _MOST_LINES // 2

@@ -335,6 +335,9 @@ def dtype_from_input_type(input_type: str) -> str | None:
     return _NAMES["from_cpp"].get(input_type.lower())
 
 
+OPERATORS = _NAMES["operators"]
+"""Operators that are read with their shapes, by kind."""
+
 # Categories of the profiler's events.
 _IGNORED = frozenset(_NAMES["categories"].pop("ignored"))
 """Other categories of Kineto, which say nothing of what is measured here."""

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.json import Decoder
 
-from fsdpbench.reports.readers.trace import OperatorCall
+from fsdpbench.reports.readers.trace import OPERATORS, OperatorCall
 
 ABSENT = Raw(b"")
 """An undecoded field that the file does not have. (`Raw | None` would be decoded like any other value.)"""
@@ -173,33 +173,7 @@ def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:
     return msgspec.convert(usable, kind, strict=False), True
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_int_mm")
-SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
-"""Of matrices in 8 or 4 bits; the second is `torch.nn.functional.scaled_mm`."""
-CONVOLUTIONS = ("convolution", "convolution_backward")
-ATTENTION = tuple(
-    f"_scaled_dot_product_{how}_attention{way}"
-    for how in ("flash", "efficient", "cudnn")
-    for way in ("", "_backward")
-)
-GROUPED = "_grouped_mm"
-REDUCTIONS = ("sum", "mean", "amax", "linalg_vector_norm")
-"""Read what comes in; what they write is small."""
-PASSES = (
-    *("add", "add_", "sub", "mul", "mul_", "div", "div_", "copy_", "neg", "pow", "rsqrt", "exp", "sqrt"),
-    *("gelu", "gelu_backward", "silu", "silu_", "silu_backward", "relu", "relu_", "threshold_backward"),
-    *("tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "clamp", "clamp_min", "where", "masked_fill_"),
-    *("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "native_batch_norm"),
-    *("_fused_rms_norm_backward", "clone", "_to_copy"),
-    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
-    *("native_dropout", "native_dropout_backward", "lerp_", "addcmul_", "addcdiv_", "fill_", "zero_"),
-)
-"""One pass over memory: read what comes in, write as much as the largest of it."""
-
-SHAPED = frozenset(
-    f"aten::{name}"
-    for name in (*PRODUCTS, *SCALED_PRODUCTS, GROUPED, *CONVOLUTIONS, *ATTENTION, *REDUCTIONS, *PASSES)
-)
+SHAPED = frozenset(f"aten::{name}" for names in OPERATORS.values() for name in names)
 
 _MOST_INPUTS = 64
 _MOST_SIZES = 16

@@ -14,10 +14,9 @@ from pathlib import Path
 import msgspec
 
 from fsdpbench.base.files.documents import table_beside, typed_rows
-from fsdpbench.lab.reproduce import open_settings
 from fsdpbench.lab.reproduce.claims import Claim, Kind, Place
-from fsdpbench.lab.reproduce.figure import Contrast, Drawing, PaperFigure, Point, Variant
-from fsdpbench.lab.reproduce.open_settings import HALF, ROOMY, TF32
+from fsdpbench.lab.reproduce.figure import Contrast, Drawing, PaperFigure, Point
+from fsdpbench.lab.reproduce.open_settings import on_machine, variants
 from fsdpbench.lab.validation.paper_network import network_predictions
 from fsdpbench.lab.validation.runs.case import Case, Figure
 from fsdpbench.lab.validation.runs.paper import PublishedFigure, known_cases, published
@@ -43,7 +42,7 @@ class _Recipe:
     drawing: Drawing
     case: str | dict[str, str] = ""
     quantity: str | dict[str, str] = ""
-    variants: str = ""
+    variants: tuple[str, ...] = ()
     contrasts: tuple[_Traced, ...] = ()
     x_title: str = ""
     log_x: bool = False
@@ -95,20 +94,19 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     about = published(name) if recipe.case else _DRAWN
     ready = {each.case.name: each for each in network_predictions()} if recipe.ready else {}
     known = {key: each.case for key, each in ready.items()} or cases
-    stated: dict[str, Case] = {}
     points = []
     for series, values in about.series.items():
         for x, value in zip(about.x, values, strict=True):
             called = _case_name(recipe, about, series, x)  # or how the name begins
             case = known.get(called) or next(each for each in known.values() if each.name.startswith(called))
             if name == "2022":
-                case = stated[case.name] = dataclasses.replace(case, hardware=_OF_2022)
+                case = dataclasses.replace(case, hardware=_OF_2022)
             points.append(Point(series, x, value, _on_its_machine(name, case, folder), _kind(recipe, series)))
     return PaperFigure(
         about=about,
         drawing=recipe.drawing,
         points=tuple(points),
-        variants=_variants(recipe.variants, folder, stated),
+        variants=tuple(each for called in recipe.variants for each in variants(called, folder)),
         claims=tuple(row.claim for row in _CLAIMS if row.figure == name),
         contrasts=tuple(
             Contrast(
@@ -120,12 +118,6 @@ def _figure(name: str, cases: Mapping[str, Case], folder: Path) -> PaperFigure:
         log_x=recipe.log_x,
         ready=ready,
     )
-
-
-def _variants(name: str, folder: Path, stated: Mapping[str, Case]) -> tuple[Variant, ...]:
-    """Return the variants of the function `of_NAME` of `open_settings`; none without a name."""
-    found: tuple[Variant, ...] = getattr(open_settings, f"of_{name}")(folder, stated) if name else ()
-    return found
 
 
 def _case_name(recipe: _Recipe, about: PublishedFigure, series: str, x: Place) -> str:
@@ -148,7 +140,7 @@ def _kind(recipe: _Recipe, series: str) -> Figure:
 # 7, 8  BF16 mixed precision, recomputation and Adam are stated (section 5.4)
 # T5  Hugging Face's model is stated: its attention is written out, with dropout of 0.1
 
-_OF_SECTION_5_4 = {**HALF, "activation_checkpointing": "full"}
+_OF_SECTION_5_4 = {"param_dtype": "bf16", "reduce_dtype": "bf16", "activation_checkpointing": "full"}
 
 
 def as_stated(cases: Mapping[str, Case]) -> dict[str, Case]:
@@ -160,8 +152,9 @@ def _on_its_machine(figure: str, case: Case, folder: Path) -> Case:
     """A run of the announcement, with parameters on the host, or of figure 6a, its small models in TF32: on a
     machine whose profile is written to `folder`."""
     if figure == "2022":
-        return ROOMY.on(case, folder)
-    return TF32.on(case, folder) if figure == "6a" and case.model != _LARGEST_T5 else case
+        return on_machine("roomy", case, folder)
+    small = figure == "6a" and case.model != _LARGEST_T5
+    return on_machine("tf32", case, folder) if small else case
 
 
 def _stated(case: Case) -> Case:

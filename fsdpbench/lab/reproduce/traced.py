@@ -10,10 +10,8 @@ from pathlib import Path
 from fsdpbench.lab.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.lab.reproduce.run import Runs
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.pages.display import NOTHING
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.timeline import pack_timeline
-from fsdpbench.reports.pages.whole_run import Table
 from fsdpbench.reports.readers import read_trace
 from fsdpbench.sim.model.profile import load_profile
 
@@ -113,7 +111,7 @@ def _facts(analysis: RankAnalysis) -> Facts:
     )
 
 
-def told(runs: Sequence[TracedRun]) -> str:
+def summed_up(runs: Sequence[TracedRun]) -> str:
     """Return one sentence on the traces."""
     if any(run.facts.retries for run in runs):
         parts = [
@@ -126,37 +124,6 @@ def told(runs: Sequence[TracedRun]) -> str:
         f"{_ms(run, 'exposed_communication_ms')} of {_ms(run, 'step_ms')} ms ({run.words})" for run in runs
     ]
     return f"Exposed communication in these traces: {', '.join(parts)}." if parts else ""
-
-
-_PARTS = {
-    "traced step, ms": "step_ms",
-    "compute only, ms": "compute_only_ms",
-    "communication behind it, ms": "overlapped_ms",
-    "exposed communication, ms": "exposed_communication_ms",
-    "idle, ms": "idle_ms",
-    "computation stood still for retries, ms": "stood_still_ms",
-}
-
-
-def facts_table(runs: Sequence[TracedRun]) -> Table:
-    """The runs of a contrast side by side; what none of them has is left out."""
-    rows = [
-        (words, *(_ms(run, key) for run in runs))
-        for words, key in _PARTS.items()
-        if any(getattr(run.facts, key) for run in runs)
-    ]
-    if any(run.facts.retries for run in runs):
-        rows.append(("allocator retries", *(str(run.facts.retries) for run in runs)))
-    for kind in dict.fromkeys(kind for run in runs for kind in run.facts.communication):
-        found = [run.facts.communication.get(kind) for run in runs]
-        name = kind.replace("_", "-")
-        calls = (f"{each.time_ms:,.0f} ({each.count})" if each else NOTHING for each in found)
-        rows.append((f"{name}, ms (calls)", *calls))
-        speeds = (
-            f"{each.bus_gb_s:,.0f}" if each and each.bus_gb_s is not None else NOTHING for each in found
-        )
-        rows.append((f"{name}, bus GB/s", *speeds))
-    return Table(("of the step", *(run.words for run in runs)), tuple(rows))
 
 
 def _ms(run: TracedRun, key: str) -> str:
