@@ -119,29 +119,8 @@ class _Ranges:
             self._accelerator.trace.annotation(name, now, now)
 
 
-class _Runtime:
-    """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
-    memory. All of the host's memory is taken for pinned."""
-
-    def cudaProfilerStart(self) -> int:  # noqa: N802
-        return 0
-
-    def cudaProfilerStop(self) -> int:  # noqa: N802
-        return 0
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        return 0
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
-
-
-def _lazy_call(callable: Any, **kwargs: Any) -> None:
-    callable()
 
 
 def _is_capturing(accelerator: Accelerator) -> bool:
@@ -162,9 +141,19 @@ def _architectures() -> list[str]:
     return [f"sm_{major}{minor}"]
 
 
-_ONLY_CUDA_PRIVATE: dict[str, Any] = {"cuda_is_compiled": lambda: True, "cuda_lazy_call": _lazy_call}
+_RUNTIME = types.SimpleNamespace(
+    **dict.fromkeys(
+        ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), lambda *args: 0
+    )
+)
+"""`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
+memory. All of the host's memory is taken for pinned."""
+_ONLY_CUDA_PRIVATE: dict[str, Any] = {
+    "cuda_is_compiled": lambda: True,
+    "cuda_lazy_call": lambda callable, **kwargs: callable(),
+}
 _ONLY_CUDA: dict[str, Any] = {
-    "cudart": _Runtime,
+    "cudart": lambda: _RUNTIME,
     "ipc_collect": _nothing,
     "get_sync_debug_mode": lambda: 0,
     "set_sync_debug_mode": _nothing,
