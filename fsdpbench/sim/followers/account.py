@@ -131,7 +131,9 @@ class MemoryAccount:
         self._buffers: dict[int, Category] = {}
         self._shards: set[int] = set()
         self._places = Places(accelerator.backward, line)
-        self._places.on_root = self._note_shards
+        # At a root's first call its parameters are shards; gathered ones replace them later.
+        self._places.on_root = lambda root: self._shards.update(_addresses(root.parameters()))
+        self.enter, self.leave = self._places.enter, self._places.leave
         self._growth = Growth()
         self._places.on_step = lambda: self._growth.step_ended(self._live.values())
 
@@ -146,14 +148,6 @@ class MemoryAccount:
         self._places.close()
         self._accelerator.stop_listening(self._on_event)
         self._accelerator.account = None
-
-    def enter(self, span: str) -> None:
-        """Enter a profiler span."""
-        self._places.enter(span)
-
-    def leave(self, span: str) -> None:
-        """Leave a profiler span."""
-        self._places.leave(span)
 
     def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Record the buffers of a collective about to be queued."""
@@ -203,10 +197,6 @@ class MemoryAccount:
             "holders": _largest(holders),
             "growth": self._growth.to_dict(),
         }
-
-    def _note_shards(self, root: nn.Module) -> None:
-        """Record a root's shards at its first call, before gathered parameters replace them."""
-        self._shards.update(_addresses(root.parameters()))
 
     def _owned(self) -> dict[int, Category]:
         """Return the addresses that modules and optimizers own."""

@@ -78,8 +78,7 @@ class Membership(_ProcessGroup):
     def shutdown(self) -> None:
         """Do nothing: nothing runs."""
 
-    def abort(self) -> None:
-        """Do nothing: nothing runs."""
+    abort = shutdown
 
 
 def collective_ranks(options: Any) -> Sequence[int]:
