@@ -283,24 +283,15 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
         """Return whether a file of the script's own called the clock."""
         return own_files.has(sys._getframe(2).f_code.co_filename)
 
-    def perf_counter_ns() -> int:
-        return simulation.cpu_ns()
-
-    def perf_counter() -> float:
-        return simulation.cpu_ns() / 1e9
-
-    def simulated_time() -> float:
-        return start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time()
-
     def sleep(seconds: float) -> None:
         real_sleep(seconds)
         if asked_by_script():
             simulation.advance_cpu(round(seconds * 1e9))
 
     replacements: dict[str, Callable[..., object]] = {
-        "perf_counter": perf_counter,
-        "perf_counter_ns": perf_counter_ns,
-        "time": simulated_time,
+        "perf_counter": lambda: simulation.cpu_ns() / 1e9,
+        "perf_counter_ns": lambda: simulation.cpu_ns(),
+        "time": lambda: start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time(),
         "sleep": sleep,
     }
     for name, replacement in replacements.items():
