@@ -30,7 +30,7 @@ from fsdpbench.base.torch_internals import dynamo  # noqa: F401
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.sim import SimDevice
 from fsdpbench.engine.results.records import STEPS_FILE, RankRecord, Status, trace_path, write_record
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
+from fsdpbench.script.cuda import compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
@@ -174,7 +174,9 @@ class _Run:
             record.script["peaks"] = self.peaks.of_phases(steps.count)
             record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
             record.script["saved"] = self.saves.largest()
-            _export(self.requests, steps, record)
+            if steps.traced_times_s:
+                record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
+                self.requests.copy(steps.trace_path)  # to where the script's profilers export
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
             record.status, record.cause = Status.ERROR, too_few
@@ -258,14 +260,6 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
         "flops": "matrix products, attention and convolutions, counted as they were launched",
         "notes": steps.notes + compile_notes(record.compilation or {}),
     }
-
-
-def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> None:
-    """Copy the trace to where the script's profilers export."""
-    if not steps.traced_times_s:
-        return
-    record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
-    requests.copy(steps.trace_path)
 
 
 def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:

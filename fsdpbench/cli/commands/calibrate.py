@@ -100,8 +100,8 @@ def command(
             else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
         )
         base_profile = load_profile(base or hardware or _base_of(machine))
-        told = machine.rank == 0  # only the first rank reports
-        report = (lambda line: tell(f"measuring {line}")) if told else (lambda line: None)
+        is_first = machine.rank == 0  # the others report nothing
+        report = (lambda line: tell(f"measuring {line}")) if is_first else (lambda line: None)
         found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     if machine.rank != 0:
         return

@@ -136,11 +136,6 @@ def _is_capturing(accelerator: Accelerator) -> bool:
     return True
 
 
-def _architectures() -> list[str]:
-    major, minor = torch.cuda.get_device_capability()
-    return [f"sm_{major}{minor}"]
-
-
 _RUNTIME = types.SimpleNamespace(
     **dict.fromkeys(
         ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), lambda *args: 0
@@ -159,5 +154,5 @@ _ONLY_CUDA: dict[str, Any] = {
     "set_sync_debug_mode": _nothing,
     "is_tf32_supported": lambda: True,
     "can_device_access_peer": lambda device, peer: True,
-    "get_arch_list": _architectures,
+    "get_arch_list": lambda: [f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"],
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -205,7 +205,8 @@ class MemoryAccount:
         buffers = [b for root in self._places.roots for b in root.buffers()]
         optimizers = list(self._places.optimizers)
         of_groups = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-        states = [value for each in optimizers for state in each.state.values() for value in _values(state)]
+        of_each = [state for each in optimizers for state in each.state.values() if isinstance(state, dict)]
+        states = [value for state in of_each for value in state.values() if isinstance(value, torch.Tensor)]
         for category, tensors in (
             (Category.OPTIMIZER, states),
             (Category.PARAMETERS, (*parameters, *of_groups, *buffers)),
@@ -216,11 +217,6 @@ class MemoryAccount:
                 if start not in found and start not in self._buffers:
                     found[start] = category
         return found
-
-
-def _values(state: Any) -> Iterator[torch.Tensor]:
-    items = state.values() if isinstance(state, dict) else ()
-    yield from (value for value in items if isinstance(value, torch.Tensor))
 
 
 @torch.no_grad()

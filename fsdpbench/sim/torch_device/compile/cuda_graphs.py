@@ -99,7 +99,10 @@ class CapturedGraph:
         accelerator.graph_pool = _pool()
         try:
             if seen == _WARM_UPS:
-                self._buffers[key] = [_buffer_like(value) for value in self._to_copy]
+                self._buffers[key] = [
+                    new_tensor(tuple(each.shape), None, each.dtype, each.numel() * each.element_size())
+                    for each in self._to_copy
+                ]
             if replays:
                 accelerator.timeline = _Standing(timeline)  # type: ignore[assignment]
             yield
@@ -164,8 +167,3 @@ def _pool() -> int:
 def _is_of(pool: int, tensor: torch.Tensor) -> bool:
     record = record_of(tensor.untyped_storage())
     return record is not None and getattr(record.block, "stream", None) == pool
-
-
-def _buffer_like(value: torch.Tensor) -> torch.Tensor:
-    shape = tuple(value.shape)
-    return new_tensor(shape, None, value.dtype, value.numel() * value.element_size())

@@ -81,11 +81,6 @@ class Membership(_ProcessGroup):
     abort = shutdown
 
 
-def collective_ranks(options: Any) -> Sequence[int]:
-    """Return the global ranks of a group that torch is creating."""
-    return list(options.global_ranks_in_group) or range(options.group_size)
-
-
 def total_bytes(*tensors: torch.Tensor) -> int:
     """Return the bytes of all elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
