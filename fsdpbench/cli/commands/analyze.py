@@ -56,7 +56,8 @@ def command(
     if verdict is not None:
         if against is not None or hta or output is not None:
             raise UsageError(f"--against, --hta and -o are for traces, and these are {verdict.source}")
-        return show_as(verdict.to_dict(), describe_dumps(verdict), as_json=as_json)
+        show_as(verdict.to_dict(), describe_dumps(verdict), as_json=as_json)
+        return
     if against is not None and output is not None:
         raise UsageError(
             "-o makes a page of traces, not of what changed since --against: ask for one of both"
@@ -80,7 +81,6 @@ def command(
         with written(output):
             write_trace_page(analysis, output, title)
         tell(f"wrote {output}")
-    return None
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:

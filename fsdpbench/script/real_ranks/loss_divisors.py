@@ -15,7 +15,7 @@ import torch
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")
 _MEAN = 1
-"""`at::Reduction::Mean`; 0 is no reduction, 2 the sum."""
+"""`at::Reduction::Mean`; 0 stands for none, 2 for the sum."""
 
 
 @dataclass(frozen=True)
