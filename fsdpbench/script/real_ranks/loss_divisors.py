@@ -15,7 +15,7 @@ import torch
 
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")
 _MEAN = 1
-"""`at::Reduction::Mean`; 0 stands for none, 2 for the sum."""
+"""`at::Reduction::Mean`; 0 means none, 2 means the sum."""
 
 
 @dataclass(frozen=True)
