@@ -141,7 +141,8 @@ def _invoke() -> int:
             code = stop.exit_code
         sys.stdout.flush()
     except click.ClickException as error:
-        say(_click_message(error))
+        command = getattr(getattr(error, "ctx", None), "command_path", "fsdpbench")
+        say(f"{' '.join(error.format_message().split())} (`{command} --help` tells more)")
         return ExitCode.USAGE
     except BenchError as error:
         say(error)
@@ -158,14 +159,6 @@ def _end_interrupted(number: int) -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     os._exit(128 + number)
-
-
-def _click_message(error: click.ClickException) -> str:
-    """Return one line on an error in the command's arguments."""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "fsdpbench"
-    message = " ".join(error.format_message().split())
-    return f"{message} (`{command} --help` tells more)"
 
 
 # An unexpected exception ends in one line and a file with the traceback, and in exit code 5: Python's own

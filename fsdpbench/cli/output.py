@@ -4,6 +4,7 @@ say     the one line of an error                       stderr
 tell    progress, notes                                stderr
 show    an answer, as text                             stdout
 show_json   an answer, as one JSON object              stdout
+show_as     either of both, as `--json` asks           stdout
 make_console    rich's tables (`make_table`)           stdout, or stderr
 """
 
@@ -44,6 +45,14 @@ def show(text: object) -> None:
 def show_json(content: object, indent: int | None = None) -> None:
     """Print the answer for programs; JSON escapes control characters itself."""
     print(to_json(content, indent))
+
+
+def show_as(content: object, text: object, *, as_json: bool, indent: int | None = None) -> None:
+    """Print the answer for programs, its `content`, or for people, its `text`."""
+    if as_json:
+        show_json(content, indent)
+    else:
+        show(text)
 
 
 def terminal_width() -> int | None:

@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.base.reading import read_tail
@@ -22,36 +21,19 @@ LOG_FOLDER = "logs"
 _TAIL_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
 class RankFiles:
     """Paths of one rank's files in a configuration's folder."""
 
-    folder: Path
-    rank: int
-
-    @property
-    def stdout(self) -> Path:
-        return self._path("stdout.log")
-
-    @property
-    def stderr(self) -> Path:
-        return self._path("stderr.log")
-
-    @property
-    def stopped(self) -> Path:
-        return self._path("stopped.txt")
-
-    @property
-    def error(self) -> Path:
-        return self._path("error.json")
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder = folder
+        begin = f"{LOG_FOLDER}/rank{rank}_"
+        self.stdout, self.stderr = folder / f"{begin}stdout.log", folder / f"{begin}stderr.log"
+        self.stopped, self.error = folder / f"{begin}stopped.txt", folder / f"{begin}error.json"
 
     @property
     def log_name(self) -> str:
         """Return the rank's error log relative to the configuration's folder."""
         return self.stderr.relative_to(self.folder).as_posix()
-
-    def _path(self, kind: str) -> Path:
-        return self.folder / LOG_FOLDER / f"rank{self.rank}_{kind}"
 
     def was_stopped(self) -> bool:
         """Return whether the rank was asked to end (and had not ended before)."""

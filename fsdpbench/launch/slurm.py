@@ -220,7 +220,8 @@ def run_job(config_record: dict[str, Any], folder: str) -> None:
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if nodes == 1:
         run_point(config_record, folder)  # ends the process
-    place = Nodes(nodes, int(os.environ["SLURM_NODEID"]), f"{_first_node()}:{_port()}")
+    port = _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096  # jobs on one node do not share it
+    place = Nodes(nodes, int(os.environ["SLURM_NODEID"]), f"{_first_node()}:{port}")
     if place.rank > 0:
         run_agent(config, path, place, os.environ["SLURM_JOB_ID"])
         return
@@ -244,11 +245,6 @@ def _scontrol(*words: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise BenchError(f"Slurm does not tell the nodes of this job: {error}") from None
     return done.stdout
-
-
-def _port() -> int:
-    """Return a port that jobs side by side on one node do not share."""
-    return _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096
 
 
 def _outcome_of_state(job_id: str, state: str) -> Outcome:

@@ -92,9 +92,10 @@ def judge(
     for end in ends:
         if end.out_of_memory:
             return _outcome(Status.OOM, end, end.cause)
-    crashed = sorted((end for end in ends if end.died_alone), key=_signal_first)
+    # A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early.
+    crashed = [end for end in ends if end.died_alone]
     if crashed:
-        return _crash(crashed[0])
+        return _crash(min(crashed, key=lambda end: (end.exit_code is None, end.rank)))
     failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))
     if failed:
         return _outcome(Status.ERROR, failed[0], failed[0].cause or failed[0].how)
@@ -124,11 +125,6 @@ def _timeout(ends: Sequence[RankEnd], seconds: float) -> Outcome:
         f"ran past {seconds:g} s" + (f": {places}" if places else ""),
         log.relative_to(ends[0].files.folder).as_posix(),
     )
-
-
-def _signal_first(end: RankEnd) -> tuple[bool, int]:
-    """A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early."""
-    return end.exit_code is None, end.rank
 
 
 def _order(folder: Path, end: RankEnd) -> tuple[bool, int, int]:

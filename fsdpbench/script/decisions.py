@@ -136,9 +136,7 @@ class Decisions:
 
     def reading(self) -> bool:
         """Return whether a file of the script's own calls the method that calls this."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and _is_of_the_bench(frame):  # other wrappers of the same method
-            frame = frame.f_back
+        frame = _asking()  # behind other wrappers of the same method
         return frame is not None and self._own_files.has(frame.f_code.co_filename)
 
 
@@ -302,13 +300,9 @@ def _is_written_down() -> bool:
 def _asking() -> FrameType | None:
     """Return the frame that asks for a value, behind the bench's own."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_of_the_bench(frame):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
         frame = frame.f_back
     return frame
-
-
-def _is_of_the_bench(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("fsdpbench.")
 
 
 def _first(answer: Any) -> Any:

@@ -51,7 +51,8 @@ def _not_filling(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs
 def _not_converting(
     dtype_of: Callable[..., Any], original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    if _is_untouched(tensor) and not (torch.is_grad_enabled() and tensor.requires_grad):
+    untouched = _is_large(tensor) and hasattr(tensor.untyped_storage(), "_sim_untouched")
+    if untouched and not (torch.is_grad_enabled() and tensor.requires_grad):
         dtype = dtype_of(args, kwargs)
         if dtype is not None and dtype != tensor.dtype:
             made = torch.empty_like(tensor, dtype=dtype)
@@ -77,7 +78,3 @@ def _mark(tensor: torch.Tensor) -> None:
 
 def _is_large(tensor: Any) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_cpu and tensor.numel() >= _LARGE
-
-
-def _is_untouched(tensor: Any) -> bool:
-    return _is_large(tensor) and hasattr(tensor.untyped_storage(), "_sim_untouched")

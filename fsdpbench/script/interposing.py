@@ -87,11 +87,7 @@ def replace_checkpoint(made: Callable[..., Any]) -> None:
     torch_checkpoint.checkpoint = made
     if getattr(made, "__wrapped__", None) is _original:
         _torchs_own.append(made)
-    patch("is_utils_checkpoint", lambda original: _is_torchs_own)
-
-
-def _is_torchs_own(found: Any) -> bool:
-    return any(found is each for each in _torchs_own)
+    patch("is_utils_checkpoint", lambda original: lambda found: any(found is each for each in _torchs_own))
 
 
 _OF_BATCH = re.compile(r"(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")

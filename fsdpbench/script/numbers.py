@@ -42,21 +42,6 @@ class Followed:
     def __deepcopy__(self, memo: Any) -> Followed:
         return self
 
-    def __bool__(self) -> bool:
-        return _decided("bool", bool(plain(self)))
-
-    def __int__(self) -> int:
-        return _decided("int", int(plain(self)))
-
-    def __float__(self) -> float:
-        return _decided("float", float(plain(self)))
-
-    def __complex__(self) -> complex:
-        return _decided("complex", complex(plain(self)))
-
-    def __hash__(self) -> int:
-        return _decided("hash", hash(plain(self)))
-
     def __repr__(self) -> str:
         return PlaceholderText(repr(plain(self)))
 
@@ -77,26 +62,15 @@ class Followed:
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
     """A float of a simulated run."""
 
-    __hash__ = Followed.__hash__
-
 
 class PlaceholderInt(Followed, int):  # type: ignore[misc]
     """An integer of a simulated run."""
-
-    __hash__ = Followed.__hash__
 
 
 class PlaceholderText(str):
     """A followed number as text: `str(number)`, `f"{number:.2f}"`. Texts joined of it are not followed."""
 
     __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __float__(self) -> float:
-        return _decided("float", float(str.__str__(self)))
-
-    def __int__(self) -> int:
-        return _decided("int", int(str.__str__(self)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return str, (str.__str__(self),)
@@ -152,6 +126,10 @@ def _unary(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: followed(compute(plain(self)))
 
 
+def _converting(kind: Any, plainly: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: _decided(kind.__name__, kind(plainly(self)))
+
+
 def _add_operators(kind: Any) -> None:
     for name in _ARITHMETIC:
         setattr(kind, f"__{name}__", _arithmetic(name, reflected=False))
@@ -164,29 +142,24 @@ def _add_operators(kind: Any) -> None:
         setattr(kind, f"__{name}__", _comparison(name, sign))
 
 
-def _leaving(kind: type[float], name: str) -> Callable[[Any], Any]:
-    """Make a method whose answer cannot be followed (`statistics`, `Fraction` call it)."""
+def _asked(kind: type, name: str, sign: str) -> Callable[..., Any]:
+    """Make a method whose answer cannot be followed (`statistics`, `Fraction` call those of a float)."""
     ask = getattr(kind, name)
-    return lambda self: _decided(name, ask(self))
-
-
-PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign,assignment]
-PlaceholderFloat.as_integer_ratio = _leaving(float, "as_integer_ratio")  # type: ignore[method-assign,assignment]
-PlaceholderFloat.hex = _leaving(float, "hex")  # type: ignore[method-assign,assignment]
-for _kind in (PlaceholderFloat, PlaceholderInt):
-    _add_operators(_kind)
-
-
-def _asked_of_text(name: str, sign: str) -> Callable[..., Any]:
-    ask = getattr(str, name)
     return lambda self, *args: _decided(sign, ask(self, *args))
 
 
+for _convert in (bool, int, float, complex, hash):
+    setattr(Followed, f"__{_convert.__name__}__", _converting(_convert, plain))
+for _convert in (int, float):
+    setattr(PlaceholderText, f"__{_convert.__name__}__", _converting(_convert, str.__str__))
+for _kind in (PlaceholderFloat, PlaceholderInt):
+    _add_operators(_kind)
+for _name in ("is_integer", "as_integer_ratio", "hex"):
+    setattr(PlaceholderFloat, _name, _asked(float, _name, _name))
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"):
-    _sign = _COMPARISONS.get(_name.strip("_"), "in")
-    setattr(PlaceholderText, _name, _asked_of_text(_name, _sign))
+    setattr(PlaceholderText, _name, _asked(str, _name, _COMPARISONS.get(_name.strip("_"), "in")))
 for _name in ("startswith", "endswith", "isdigit", "isnumeric", "find", "count"):
-    setattr(PlaceholderText, _name, _asked_of_text(_name, _name))
+    setattr(PlaceholderText, _name, _asked(str, _name, _name))
 
 
 def follow_math() -> None:
@@ -205,22 +178,15 @@ def _following(function: Callable[..., Any], decision: str | None) -> Callable[.
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = [_listed(value) for value in args] if whole else args
+        values = [list(each) if isinstance(each, Iterable) else each for each in args] if whole else args
         if not any(map(_holds, values)):
             return function(*values, **kwargs)
-        answer = function(*map(_plain, values), **kwargs)
+        numbers = [list(map(plain, each)) if isinstance(each, list) else plain(each) for each in values]
+        answer = function(*numbers, **kwargs)
         return followed(answer) if decision is None else _decided(decision, answer)
 
     return call
 
 
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, Iterable) else value
-
-
 def _holds(value: Any) -> bool:
     return isinstance(value, Followed) or (isinstance(value, list) and any(map(_holds, value)))
-
-
-def _plain(value: Any) -> Any:
-    return list(map(plain, value)) if isinstance(value, list) else plain(value)

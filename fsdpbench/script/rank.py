@@ -30,7 +30,7 @@ from fsdpbench.base.torch_internals import dynamo  # noqa: F401
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.sim import SimDevice
 from fsdpbench.engine.results.records import STEPS_FILE, RankRecord, Status, trace_path, write_record
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
+from fsdpbench.script.cuda import compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.cuda.refusals import explained, name_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.files import ScriptFiles
@@ -174,7 +174,9 @@ class _Run:
             record.script["peaks"] = self.peaks.of_phases(steps.count)
             record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
             record.script["saved"] = self.saves.largest()
-            _export(self.requests, steps, record)
+            if steps.traced_times_s:
+                record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
+                self.requests.copy(steps.trace_path)  # to where the script's profilers export
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
             record.status, record.cause = Status.ERROR, too_few
@@ -260,14 +262,6 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     }
 
 
-def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> None:
-    """Copy the trace to where the script's profilers export."""
-    if not steps.traced_times_s:
-        return
-    record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
-    requests.copy(steps.trace_path)
-
-
 def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
     """Let clocks show simulated time from now on, so that the tokens a second that a script prints are right.
 
@@ -283,24 +277,15 @@ def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
         """Return whether a file of the script's own called the clock."""
         return own_files.has(sys._getframe(2).f_code.co_filename)
 
-    def perf_counter_ns() -> int:
-        return simulation.cpu_ns()
-
-    def perf_counter() -> float:
-        return simulation.cpu_ns() / 1e9
-
-    def simulated_time() -> float:
-        return start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time()
-
     def sleep(seconds: float) -> None:
         real_sleep(seconds)
         if asked_by_script():
             simulation.advance_cpu(round(seconds * 1e9))
 
     replacements: dict[str, Callable[..., object]] = {
-        "perf_counter": perf_counter,
-        "perf_counter_ns": perf_counter_ns,
-        "time": simulated_time,
+        "perf_counter": lambda: simulation.cpu_ns() / 1e9,
+        "perf_counter_ns": lambda: simulation.cpu_ns(),
+        "time": lambda: start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time(),
         "sleep": sleep,
     }
     for name, replacement in replacements.items():

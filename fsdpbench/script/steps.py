@@ -16,7 +16,6 @@ Traced steps begin and end with an idle device, so that each of them holds its o
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -225,8 +224,7 @@ class MadeOptimizer:
     steps: int = 0
 
     def __str__(self) -> str:
-        file = os.path.basename(self.place.file)
-        return f"{self.name} ({file}:{self.place.line})" if file else f"{self.name} (?)"
+        return f"{self.name} ({self.place.short or '?'})"
 
 
 class Optimizers:

@@ -29,18 +29,13 @@ _COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
 def map_triton() -> None:
     """Let kernels be launched on the simulated device, and Triton be imported, unless the real one can be."""
     # torch looks for Triton once and remembers; it must not take this for the real one.
-    replace(torch.library, wrap_triton=_as_it_is)  # it looks for Triton's types
+    replace(torch.library, wrap_triton=lambda kernel: kernel)  # it looks for Triton's types
     patch("has_triton", lambda original: lambda: False)  # Dynamo traces a launch instead of Triton's types
     if has_triton_package():
         _launch_on_the_device()
     else:
         sys.meta_path.append(_Finder())
         sys.meta_path.insert(0, _CompilersFinder())
-
-
-def _as_it_is(kernel: Any) -> Any:
-    """Return the kernel; in the place of `torch.library.wrap_triton`."""
-    return kernel
 
 
 class Launcher:
@@ -160,18 +155,10 @@ class _Anything:
         return self
 
 
-def _cdiv(x: int, y: int) -> int:
-    return -(-x // y)
-
-
-def _next_power_of_2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 _KNOWN: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("JITFunction", "Autotuner", "Heuristics"), _Kernel),
-    "cdiv": _cdiv,
-    "next_power_of_2": _next_power_of_2,
+    "cdiv": lambda x, y: -(-x // y),
+    "next_power_of_2": lambda n: 1 << max(0, n - 1).bit_length(),
 }
 """Triton's types of kernels, which libraries look for, and its functions that run on the host."""
 

@@ -41,14 +41,10 @@ def _dequantise(packed: Tensor, scale: Tensor) -> Tensor:
     return (weights * scale[..., None]).view(len(packed), -1)
 
 
-def _dequantised_shape(packed: Tensor, scale: Tensor) -> Tensor:
-    return torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=scale.dtype, device=packed.device)
-
-
 # An accelerator runs one kernel for it (bitsandbytes, torchao); a simulated one prices that.
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("dequantise_4bit", _dequantise, _key)
-_LIBRARY.impl("dequantise_4bit", _dequantised_shape, "Meta")
+_LIBRARY.impl("dequantise_4bit", lambda x, scale: scale.new_empty((x.shape[0], 2 * x.shape[1])), "Meta")
 
 
 def dequantise(packed: Tensor, scale: Tensor) -> Tensor:

@@ -231,7 +231,8 @@ class _Share:
     """The tables of one rank, and the sizes in which it sends and receives."""
 
     def __init__(self, tables: SparseTables, device: torch.device) -> None:
-        ranks, rank = _world()
+        alone = not dist.is_available() or not dist.is_initialized()
+        ranks, rank = (1, 0) if alone else (dist.get_world_size(), dist.get_rank())
         self.width = tables.width
         self.world_size = ranks
         owned = [range(owner, tables.features, ranks) for owner in range(ranks)]
@@ -293,13 +294,6 @@ class _Exchange(torch.autograd.Function):
         # Each rank's loss is a mean over its own samples: the mean over all is a share of their sum.
         share.update(asked.flatten(), rows / share.world_size)
         return None, torch.zeros_like(share.anchor), None
-
-
-def _world() -> tuple[int, int]:
-    """Return the number of ranks, and this rank."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(), dist.get_rank()
-    return 1, 0
 
 
 def _all_to_all(

@@ -230,20 +230,12 @@ def _padded(scales: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------- the operators
 
 
-def _nvfp4_amax(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.abs().amax().float(), rotated(x.t()).abs().amax()
-
-
 def _nvfp4_both(
     x: Tensor, by_rows: Tensor, by_columns: Tensor, stochastic: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     noise = [torch.rand(shape) if stochastic else None for shape in (x.shape, x.t().shape)]
     turned = rotated(x.t())
     return *nvfp4(x, by_rows, noise=noise[0]), *nvfp4(turned, by_columns, noise=noise[1])
-
-
-def _nvfp4_weight(w: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *nvfp4(w, amax, square=True), *nvfp4(w.t(), amax, square=True)
 
 
 def _nvfp4_both_shapes(x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -260,7 +252,7 @@ for _schema, _run, _shapes in (
     ("mxfp8_columns(Tensor x) -> (Tensor, Tensor)", lambda x: mxfp8(x.t()), lambda x: _mxfp8_shapes(x.t())),
     (
         "nvfp4_amax(Tensor x) -> (Tensor, Tensor)",
-        _nvfp4_amax,
+        lambda x: (x.abs().amax().float(), rotated(x.t()).abs().amax()),
         lambda x: tuple(x.new_empty((), dtype=torch.float32) for _ in range(2)),
     ),
     (
@@ -271,7 +263,7 @@ for _schema, _run, _shapes in (
     ),
     (
         "nvfp4_weight(Tensor w, Tensor amax) -> (Tensor, Tensor, Tensor, Tensor)",
-        _nvfp4_weight,
+        lambda w, amax: (*nvfp4(w, amax, square=True), *nvfp4(w.t(), amax, square=True)),
         _nvfp4_both_shapes,
     ),
 ):

@@ -129,7 +129,8 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
     notes: list[str] = []
     for revision, date, subject in reversed(lines):
         try:
-            baseline = _at(folder, revision, path)
+            text = git_says(folder, "show", f"{revision}:./{path.name}", of=path)
+            baseline = Baseline.of(parse_json(text.encode(), str(path)), path)
         except UsageError as error:
             notes.append(f"{revision[:9]} is left out: {one_line(error)}")
             continue
@@ -139,11 +140,6 @@ def _commits(path: Path) -> tuple[list[Commit], list[str]]:
             continue
         found.append(Commit(revision, date, subject, figures.entries(), figures.surroundings))
     return found, notes
-
-
-def _at(folder: Path, revision: str, path: Path) -> Baseline:
-    text = git_says(folder, "show", f"{revision}:./{path.name}", of=path)
-    return Baseline.of(parse_json(text.encode(), str(path)), path)
 
 
 def git_says(folder: Path, *words: str, of: object) -> str:

@@ -134,7 +134,8 @@ def _of_machines(config: Config) -> Iterator[Change]:
         gpus = config.gpus * factor
         per_node = config.gpus_per_node
         if per_node == config.gpus:  # part of a node, maybe: it is filled first
-            per_node = _node_of(config, gpus)
+            _, whole, _ = simulated_nodes(config.hardware or "", gpus, None, None, None)
+            per_node = max(min(whole, gpus), config.gpus_per_node)
         yield Change(
             f"--gpus {gpus}",
             f"{factor} times as many GPUs, the same work each",
@@ -176,8 +177,3 @@ def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
 
 
 _BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
-
-
-def _node_of(config: Config, gpus: int) -> int:
-    _, whole, _ = simulated_nodes(config.hardware or "", gpus, None, None, None)
-    return max(min(whole, gpus), config.gpus_per_node)

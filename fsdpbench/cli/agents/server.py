@@ -46,7 +46,17 @@ class AgentServer:
 
     async def list_tools(self, context: Context, params: Page) -> types.ListToolsResult:
         """Return all tools with the schemas of their arguments and answers."""
-        return types.ListToolsResult(tools=[_described(Tool(name, self.folder)) for name in TOOLS])
+        described = [
+            types.Tool(
+                name=tool.name,
+                description=inspect.cleandoc(tool.command.help or "").replace("\b\n", ""),
+                input_schema=tool.input_schema,
+                output_schema=tool.output_schema,
+                annotations=types.ToolAnnotations(read_only_hint=tool.name in ("plan", "compare")),
+            )
+            for tool in (Tool(name, self.folder) for name in TOOLS)
+        ]
+        return types.ListToolsResult(tools=described)
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> Answer:
         """Run a command and return its answer; what goes wrong is a result as well, of one line."""
@@ -111,16 +121,6 @@ class AgentServer:
         texts = [*(["\n".join(notes)] if notes else []), json.dumps(content)]
         blocks: list[types.ContentBlock] = [types.TextContent(text=text) for text in texts]
         return Answer(content=blocks, structured_content=content, _meta={"fsdpbench/exit_code": code})
-
-
-def _described(tool: Tool) -> types.Tool:
-    return types.Tool(
-        name=tool.name,
-        description=inspect.cleandoc(tool.command.help or "").replace("\b\n", ""),
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        annotations=types.ToolAnnotations(read_only_hint=tool.name in ("plan", "compare")),
-    )
 
 
 def _failed(line: str) -> Answer:

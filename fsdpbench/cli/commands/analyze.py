@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.base.errors import UsageError, written
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def command(
     if verdict is not None:
         if against is not None or hta or output is not None:
             raise UsageError(f"--against, --hta and -o are for traces, and these are {verdict.source}")
-        if as_json:
-            show_json(verdict.to_dict())
-        else:
-            show(describe_dumps(verdict))
+        show_as(verdict.to_dict(), describe_dumps(verdict), as_json=as_json)
         return
     if against is not None and output is not None:
         raise UsageError(
@@ -76,21 +73,14 @@ def command(
     if hta:
         content["hta"], opinion = _second_opinion(before, analysis)
         texts += opinion
-    if as_json:
-        show_json(content)
-    else:
-        show("\n\n".join(texts))
+    show_as(content, "\n\n".join(texts), as_json=as_json)
     if output is not None:
-        _write_page(analysis, output, paths)
+        from fsdpbench.reports.pages.trace_page import write_trace_page
 
-
-def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> None:
-    from fsdpbench.reports.pages.trace_page import write_trace_page
-
-    title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    with written(output):
-        write_trace_page(analysis, output, title)
-    tell(f"wrote {output}")
+        title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+        with written(output):
+            write_trace_page(analysis, output, title)
+        tell(f"wrote {output}")
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:

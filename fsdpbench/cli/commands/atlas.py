@@ -11,7 +11,7 @@ import click
 from fsdpbench.base.errors import SomeFailedError, UsageError
 from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.numbers import MOST_GPUS
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.launch import fork_server
 
@@ -77,10 +77,7 @@ def build_command(
     fit = sum(cell.status == "fits" for cell in atlas.cells)
     simulated = sum(cell.simulated for cell in atlas.cells)
     summary = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
-    if as_json:
-        show_json(content)
-    else:
-        show(summary)
+    show_as(content, summary, as_json=as_json)
     tell(f"Pages: {page}")
     failed = [cause for cell in atlas.cells for cause in cell.failed]
     if failed:
@@ -102,10 +99,8 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 
     atlas = read_atlas(place)
     cell = find(atlas, model, hardware, gpus)
-    if as_json:
-        show_json({"schema": atlas.schema, "system": atlas.system, **msgspec.to_builtins(cell)})
-        return
-    show("\n".join(line for line in lines(atlas, cell) if line))
+    content = {"schema": atlas.schema, "system": atlas.system, **msgspec.to_builtins(cell)}
+    show_as(content, "\n".join(filter(None, lines(atlas, cell))), as_json=as_json)
 
 
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:

@@ -105,7 +105,8 @@ def command(
             else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
         )
         base_profile = load_profile(base or hardware or _base_of(machine))
-        report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
+        is_first = machine.rank == 0  # the others report nothing
+        report = (lambda line: tell(f"measuring {line}")) if is_first else (lambda line: None)
         found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     if machine.rank != 0:
         return
@@ -152,10 +153,6 @@ def _base_of(machine: Machine) -> str:
         known = ", ".join(profile_names())
         raise UsageError(f"no packaged profile is near {machine.name!r}: name one by --base ({known})")
     return found
-
-
-def _silent(line: str) -> None:
-    """Report nothing: only the first rank does."""
 
 
 def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:

@@ -122,7 +122,12 @@ def command(
     if exports and (history or noise):
         raise UsageError("--export writes what was compared; leave it out with --history and --noise")
     if history:
-        _history(baseline, folder, output, noise, form)
+        from fsdpbench.answers.check.history import read_history
+        from fsdpbench.answers.check.records.sides import stored_side
+
+        if baseline is None or noise:
+            raise UsageError("--history needs --baseline FILE, a committed one, and goes without --noise")
+        show_history(read_history(baseline, stored_side(folder) if folder else None), form, output)
         return
     from fsdpbench.answers.check.compare import compare
     from fsdpbench.answers.check.export import export
@@ -154,15 +159,6 @@ def command(
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
     finish(comparison, side.entries, form, left_out, partial(export, side, exports))
-
-
-def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
-    from fsdpbench.answers.check.history import read_history
-    from fsdpbench.answers.check.records.sides import stored_side
-
-    if baseline is None or noise:
-        raise UsageError("--history needs --baseline FILE, a committed one, and goes without --noise")
-    show_history(read_history(baseline, stored_side(folder) if folder else None), form, output)
 
 
 def _write_noise(side: Side, path: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.requests.options import setting_options, target_options
 from fsdpbench.cli.requests.script_request import config_asked_for, script_options
 from fsdpbench.cli.values import MOST_JOBS, whole
@@ -63,10 +63,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         raise UsageError("of which configuration? Name it with --model, --hf-config or --script")
     config = as_probe(config, hardware, options["timeout"], "expected of it")
     found = expect(config, measured, options["jobs"] or jobs_for("sim"), tell)
-    if as_json:
-        show_json(record(found))
-    else:
-        show("\n".join(lines(found)))
+    show_as(record(found), "\n".join(lines(found)), as_json=as_json)
 
 
 def _from_run(path: Path, hardware: str | None) -> tuple[Measured, Config | None, str | None]:

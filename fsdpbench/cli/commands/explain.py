@@ -12,7 +12,7 @@ import msgspec
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.reading import UnreadableError, one_line, read_bytes, read_standard_input
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.requests.options import setting_options, target_options
 from fsdpbench.cli.requests.script_request import config_asked_for, script_options
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
@@ -75,10 +75,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
         write_page(options["output"], explanation.texts, advice)
         tell(f"wrote {options['output']}")
-    if as_json:
-        show_json({"schema": 1, **explanation.parts})
-    else:
-        show("\n\n".join(explanation.texts))
+    show_as({"schema": 1, **explanation.parts}, "\n\n".join(explanation.texts), as_json=as_json)
 
 
 def _advice(

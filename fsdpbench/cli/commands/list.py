@@ -135,14 +135,8 @@ def _trade(trade: Trade) -> dict[str, str | None]:
 
 
 _LISTS: dict[str, Callable[[], list[Row]]] = {
-    "models": models,
-    "systems": systems,
-    "hardware": hardware,
-    "software": software,
-    "settings": settings,
+    each.__name__: each for each in (models, systems, hardware, software, settings)
 }
-
-
 _OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
 _SHAPE_WIDTH = 29
 """Columns for a shape's first fields, so that the table has 80; `--json` has them all."""

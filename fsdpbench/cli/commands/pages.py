@@ -14,7 +14,7 @@ from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, CannotJudgeError, ExitCode, UsageError, written
 from fsdpbench.base.files.documents import read_json_object
-from fsdpbench.cli.output import make_console, show, show_json, tell
+from fsdpbench.cli.output import make_console, show, show_as, tell
 from fsdpbench.cli.terminal.units import best_words, headline, words_of
 from fsdpbench.cli.values import MOST_SECONDS, PlaceForFile, Positive, PossiblePath
 
@@ -74,10 +74,8 @@ def command(
     over = ending is None or not last.is_held
     if _write(page, last, is_over=over) and page is not None:
         tell(f"wrote {page.target}")
-    if as_json:
-        show_json(_record(folder, last, ending))
-    else:
-        show("\n".join(line for line in (_headline(last), best_words(_results(last))) if line))
+    lines = filter(None, (_headline(last), best_words(_results(last))))
+    show_as(_record(folder, last, ending), "\n".join(lines), as_json=as_json)
     if ending is not None:
         raise ending
     if last.failed:
@@ -121,7 +119,10 @@ def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) 
             _timed_out(folder.path, last, timeout)
         if was_held and free_since is not None and now - free_since >= _GRACE_S:
             assert last is not None
-            raise BenchError(_died(folder.path, last))
+            raise BenchError(
+                f"{folder.path}: the sweep ended with {len(last.ended)} of {len(last.points)} configurations "
+                "done (stopped, or its process is gone); what is finished is kept, the same command resumes"
+            )
         if not was_held:
             view.waiting(_why_waiting(folder.path, last))
             if now - began >= wait:
@@ -134,13 +135,6 @@ def _why_waiting(folder: Path, state: SweepState | None) -> str:
         done = f"{len(state.ended)} of {len(state.points)} are done"
         return f"waiting for the sweep in {folder} to resume: {done}"
     return f"waiting for a sweep in {folder}"
-
-
-def _died(folder: Path, state: SweepState) -> str:
-    return (
-        f"{folder}: the sweep ended with {len(state.ended)} of {len(state.points)} configurations done "
-        "(stopped, or its process is gone); what is finished is kept, the same command resumes"
-    )
 
 
 def _timed_out(folder: Path, state: SweepState | None, timeout: float) -> None:

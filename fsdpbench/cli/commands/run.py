@@ -17,7 +17,7 @@ import click
 
 from fsdpbench.base.errors import ExitCode, UsageError
 from fsdpbench.base.reading import one_line
-from fsdpbench.cli.output import show, show_json, tell, terminal_width
+from fsdpbench.cli.output import show_as, tell, terminal_width
 from fsdpbench.cli.requests.options import (
     asks_to_compile,
     given_settings,
@@ -133,10 +133,9 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
-    if as_json:
-        show_json(result.to_dict() | ({} if advice is None else advice[0]), indent=1)
-    else:
-        show("\n".join([describe_result(result), *describe_script(result), *(advice or ())[1:]]))
+    content = result.to_dict() | ({} if advice is None else advice[0])
+    texts = [describe_result(result), *describe_script(result), *(advice or ())[1:]]
+    show_as(content, "\n".join(texts), as_json=as_json, indent=1)
     if options.get("output") is None and result.folder:
         tell(f"its page: fsdpbench report {Path(result.folder).parent}")
     if result.status is Status.OOM and advice is None:

@@ -269,22 +269,16 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     return pasted, None
 
 
-def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
-    """Return the points of the plan that are in the store."""
-    from fsdpbench.engine.results.provenance import content_key
-
-    keys = {content_key(config) for config in plan.points}
-    return [point for point in store.points() if point.key in keys]
-
-
 def _tell_end(
     store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
 ) -> ExitCode:
     """Print the end of a sweep, as text or as JSON, and return the exit code. `pasted`: files of code."""
     from fsdpbench.cli.terminal.ranking import print_ranking
+    from fsdpbench.engine.results.provenance import content_key
     from fsdpbench.engine.results.records import Status
 
-    folder, stored = store.folder, _stored(store, plan)
+    folder, keys = store.folder, {content_key(config) for config in plan.points}
+    stored = [point for point in store.points() if point.key in keys]
     failed = [p for p in stored if not p.result.status.is_answer]
     by_count = _by_count(stored, budget)
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import MOST_SECONDS, Positive, PossiblePath, grouped
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def command(as_json: bool, keep: Path | None, **options: Any) -> None:
 
     with thrown_away("upgrade") as temporary:
         found = _compared(temporary, keep or temporary / "runs", options)
-    if as_json:
-        show_json(found.to_dict(), indent=1)
-    else:
-        show(found.as_text())
+    show_as(found.to_dict(), found.as_text(), as_json=as_json, indent=1)
     finish(found.comparison, {}, "")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.base.errors import ExitCode, UsageError
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.launch import fork_server
 
@@ -68,10 +68,7 @@ def command(
     text = as_markdown(predictions, bars, shares, judged)
     write_whole(output / "validation.md", text)
     write_page(output / "validation.html", predictions, bars, shares, judged)
-    if as_json:
-        show_json(as_dict(predictions, bars, shares, judged))
-    else:
-        show(text)
+    show_as(as_dict(predictions, bars, shares, judged), text, as_json=as_json)
     tell(f"Page: {output / 'validation.html'}")
     if not all(bar.met for bar in bars):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))

@@ -124,14 +124,11 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
         _Requests.made += 1
         backend = options.get("backend", "inductor")
         if backend != "inductor":
-            _Requests.without_kernels.add(repr(backend) if isinstance(backend, str) else _name_of(backend))
+            name = str(getattr(backend, "__name__", type(backend).__name__))
+            _Requests.without_kernels.add(repr(backend) if isinstance(backend, str) else name)
         return original(model, **options)
 
     return compile
-
-
-def _name_of(backend: Any) -> str:
-    return str(getattr(backend, "__name__", type(backend).__name__))
 
 
 def _leaves_out() -> bool:

@@ -123,29 +123,8 @@ class _Ranges:
             self._accelerator.trace.annotation(name, now, now)
 
 
-class _Runtime:
-    """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
-    memory. All of the host's memory is taken for pinned."""
-
-    def cudaProfilerStart(self) -> int:  # noqa: N802
-        return 0
-
-    def cudaProfilerStop(self) -> int:  # noqa: N802
-        return 0
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        return 0
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
-
-
-def _lazy_call(callable: Any, **kwargs: Any) -> None:
-    callable()
 
 
 def _is_capturing(accelerator: Accelerator) -> bool:
@@ -161,12 +140,17 @@ def _is_capturing(accelerator: Accelerator) -> bool:
     return True
 
 
-def _architectures() -> list[str]:
-    major, minor = torch.cuda.get_device_capability()
-    return [f"sm_{major}{minor}"]
-
-
-_ONLY_CUDA_PRIVATE: dict[str, Any] = {"cuda_is_compiled": lambda: True, "cuda_lazy_call": _lazy_call}
+_RUNTIME = types.SimpleNamespace(
+    **dict.fromkeys(
+        ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), lambda *args: 0
+    )
+)
+"""`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
+memory. All of the host's memory is taken for pinned."""
+_ONLY_CUDA_PRIVATE: dict[str, Any] = {
+    "cuda_is_compiled": lambda: True,
+    "cuda_lazy_call": lambda callable, **kwargs: callable(),
+}
 _OF_BUILDS_WITH_CUDA: dict[str, Callable[..., Any]] = {
     "_cuda_getCurrentRawStream": lambda device: torch.cuda.current_stream(device).cuda_stream,
     "_cuda_getDevice": lambda: torch.cuda.current_device(),
@@ -178,11 +162,11 @@ _OF_BUILDS_WITH_CUDA: dict[str, Callable[..., Any]] = {
 """Functions of torch's C++ extension that libraries call or look up, where torch is built without CUDA."""
 
 _ONLY_CUDA: dict[str, Any] = {
-    "cudart": _Runtime,
+    "cudart": lambda: _RUNTIME,
     "ipc_collect": _nothing,
     "get_sync_debug_mode": lambda: 0,
     "set_sync_debug_mode": _nothing,
     "is_tf32_supported": lambda: True,
     "can_device_access_peer": lambda device, peer: True,
-    "get_arch_list": _architectures,
+    "get_arch_list": lambda: [f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"],
 }

@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,8 @@ class ScriptFiles:
             replacement = functools.wraps(original)(replacement)
         self._restore.append((owner, name, original))
         setattr(owner, name, replacement)
-        for known in (
-            os.supports_dir_fd,
-            os.supports_fd,
-            os.supports_follow_symlinks,
-            os.supports_effective_ids,
-        ):
+        kept = os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids
+        for known in kept:
             if original in known:
                 known.add(replacement)
 
@@ -367,9 +363,6 @@ class _Entry:
 
 class _Entries(list[_Entry]):
     """The result of `os.scandir`: an iterator that is a context."""
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return super().__iter__()
 
     def __next__(self) -> _Entry:
         if not self:

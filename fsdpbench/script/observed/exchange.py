@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,12 +155,8 @@ def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 def _runs_in(places: tuple[str, ...]) -> bool:
     """Return whether code of a file with one of these in its name runs."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if any(place in frame.f_code.co_filename for place in places):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return any(place in file for file in files for place in places)
 
 
 _SWITCHES = ("set_requires_gradient_sync", "set_requires_all_reduce")

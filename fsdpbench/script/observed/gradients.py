@@ -228,17 +228,16 @@ class Gradients:
             }
             for (kind, cause, _), alike in found.items()
         ]
+        if self._unheld:
+            count, names = len(self._unheld), self._unheld[:_LISTED]
+            unheld = {"kind": "unheld", "cause": "", "count": count, "names": names, "ranks": 0}
+            findings.append(unheld | Place().to_dict())
         return {
             "parameters": len(every),
             "without": sum(not each.has_gradient for each in every),
-            "findings": findings + ([_not_held(self._unheld)] if self._unheld else []),
+            "findings": findings,
             "world": self._world,
         }
-
-
-def _not_held(names: list[str]) -> dict[str, Any]:
-    found = {"kind": "unheld", "cause": "", "count": len(names), "names": names[:_LISTED], "ranks": 0}
-    return found | Place().to_dict()
 
 
 def _kind(seen: _Parameter) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,14 +27,8 @@ from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 _TORCHS_OWN = tuple(
-    os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep
-    for parts in (
-        ("distributed", "fsdp"),
-        ("distributed", "_composable"),
-        ("distributed", "checkpoint"),
-        ("amp",),
-        ("nn", "parallel"),
-    )
+    os.path.join(os.path.dirname(torch.__file__), of, "")
+    for of in ("distributed/fsdp", "distributed/_composable", "distributed/checkpoint", "amp", "nn/parallel")
 )
 _LONGEST = 120
 _MOST_CALLERS = 8
@@ -102,9 +97,8 @@ class Waits:
     def _line(self) -> tuple[FrameType, bool] | None:
         """Return the script's frame that waits, and whether it copies to the device; None where FSDP waits,
         or a library."""
-        frame: FrameType | None = sys._getframe(2)
         copies_in = False
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(2)):
             name = frame.f_code.co_filename
             if self._own_files.has(name):
                 return frame, copies_in
@@ -113,7 +107,6 @@ class Waits:
             copies_in |= (
                 frame.f_code.co_name == "copy_over_host_link" and frame.f_locals.get("kind") == "HtoD"
             )
-            frame = frame.f_back
         return None
 
     def _place(self, frame: FrameType) -> Place:
@@ -121,12 +114,9 @@ class Waits:
         return replace(place, text=place.text[:_LONGEST])
 
     def _callers(self, frame: FrameType | None) -> tuple[_Caller, ...]:
-        found: list[_Caller] = []
-        while frame is not None and len(found) < _MOST_CALLERS:
-            if self._own_files.has(frame.f_code.co_filename):
-                found.append((frame.f_code, self._place(frame)))
-            frame = frame.f_back
-        return tuple(found)
+        frames = [each for each, _ in traceback.walk_stack(frame)] if frame is not None else []
+        own = [each for each in frames if self._own_files.has(each.f_code.co_filename)]
+        return tuple((each.f_code, self._place(each)) for each in own[:_MOST_CALLERS])
 
     def to_list(self, steps: int) -> list[dict[str, Any]]:
         """Return the lines that wait in every step but the first of the `steps` that ended, longest waits

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.base.files.whole_files import write_whole
 
-T = TypeVar("T")
 LOG_NAME = "collectives.json"
 MOST_CALLS = 200_000
 
@@ -90,13 +89,13 @@ class RankLog:
 
     def write(self, folder: Path) -> None:
         """Write the log into `folder`, whole or not at all."""
-        groups = _Table[Group]()
-        stacks = _Table[Stack]()
-        calls = [
-            [groups.index(call.group), *call[1:7], stacks.index(call.stack), call.phase]
-            for call in self.calls
-        ]
-        stood = stacks.index(self.stood)
+        groups: dict[Group, int] = {}  # by number, each of equal ones once
+        stacks: dict[Stack, int] = {}
+        calls = []
+        for call in self.calls:
+            group = groups.setdefault(call.group, len(groups))
+            calls.append([group, *call[1:7], stacks.setdefault(call.stack, len(stacks)), call.phase])
+        stood = stacks.setdefault(self.stood, len(stacks))
         content = {
             "schema": 1,
             "rank": self.rank,
@@ -104,8 +103,8 @@ class RankLog:
             "error": self.error,
             "stood": stood,
             "phase": self.phase,
-            "groups": [[_short(group.ranks), *group[1:]] for group in groups.items],
-            "stacks": stacks.items,
+            "groups": [[_short(group.ranks), *group[1:]] for group in groups],
+            "stacks": [*stacks],
             "calls": calls,
         }
         write_whole(folder / LOG_NAME, json.dumps(content))
@@ -124,20 +123,6 @@ class RankLog:
         return cls(
             content["rank"], calls, ended, content["error"], stacks[content["stood"]], content["phase"]
         )
-
-
-class _Table(Generic[T]):
-    """Items by number, each of equal ones once."""
-
-    def __init__(self) -> None:
-        self.items: list[T] = []
-        self._places: dict[T, int] = {}
-
-    def index(self, item: T) -> int:
-        place = self._places.setdefault(item, len(self.items))
-        if place == len(self.items):
-            self.items.append(item)
-        return place
 
 
 def _short(ranks: Sequence[int]) -> Mapping[str, int] | list[int]:
@@ -159,16 +144,12 @@ _LARGEST = 16 << 20
 _MOST_IN_ALL = 256 << 20
 
 
-class _TooLargeError(Exception):
-    """An object that does not fit into the buffer."""
-
-
 class _Bounded(io.BytesIO):
     """A buffer of at most `_LARGEST` bytes: objects may hold whole models."""
 
     def write(self, content: Any) -> int:
         if self.tell() + len(content) > _LARGEST:
-            raise _TooLargeError
+            raise OverflowError
         return super().write(content)
 
 

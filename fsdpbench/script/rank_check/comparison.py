@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fsdpbench.base.reading import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, RankLog, Stack
@@ -42,11 +42,8 @@ class Difference:
     stood: Stack = ()
 
 
-class _At(NamedTuple):
-    """A difference, and how early it came in the logs of those that differ."""
-
-    order: int
-    difference: Difference
+_At = tuple[int, Difference]
+"""A difference, behind how early it came in the logs of those that differ."""
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
@@ -62,7 +59,7 @@ def first_difference(logs: Sequence[RankLog]) -> Difference | None:
         if at is not None
     ]
     found += _ends(logs)
-    return min(found, key=lambda at: at.order).difference if found else None
+    return min(found, key=lambda at: at[0])[1] if found else None
 
 
 _Numbered = tuple[int, Call]
@@ -102,11 +99,10 @@ def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int
     order = min(place for _, (place, _) in made)
     for rank, each in known:
         if each is None:
-            found = Difference("missing", rank, usual, usual_call.group, None, usual_call, before)
-            return _At(order, found)
+            return order, Difference("missing", rank, usual, usual_call.group, None, usual_call, before)
         part = _differing_part(each[1], usual_call)
         if part is not None:
-            return _At(order, Difference(part, rank, usual, usual_call.group, each[1], usual_call, before))
+            return order, Difference(part, rank, usual, usual_call.group, each[1], usual_call, before)
     return None
 
 
@@ -142,18 +138,9 @@ def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
     well = [log for log in logs if log.ended in (Ended.OK, Ended.TOO_MANY)]
     for log in logs:
         if well and log not in well:
-            found = Difference(
-                log.ended.value,
-                log.rank,
-                well[0].rank,
-                None,
-                None,
-                None,
-                len(log.calls),
-                log.error,
-                log.stood,
-            )
-            yield _At(len(log.calls), found)
+            number = len(log.calls)
+            ranks = log.rank, well[0].rank
+            yield number, Difference(log.ended.value, *ranks, None, None, None, number, log.error, log.stood)
 
 
 _HANG = "real ranks would hang here"
@@ -180,7 +167,9 @@ def sentence(difference: Difference) -> str:
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
         how = _ENDS[Ended(difference.kind)]
-        error = f" ({_beginning(difference.error)})" if difference.error else ""
+        # Of out of memory, the size that was asked for.
+        beginning = (difference.error or "").partition(" GPU 0 has")[0]
+        error = f" ({one_line(beginning, _LONGEST_ERROR)})" if difference.error else ""
         return (
             f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} continues: "
             "real ranks would wait for it"
@@ -198,7 +187,8 @@ def sentence(difference: Difference) -> str:
 def called(call: Call) -> str:
     """Return a call as `all_reduce(4 x 1024 float32, sum, group default)`."""
     what = " ".join(filter(None, (call.shown, call.dtype)))
-    root = "" if call.root is None else f"{_direction(call.kind)} rank {call.root}"
+    direction = "to" if call.kind in ("reduce", "gather", "gather_object") else "from"
+    root = "" if call.root is None else f"{direction} rank {call.root}"
     group = "" if call.kind == "new_group" else f"group {group_name(call.group)}"
     return f"{call.kind}({', '.join(filter(None, (what, call.reduction, root, group)))})"
 
@@ -228,15 +218,6 @@ def to_dict(difference: Difference) -> dict[str, Any]:
         stack = difference.stood if call is None and name == "call" else () if call is None else call.stack
         record["stack" if name == "call" else "other_stack"] = [frame._asdict() for frame in stack]
     return record
-
-
-def _beginning(error: str) -> str:
-    """Return the first part of an error; of out of memory the size that was asked for."""
-    return one_line(error.partition(" GPU 0 has")[0], _LONGEST_ERROR)
-
-
-def _direction(kind: str) -> str:
-    return "to" if kind in ("reduce", "gather", "gather_object") else "from"
 
 
 def _at(stack: Stack) -> str:

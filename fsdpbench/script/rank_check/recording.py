@@ -156,7 +156,8 @@ class Recorder:
         known = self._group(group, shared)
         if root is None:
             root = getattr(opts, "rootRank", None)
-        reduction = getattr(opts, "reduceOp", None)
+        reduction = getattr(opts, "reduceOp", "")
+        name = getattr(reduction, "op", reduction)
         kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in shared})
         self._add(
             Call(
@@ -165,7 +166,7 @@ class Recorder:
                 None if seen.sizes_differ else _sizes(shared),
                 _shown(shared),
                 " and ".join(kinds),
-                "" if reduction is None else _name_of(reduction),
+                str(name).rpartition(".")[2].partition(":")[0].lower(),
                 None if root is None else known.ranks[root],
                 self.stacks.here(),
                 self.log.phase,
@@ -255,10 +256,6 @@ def _shown(tensors: Sequence[torch.Tensor]) -> str:
     return f"{len(tensors)} tensors of {listed}{', ...' if len(tensors) > _MOST_LISTED else ''} elements"
 
 
-def _name_of(reduction: Any) -> str:
-    return str(getattr(reduction, "op", reduction)).rpartition(".")[2].partition(":")[0].lower()
-
-
 def _value_of(tensor: torch.Tensor) -> Any:
     """Return the known value of a tensor: `(number, whether it is assumed)`, or a copy of a small host
     tensor."""
@@ -343,15 +340,10 @@ class Stacks:
 
     def here(self) -> Stack:
         """Return the stack of the caller, without the bench's own frames."""
-        lines = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            lines.append((frame.f_code, frame.f_lineno))
-            frame = frame.f_back
-        key = tuple(lines)
-        found = self._known.get(key)
+        lines = tuple((frame.f_code, line) for frame, line in traceback.walk_stack(sys._getframe(1)))
+        found = self._known.get(lines)
         if found is None:
-            found = self._known[key] = self._stack(
+            found = self._known[lines] = self._stack(
                 [(code.co_filename, line, code.co_qualname) for code, line in lines]
             )
         return found

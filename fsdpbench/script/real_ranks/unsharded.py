@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -154,14 +155,9 @@ def leave_out_wrappers(casts_buffers: bool) -> None:
         setattr(torch.Tensor, name, lambda tensor, *args, **kwargs: tensor)
 
 
-class _Done:
-    def wait(self) -> None:
-        """Wait for nothing."""
-
-
-def _nothing(*args: Any, **kwargs: Any) -> _Done:
-    """Do nothing; in the place of methods of wrappers."""
-    return _Done()
+def _nothing(*args: Any, **kwargs: Any) -> SimpleNamespace:
+    """Do nothing; in the place of methods of wrappers. What it returns waits for nothing."""
+    return SimpleNamespace(wait=lambda: None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -131,7 +131,9 @@ class MemoryAccount:
         self._buffers: dict[int, Category] = {}
         self._shards: set[int] = set()
         self._places = Places(accelerator.backward, line)
-        self._places.on_root = self._note_shards
+        # At a root's first call its parameters are shards; gathered ones replace them later.
+        self._places.on_root = lambda root: self._shards.update(_addresses(root.parameters()))
+        self.enter, self.leave = self._places.enter, self._places.leave
         self._growth = Growth()
         self._places.on_step = lambda: self._growth.step_ended(self._live.values())
 
@@ -146,14 +148,6 @@ class MemoryAccount:
         self._places.close()
         self._accelerator.stop_listening(self._on_event)
         self._accelerator.account = None
-
-    def enter(self, span: str) -> None:
-        """Enter a profiler span."""
-        self._places.enter(span)
-
-    def leave(self, span: str) -> None:
-        """Leave a profiler span."""
-        self._places.leave(span)
 
     def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Record the buffers of a collective about to be queued."""
@@ -204,10 +198,6 @@ class MemoryAccount:
             "growth": self._growth.to_dict(),
         }
 
-    def _note_shards(self, root: nn.Module) -> None:
-        """Record a root's shards at its first call, before gathered parameters replace them."""
-        self._shards.update(_addresses(root.parameters()))
-
     def _owned(self) -> dict[int, Category]:
         """Return the addresses that modules and optimizers own."""
         found: dict[int, Category] = {}
@@ -215,7 +205,8 @@ class MemoryAccount:
         buffers = [b for root in self._places.roots for b in root.buffers()]
         optimizers = list(self._places.optimizers)
         of_groups = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-        states = [value for each in optimizers for state in each.state.values() for value in _values(state)]
+        of_each = [state for each in optimizers for state in each.state.values() if isinstance(state, dict)]
+        states = [value for state in of_each for value in state.values() if isinstance(value, torch.Tensor)]
         for category, tensors in (
             (Category.OPTIMIZER, states),
             (Category.PARAMETERS, (*parameters, *of_groups, *buffers)),
@@ -226,11 +217,6 @@ class MemoryAccount:
                 if start not in found and start not in self._buffers:
                     found[start] = category
         return found
-
-
-def _values(state: Any) -> Iterator[torch.Tensor]:
-    items = state.values() if isinstance(state, dict) else ()
-    yield from (value for value in items if isinstance(value, torch.Tensor))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ no faster than outside of it; memory is that of the step as it runs by itself.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -278,11 +279,9 @@ def _place() -> str:
 
 def _asked() -> str:
     """Return the device function by which the CPU queries or waits."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
         name = frame.f_code.co_qualname
         found = _ASKED_BY.get(name) or _ASKED_BY.get(name.partition(".<locals>")[0])
         if found is not None:
             return found
-        frame = frame.f_back
     return _SYNCHRONISES

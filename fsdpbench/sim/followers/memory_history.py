@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import traceback
 import types
 from collections import deque
 from pathlib import Path
@@ -43,12 +44,12 @@ class MemoryHistory:
 def _frames() -> list[_Frame]:
     """Return the Python frames, innermost first, without the simulator's own files."""
     found: list[_Frame] = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and len(found) < _DEEPEST:
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
         if "/fsdpbench/sim/" not in code.co_filename:
-            found.append({"filename": code.co_filename, "line": frame.f_lineno or 0, "name": code.co_name})
-        frame = frame.f_back
+            found.append({"filename": code.co_filename, "line": line or 0, "name": code.co_name})
+        if len(found) == _DEEPEST:
+            break
     return found
 
 

@@ -67,7 +67,9 @@ def read_side(path: Path) -> Side:
     if isinstance(content, Mapping) and isinstance(content.get("results"), list):
         return _judgeable(side_of(str(path), _named_results(path, content["results"])))
     if isinstance(content, Mapping) and "config" in content and "status" in content:
-        return _judgeable(side_of(str(path), {_name_of(path, content): [content]}))
+        if (name := _result_name(content)) is None:
+            raise UsageError(f"{path}: its `config` is not that of this version")
+        return _judgeable(side_of(str(path), {name: [content]}))
     raise UsageError(f"{path}: is not a result, the output of `sweep --json` or a baseline of this version")
 
 
@@ -248,13 +250,6 @@ def _result_name(content: object) -> str | None:
         return Config.from_dict(content["config"]).name  # type: ignore[index]
     except (AttributeError, KeyError, TypeError, ValueError, UsageError):
         return None
-
-
-def _name_of(path: Path, result: Result) -> str:
-    name = _result_name(result)
-    if name is None:
-        raise UsageError(f"{path}: its `config` is not that of this version")
-    return name
 
 
 def _named_results(path: Path, results: Iterable[object]) -> dict[str, list[Result] | str]:

@@ -44,7 +44,8 @@ class Access:
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
             "stream": self.stream,
-            "unit": _unit(self.operation),
+            # Of FSDP, by the newest span that names one.
+            "unit": next((each for each in reversed(self.operation.scopes) if each.startswith("FSDP")), None),
             "phase": phase(self.operation),
             "step": self.operation.step,
             "line": own_line(self.operation.stack),
@@ -151,14 +152,6 @@ def phase(operation: Operation) -> str:
     if operation.in_backward:
         return "backward"
     return "forward" if is_in_module(operation.stack) else "outside the model"
-
-
-def _unit(operation: Operation) -> str | None:
-    """Return the FSDP unit by the newest span that names one."""
-    for scope in reversed(operation.scopes):
-        if scope.startswith("FSDP"):
-            return scope
-    return None
 
 
 def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:

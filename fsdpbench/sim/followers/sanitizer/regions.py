@@ -164,20 +164,16 @@ def _with_modes(
     undeclared = _UNDECLARED_WRITES.get(schema.name, ())
     if undeclared and not bind(operator, args, kwargs).get("training", True):
         undeclared = ()
-    only_read = _only_read(schema.name, kwargs)
+    # Of a fused optimizer, whose schema declares writes, for unscaling.
+    fused = schema.name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None
     for info, value in [*zip(arguments, args, strict=False), *((named[n], v) for n, v in kwargs.items())]:
         writes: bool | None = info.alias_info is not None and info.alias_info.is_write
         if info.name in undeclared:
             writes = True
-        if info.name == only_read:
+        if fused and info.name == "grads":
             writes = False
         if ignored and not writes:
             writes = None
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):
                 yield tensor, writes
-
-
-def _only_read(name: str, kwargs: Mapping[str, Any]) -> str:
-    """Return the argument that a fused optimizer only reads: its schema declares writes, for unscaling."""
-    return "grads" if name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None else ""

@@ -72,8 +72,10 @@ class CapturedGraph:
         self._to_copy = []
         for index, value in enumerate(args):
             outside = isinstance(value, torch.Tensor) and is_on_device(value) and not _is_of(pool, value)
-            key.append(_place(value) if outside and index in self._static else _shape(value))
-            if outside and index not in self._static:
+            key.append((tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value)
+            if outside and index in self._static:
+                key.append((address(value.untyped_storage()), value.storage_offset()))
+            elif outside:
                 self._to_copy.append(value)
         self._key = tuple(key)
 
@@ -97,7 +99,10 @@ class CapturedGraph:
         accelerator.graph_pool = _pool()
         try:
             if seen == _WARM_UPS:
-                self._buffers[key] = [_buffer_like(value) for value in self._to_copy]
+                self._buffers[key] = [
+                    new_tensor(tuple(each.shape), None, each.dtype, each.numel() * each.element_size())
+                    for each in self._to_copy
+                ]
             if replays:
                 accelerator.timeline = _Standing(timeline)  # type: ignore[assignment]
             yield
@@ -162,17 +167,3 @@ def _pool() -> int:
 def _is_of(pool: int, tensor: torch.Tensor) -> bool:
     record = record_of(tensor.untyped_storage())
     return record is not None and getattr(record.block, "stream", None) == pool
-
-
-def _place(value: torch.Tensor) -> Any:
-    """Return an input's address and geometry."""
-    return (address(value.untyped_storage()), value.storage_offset(), tuple(value.shape), value.stride())
-
-
-def _shape(value: Any) -> Any:
-    return (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
-
-
-def _buffer_like(value: torch.Tensor) -> torch.Tensor:
-    shape = tuple(value.shape)
-    return new_tensor(shape, None, value.dtype, value.numel() * value.element_size())

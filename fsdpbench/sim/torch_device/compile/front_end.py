@@ -138,11 +138,6 @@ def _as_simulated(captures: bool = False) -> Iterator[None]:
         yield
 
 
-def _set_for_all(config: Any) -> dict[str, Any]:
-    """Return the program's settings for all that Inductor compiles."""
-    return {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
-
-
 def _compile_by_device(
     around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -161,7 +156,9 @@ def _compile_by_device(
         options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
         with around(), _as_simulated(captures):
             try:
-                refuse_options({**_set_for_all(lowering.inductor_config), **patches})
+                config = lowering.inductor_config  # the settings for all that it compiles
+                of_all = {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
+                refuse_options({**of_all, **patches})
                 return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
             except Exception as error:
                 refusal = refusal_behind(error)

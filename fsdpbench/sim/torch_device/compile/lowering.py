@@ -195,17 +195,12 @@ class PlanWrapper(PythonWrapperCodegen):
                 nbytes[index] = total * weight // sum(weights)
                 left -= nbytes[index]
             nbytes[indices[-1]] = left
-        return [
-            Launch(
-                call.kernel, _category(call.kernel), size, call.writes, _size_of(call.args) if varies else 0
-            )
-            for call, size in zip(self._calls, nbytes, strict=True)
-        ]
-
-
-def _category(kernel: str) -> str:
-    """Return `poi` of `triton_poi_fused_add_0`."""
-    return kernel.split("_")[1] if kernel.startswith("triton_") else ""
+        launches = []
+        for call, size in zip(self._calls, nbytes, strict=True):
+            category = call.kernel.split("_")[1] if call.kernel.startswith("triton_") else ""  # as `poi`
+            of_args = _size_of(call.args) if varies else 0
+            launches.append(Launch(call.kernel, category, size, call.writes, of_args))
+        return launches
 
 
 def _size_of(names: Sequence[str]) -> int:

@@ -39,14 +39,10 @@ def properties() -> Any:
     """Return the simulated GPU's `torch.cuda.get_device_properties`."""
     found = torch.get_device_module(DEVICE_TYPE).get_device_properties()
     capability = (found.major, found.minor)
+    names = ("name", "major", "minor", "total_memory", "multi_processor_count", "warp_size")
     return SimpleNamespace(
-        name=found.name,
-        major=found.major,
-        minor=found.minor,
-        total_memory=found.total_memory,
-        multi_processor_count=found.multi_processor_count,
+        **{name: getattr(found, name) for name in names},
         max_threads_per_multi_processor=1536 if capability in _FEW_THREADS else 2048,
-        warp_size=found.warp_size,
         regs_per_multiprocessor=65536,
         gcnArchName="",
         is_integrated=0,
@@ -98,22 +94,6 @@ def _interface() -> type:
     return Pretended
 
 
-def _inverted(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.bitwise_not(tensor)
-
-
-def _contiguous(
-    tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
-) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.aten.contiguous.default(tensor, memory_format=memory_format)
-    return made
-
-
-def _copied(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    made: torch.Tensor = torch.ops.aten.copy_.default(tensor, source, non_blocking)
-    return made
-
-
 @contextmanager
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
     """Lower for "cuda" inside, with these two instead of Inductor's own."""
@@ -141,18 +121,23 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
             )
         )
         # Their bindings ask for the device's guard, which a build without CUDA does not have.
-        own = {"__invert__": _inverted, "contiguous": _contiguous, "copy_": _copied}
+        copied, made, plain = torch.ops.aten.copy_, torch.ops.aten.contiguous, torch.contiguous_format
+        own: dict[str, Any] = {
+            "__invert__": lambda tensor: torch.bitwise_not(tensor),
+            "contiguous": lambda x, memory_format=plain: made.default(x, memory_format=memory_format),
+            "copy_": lambda x, source, non_blocking=False: copied.default(x, source, non_blocking),
+        }
         stack.enter_context(replaced(torch.Tensor, **own))
         stack.enter_context(replaced(torch.version, cuda=torch.version.cuda or "12.8"))
         stack.enter_context(patched("triton_hash", lambda original: lambda: "simulated"))
         for module in list(sys.modules.values()):  # imported by name in many
             if getattr(module, "__name__", "").startswith("torch.") and "has_triton" in vars(module):
                 stack.enter_context(replaced(module, has_triton=lambda: True))
-        made = inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
+        codegen = inductor_common.DeviceCodegen(scheduling, wrapper, None, None)
         for table, value in (
             (device_interface.device_interfaces, _interface()),
             (inductor_common.device_op_overrides_dict, _DeviceCode()),
-            (inductor_common.device_codegens, made),
+            (inductor_common.device_codegens, codegen),
         ):
             stack.enter_context(mock.patch.dict(table, cuda=value))
         yield

@@ -78,13 +78,7 @@ class Membership(_ProcessGroup):
     def shutdown(self) -> None:
         """Do nothing: nothing runs."""
 
-    def abort(self) -> None:
-        """Do nothing: nothing runs."""
-
-
-def collective_ranks(options: Any) -> Sequence[int]:
-    """Return the global ranks of a group that torch is creating."""
-    return list(options.global_ranks_in_group) or range(options.group_size)
+    abort = shutdown
 
 
 def total_bytes(*tensors: torch.Tensor) -> int:

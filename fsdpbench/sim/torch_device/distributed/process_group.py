@@ -16,7 +16,7 @@ from torch.distributed import Work
 from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator
-from fsdpbench.sim.torch_device.distributed.membership import collective_ranks, total_bytes
+from fsdpbench.sim.torch_device.distributed.membership import total_bytes
 from fsdpbench.sim.torch_device.distributed.refusals import (
     refuse_count,
     refuse_gather,
@@ -174,5 +174,5 @@ def register_backend() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> SimProcessGroup:
-    ranks = collective_ranks(options)
+    ranks = list(options.global_ranks_in_group) or range(options.group_size)
     return SimProcessGroup(ACCELERATOR, options.group_rank, options.group_size, ranks, options.group_id)

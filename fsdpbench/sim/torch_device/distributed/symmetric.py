@@ -27,11 +27,8 @@ _POLICY = "NCCL_CTA_POLICY"
 _ZERO = "2"
 
 
-class Pool:
-    """The pool of symmetric memory."""
-
-
-POOL = Pool()
+POOL = object()
+"""The pool of symmetric memory."""
 
 
 class _Meeting:

@@ -39,7 +39,8 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
     if rule is not None:
         rule(arguments)
         return
-    written = {argument.name for argument in operator._schema.arguments if _is_written(argument)}
+    aliased = [each for each in operator._schema.arguments if each.alias_info is not None]
+    written = {each.name for each in aliased if each.alias_info.is_write}
     if packet.startswith("_foreach_"):
         for column in _columns(arguments, written):
             _as_iterator(column, 1)
@@ -118,7 +119,8 @@ def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None
 
 def _columns(arguments: Arguments, written: set[str]) -> Iterator[list[tuple[bool, torch.Tensor]]]:
     """Yield a foreach operator's tensors at each position of its lists, with those of no list."""
-    lists = {n: v for n, v in arguments.items() if isinstance(v, (list, tuple)) and _holds_tensors(v)}
+    every = {name: value for name, value in arguments.items() if isinstance(value, (list, tuple))}
+    lists = {n: v for n, v in every.items() if any(isinstance(each, torch.Tensor) for each in v)}
     alone = [(name in written, v) for name, v in arguments.items() if isinstance(v, torch.Tensor)]
     for column in zip_longest(*lists.values()):
         pairs = zip(lists, column, strict=True)
@@ -163,12 +165,9 @@ def _masked(arguments: Arguments) -> None:
         )
 
 
-def _convolved(arguments: Arguments) -> None:
-    """Compare types, which include the device."""
-
-
-def _taken_as_it_is(arguments: Arguments) -> None:
-    """Accept copies between devices, and operators that look only at shapes."""
+def _not_here(arguments: Arguments) -> None:
+    """Accept copies between devices, operators that look only at shapes, and convolutions, which compare
+    types (`dtypes.py`), and so devices."""
 
 
 _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
@@ -178,17 +177,10 @@ _OWN_RULES: dict[str, Callable[[Arguments], None]] = {
         ("index", "_unsafe_index", "index_put", "_index_put_impl", "_unsafe_index_put"), _indexed
     ),
     "masked_fill": _masked,
-    "convolution": _convolved,
-    **dict.fromkeys(("copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"), _taken_as_it_is),
+    **dict.fromkeys(
+        ("convolution", "copy", "_foreach_copy", "is_same_size", "_has_same_storage_numel"), _not_here
+    ),
 }
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)
-
-
-def _holds_tensors(values: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) for value in values)
 
 
 def _named_tensors(arguments: Arguments) -> Iterator[tuple[str, torch.Tensor]]:

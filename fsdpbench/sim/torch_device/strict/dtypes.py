@@ -140,16 +140,13 @@ def refuse_narrower(operator: Any, arguments: Arguments) -> None:
     if schema.name not in _IN_PLACE or not isinstance(target, torch.Tensor):
         return
     result = torch.result_type(target, other) if other is not None else target.dtype
-    if schema.name == _DIVISION and arguments.get("rounding_mode") is None and not _is_inexact(result):
-        result = torch.get_default_dtype()
+    if schema.name == _DIVISION and arguments.get("rounding_mode") is None:
+        inexact = result.is_floating_point or result.is_complex
+        result = result if inexact else torch.get_default_dtype()
     if not torch.can_cast(result, target.dtype):
         raise RuntimeError(
             f"result type {name_of(result)} can't be cast to the desired output type {name_of(target.dtype)}"
         )
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 _DIVISION = "aten::div_"
@@ -196,13 +193,10 @@ def _convolution(arguments: Arguments) -> None:
         other = arguments[name]
         if not isinstance(other, torch.Tensor):
             continue
-        if other.device != x.device:
+        if other.device != x.device or other.dtype is not x.dtype:
+            type_of = cpp_type if other.device == x.device else legacy_type
             raise RuntimeError(
-                f"Input type ({legacy_type(x)}) and {name} type ({legacy_type(other)}) should be the same"
-            )
-        if other.dtype is not x.dtype:
-            raise RuntimeError(
-                f"Input type ({cpp_type(x)}) and {name} type ({cpp_type(other)}) should be the same"
+                f"Input type ({type_of(x)}) and {name} type ({type_of(other)}) should be the same"
             )
 
 

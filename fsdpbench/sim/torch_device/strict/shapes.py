@@ -126,10 +126,6 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in _MASKS
 
 
-def _compared(arguments: Arguments) -> None:
-    refuse_broadcast(arguments["self"].shape, arguments["other"].shape)
-
-
 def _normalised_channels(arguments: Arguments) -> None:
     """Require group norm's weight and bias to be vectors of the input's channels."""
     x, channels = arguments["input"], arguments["C"]
@@ -200,7 +196,12 @@ def _index_put(arguments: Arguments) -> None:
     _index(arguments)
     if any(map(_is_mask, arguments["indices"])):
         return
-    indexed = torch.ops.aten.index.Tensor(meta_twin(tensor), _on_meta(arguments["indices"]))
+    # Without their values; numbers of the host, too.
+    indices = [
+        torch.empty(each.shape, dtype=each.dtype, device="meta") if isinstance(each, torch.Tensor) else each
+        for each in arguments["indices"]
+    ]
+    indexed = torch.ops.aten.index.Tensor(meta_twin(tensor), indices)
     try:
         torch.empty(values.shape, device="meta").expand(indexed.shape)
     except RuntimeError:
@@ -221,16 +222,6 @@ def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
             )
 
 
-def _on_meta(indices: Any) -> list[Any]:
-    """Return indices without their values; numbers of the host, too."""
-    return [
-        torch.empty(index.shape, dtype=index.dtype, device="meta")
-        if isinstance(index, torch.Tensor)
-        else index
-        for index in indices
-    ]
-
-
 def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments], torch.Tensor]) -> None:
     """Require a source as large as its target part of the tensor."""
     source = arguments["src"]
@@ -242,11 +233,6 @@ def _scattered(arguments: Arguments, *, cut: Callable[[torch.Tensor, Arguments],
         )
 
 
-def _slice(tensor: torch.Tensor, a: Arguments) -> torch.Tensor:
-    part: torch.Tensor = torch.ops.aten.slice.Tensor(tensor, a["dim"], a["start"], a["end"], a["step"])
-    return part
-
-
 SHAPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(("_softmax", "_log_softmax", "sort"), _dimension),
     "addmm": partial(_addend, first="mat1", second="mat2"),
@@ -256,13 +242,15 @@ SHAPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), _vectors),
     "index_add": _index_add,
     **dict.fromkeys(("index", "_unsafe_index"), _index),
-    "allclose": _compared,
+    "allclose": lambda a: refuse_broadcast(a["self"].shape, a["other"].shape),
     "native_group_norm": _normalised_channels,
     "index_select": _index_select,
     "index_copy": _index_copy,
     **dict.fromkeys(("argmax", "argmin"), _argument_of_extremum),
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
-    "slice_scatter": partial(_scattered, cut=_slice),
+    "slice_scatter": partial(
+        _scattered, cut=lambda t, a: torch.ops.aten.slice.Tensor(t, a["dim"], a["start"], a["end"], a["step"])
+    ),
     "select_scatter": partial(_scattered, cut=lambda t, a: t.select(a["dim"], a["index"])),
     "diagonal_scatter": partial(_scattered, cut=lambda t, a: t.diagonal(a["offset"], a["dim1"], a["dim2"])),
 }
@@ -315,10 +303,6 @@ def known_bounds(packet: str, arguments: Arguments) -> Iterator[Bounds]:
         yield from find(arguments)
 
 
-def _rows(arguments: Arguments) -> Iterator[Bounds]:
-    yield arguments["indices"], 0, arguments["weight"].shape[0] - 1, 0
-
-
 def _along_dim(arguments: Arguments) -> Iterator[Bounds]:
     tensor, dim = arguments["self"], arguments["dim"]
     if tensor.dim():
@@ -339,7 +323,7 @@ def _class_bounds(arguments: Arguments) -> Iterator[Bounds]:
 
 
 _BOUNDS: dict[str, Callable[[Arguments], Iterator[Bounds]]] = {
-    "embedding": _rows,
+    "embedding": lambda a: iter([(a["indices"], 0, a["weight"].shape[0] - 1, 0)]),
     **dict.fromkeys(
         ("index_select", "gather", "scatter", "scatter_add", "index_add", "index_copy"), _along_dim
     ),
