@@ -39,6 +39,8 @@ SHAPES = tuple(
     for length in (512, 1024, 2048, 4096, 8192)
     for heads, head_dim in ((16, 128), (32, 64))
 )
+_EXPLAINED = 0.02
+"""The mean error of a fit from which on the backward has a traffic of its own."""
 # Lowest, highest, scale of a step.
 _FITTED = {
     "forward_tflops": (5.0, 5000.0, 50.0),
@@ -54,8 +56,7 @@ def measure_attention(machine: Machine, profile: HardwareProfile) -> Fit[Attenti
     found = fit_forward(profile, {shape: forward for shape, (forward, _) in times.items()})
     backward = fit_backward(profile, found.section, {shape: seconds for shape, (_, seconds) in times.items()})
     share = _efficient_share(machine)
-    section = dataclasses.replace(found.section, backward_tflops=backward, efficient_share=share)
-    return Fit(section, found.mean_error)
+    return Fit(dataclasses.replace(backward, efficient_share=share), found.mean_error)
 
 
 def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) -> Fit[AttentionProfile]:
@@ -66,11 +67,19 @@ def fit_forward(profile: HardwareProfile, seconds: dict[AttentionShape, float]) 
 
 def fit_backward(
     profile: HardwareProfile, section: AttentionProfile, seconds: dict[AttentionShape, float]
-) -> float:
-    """The backward's rate in TFLOPS under an otherwise known section."""
+) -> AttentionProfile:
+    """Return `section` with the backward's rate, and its traffic where the rate alone explains little."""
+
+    def errors(tried: AttentionProfile) -> list[float]:
+        return _errors(profile, tried, "backward", seconds)
+
     fitted = {"backward_tflops": (5.0, 5000.0, 50.0)}
-    found = fit_section(section, lambda tried: _errors(profile, tried, "backward", seconds), fitted)
-    return found.section.backward_tflops
+    found = fit_section(section, errors, fitted)
+    if found.mean_error > _EXPLAINED:
+        start = dataclasses.replace(section, backward_traffic=section.backward_traffic or 2.5)
+        both = fit_section(start, errors, {**fitted, "backward_traffic": (0.5, 20.0, 1.0)})
+        found = min(found, both, key=lambda fit: fit.mean_error)
+    return found.section
 
 
 def _errors(

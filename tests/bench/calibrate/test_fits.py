@@ -43,7 +43,7 @@ def test_attention() -> None:
     forward = {shape: cost.seconds("forward", *shape.arguments()) for shape in SHAPES}
     fit = fit_forward(start, forward)
     backward = {shape: cost.seconds("backward", *shape.arguments()) for shape in SHAPES}
-    rate = fit_backward(start, fit.section, backward)
+    rate = fit_backward(start, fit.section, backward).backward_tflops
     assert fit.mean_error < 0.02
     assert fit.section.head_dim_64 == pytest.approx(truth.attention.head_dim_64, rel=0.03)
     assert fit.section.forward_tflops == pytest.approx(
