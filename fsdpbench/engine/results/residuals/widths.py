@@ -129,6 +129,7 @@ def _residual(row: dict[str, str]) -> Residual:
 
 
 LEVEL = 0.9
+_FEW_RUNS = 5
 _FEW_GROUPS = 4
 MORE_GPUS = "more than 512 GPUs, where published runs disagree"
 # Relative to its own few nodes, a study of GPTs (MareNostrum 5) is within 12 % of the simulation up to 512
@@ -237,7 +238,7 @@ def _width(
     rows = read_table() if table is None else table
     others = [row for row in rows if row.quantity is quantity and row.source != source and row.run != run]
     known = [row for row in others if is_held_out(row) and not row.compiled]
-    base = _safe_quantile(known)
+    base = max(_safe_quantile(known), _worst_source([row for row in others if _is_known(row)]))
     because = list(unknown)
     if compiled:
         compared = [row for row in others if is_held_out(row) and row.compiled]
@@ -273,7 +274,11 @@ def _edge(table: tuple[Residual, ...] | None) -> float:
 
 def is_held_out(row: Residual) -> bool:
     """Return whether the row is a residual of known software on known chips."""
-    return row.condition is Condition.KNOWN and not row.fitted and not row.retries
+    return _is_known(row) and not row.fitted
+
+
+def _is_known(row: Residual) -> bool:
+    return row.condition is Condition.KNOWN and not row.retries
 
 
 def _tells(row: Residual, aspect: Unknown, edge: float) -> bool:
@@ -301,6 +306,20 @@ def _safe_quantile(rows: Sequence[Residual]) -> float:
     groups = len({row.group for row in rows})
     factor = 1.0 if groups < _FEW_GROUPS else widening(groups)
     return weighted_quantile(rows) * factor
+
+
+def _worst_source(rows: Sequence[Residual]) -> float:
+    """Return the widest quantile of one source's eager runs, widened for how few there are: of less than ten
+    sources, the worst is what nine in ten new ones do not exceed; 0 with more. Fitted sources count, since
+    fitting only lessens errors."""
+    by_source: dict[str, list[float]] = {}
+    for row in rows:
+        if not row.compiled:
+            by_source.setdefault(row.source, []).append(row.needed)
+    if len(by_source) >= 1 / (1 - LEVEL):
+        return 0.0
+    own = [sorted(each) for each in by_source.values() if len(each) >= _FEW_RUNS]
+    return max((each[math.ceil(LEVEL * len(each)) - 1] * widening(len(each)) for each in own), default=0.0)
 
 
 def widening(groups: int) -> float:
