@@ -18,11 +18,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 SIGNATURES_OF_OTHERS = {
     "impl/fsdp1/fully_sharded_data_parallel.py FullyShardedDataParallel.__init__": "torch's arguments",
     "impl/fsdp2/fully_shard.py fully_shard": "torch's arguments, with the page that documents them",
-    "fsdpbench/cli/commands/analyze.py command": "click: an option is a parameter",
     "fsdpbench/cli/commands/calibrate.py command": "click: an option is a parameter",
     "fsdpbench/cli/commands/check.py command": "click: an option is a parameter",
     "fsdpbench/cli/commands/tune.py command": "click: an option is a parameter",
-    "fsdpbench/cli/commands/validate.py command": "click: an option is a parameter",
 }
 CLASSES_OF_OTHERS = {"impl/fsdp2/fsdp_module.py FSDPModule": "the methods of torch's FSDPModule"}
 
