@@ -63,10 +63,25 @@ def unpadded(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> Tenso
         for _wait in ("nonzero", "longest"):
             mask.any().item()
         rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)
-        packed.append(rows.index_select(0, places).view(batch, length, heads, size).transpose(1, 2))
+        packed.append(_Unpad.apply(rows, places).view(batch, length, heads, size).transpose(1, 2))
     mixed = _ATTEND(attention, *packed).transpose(1, 2).reshape(batch * length, heads * size)
     padded: Tensor = _Pad.apply(mixed, places)
     return padded.view(batch, length, heads, size).transpose(1, 2)
+
+
+class _Unpad(torch.autograd.Function):
+    """The rows at `places`; its backward puts them back among zeros, as flash-attn's `index_first_axis` does:
+    each row is taken once, so nothing is added."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return torch.zeros_like(gradient).index_copy_(0, places, gradient), None
 
 
 class _Pad(torch.autograd.Function):
