@@ -13,6 +13,7 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, argument, tensor_bytes
+from fsdpbench.sim.torch_device.strict.words import bind
 
 # cuDNN's kernels against products of the same shape, by the alignment of a group's channels; for few
 # channels, the share of the rate in float32, and of its older kernels.
@@ -24,7 +25,8 @@ _PIXELS = 1024
 
 
 def _product(weight: torch.Tensor, y: torch.Tensor, groups: int) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group."""
+    """Return the implicit product (m, n, k) of one group. `y`: the output; transposed convolutions are the
+    gradients of others, whose output is their input."""
     return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
 
 
@@ -60,7 +62,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
     groups = argument(call, 8, "groups", 1)
     m, n, k = _product(weight, y, groups)
     if argument(call, 6, "transposed", False):
-        m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
+        m, k, n = _product(weight, x, groups)
     name = f"conv_fprop_{compute_type(x.dtype, convolution=True)}_{groups}x{m}x{n}x{k}"
     return OperatorCost(name, round(_nanoseconds(costs, (m, n, k), "forward", groups, weight, x, y)))
 
@@ -71,6 +73,8 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     groups = argument(call, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
     m, n, k = _product(weight, grad, groups)
+    if argument(call, 7, "transposed", False):
+        m, k, n = _product(weight, x, groups)
     tensors = weight, x, grad
     ns = _nanoseconds(costs, (m, k, n), "forward", groups, *tensors) if wants_input else 0
     ns += _nanoseconds(costs, (n, k, m), "weight_grad", groups, *tensors) if wants_weight else 0
@@ -92,13 +96,14 @@ _FORWARD, _BACKWARD = moves("reduction"), moves("reduction", reread=True)
 
 
 def batch_norm(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price ATen's batch norm of 16 bits and its backward: sums, then the result; others by their bytes.
+    """Price ATen's batch norm of 16 bits in training and its backward: sums, then the result; others by bytes.
 
     Sums are of a block for each channel; with channels last they are divided among blocks.
     """
     backward = "backward" in call.func._schema.name
     found, x = _FORWARD(call, costs), call.args[backward]
-    if x.dim() < 3 or x.element_size() != 2:
+    training = backward or bind(call.func, call.args, call.kwargs).get("training", True)
+    if x.dim() < 3 or x.element_size() != 2 or not training:
         return found
     alone = max(1.0, costs.profile.sm_count / (_A_BLOCK * x.shape[1])) if x.is_contiguous() else 1.0
     sums = (_GRADIENTS if x.is_contiguous() else _GRADIENTS_LAST) if backward else _STATISTICS
