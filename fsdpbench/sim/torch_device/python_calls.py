@@ -51,12 +51,10 @@ class _Counted(dict[CodeType, int]):
 
 
 class PythonCalls:
-    """Charges an `Accelerator` for the `calls` of a step, in hundredths. `counting`: they are counted now.
-
-    Those of the thread that begins the step: others run beside it.
-    """
+    """Charges an `Accelerator` for the `calls`, in hundredths, of the thread that begins a step."""
 
     counting = False
+    """Whether they are counted now."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

@@ -24,10 +24,12 @@ _PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
 _PIXELS = 1024
 
 
-def _product(weight: torch.Tensor, y: torch.Tensor, groups: int) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group. `y`: the output; transposed convolutions are the
-    gradients of others, whose output is their input."""
-    return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
+def _product(
+    weight: torch.Tensor, x: torch.Tensor, y: torch.Tensor, groups: int, transposed: bool
+) -> tuple[int, int, int]:
+    """Return the implicit product (m, n, k) of one group; a transposed one is another's gradient."""
+    small, n, k = x if transposed else y, weight.shape[0] // groups, prod(weight.shape[1:])
+    return small.shape[0] * prod(small.shape[2:]), *((k, n) if transposed else (n, k))
 
 
 def _is_uncertain(weight: torch.Tensor, groups: int) -> bool:
@@ -60,9 +62,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
     """Price a convolution as its matrix products."""
     x, weight, y = *call.args[:2], call.outs[0]
     groups = argument(call, 8, "groups", 1)
-    m, n, k = _product(weight, y, groups)
-    if argument(call, 6, "transposed", False):
-        m, k, n = _product(weight, x, groups)
+    m, n, k = _product(weight, x, y, groups, argument(call, 6, "transposed", False))
     name = f"conv_fprop_{compute_type(x.dtype, convolution=True)}_{groups}x{m}x{n}x{k}"
     return OperatorCost(name, round(_nanoseconds(costs, (m, n, k), "forward", groups, weight, x, y)))
 
@@ -72,9 +72,7 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     grad, x, weight = call.args[:3]
     groups = argument(call, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
-    m, n, k = _product(weight, grad, groups)
-    if argument(call, 7, "transposed", False):
-        m, k, n = _product(weight, x, groups)
+    m, n, k = _product(weight, x, grad, groups, argument(call, 7, "transposed", False))
     tensors = weight, x, grad
     ns = _nanoseconds(costs, (m, k, n), "forward", groups, *tensors) if wants_input else 0
     ns += _nanoseconds(costs, (n, k, m), "weight_grad", groups, *tensors) if wants_weight else 0
