@@ -189,18 +189,20 @@ class _ByThread(Accelerator):
     Threads of autograd's engine have the main thread's.
     """
 
-    currents: dict[int, int]
+    main: int
+    own: threading.local
 
     @property
     def stream(self) -> int:
         """The number of the calling thread's current stream."""
-        currents = self.currents
-        return currents.get(threading.get_ident(), currents[0])
+        return int(getattr(self.own, "stream", self.main))
 
     @stream.setter
     def stream(self, number: int) -> None:
-        ident = threading.get_ident()
-        self.currents[ident if ident in self.currents else 0] = number
+        if hasattr(self.own, "stream"):
+            self.own.stream = number
+        else:
+            self.main = number
 
 
 def separate_threads() -> None:
@@ -209,10 +211,10 @@ def separate_threads() -> None:
     if thread is threading.main_thread() or thread.name.startswith("Dummy-"):  # the latter: autograd's
         return
     if not isinstance(ACCELERATOR, _ByThread):
-        main = vars(ACCELERATOR).pop("stream")
-        vars(ACCELERATOR)["currents"] = {0: main}
+        vars(ACCELERATOR).update(main=vars(ACCELERATOR).pop("stream"), own=threading.local())
         ACCELERATOR.__class__ = _ByThread
-    vars(ACCELERATOR)["currents"].setdefault(thread.ident, DEFAULT_STREAM)
+    own = vars(ACCELERATOR)["own"]
+    own.stream = getattr(own, "stream", DEFAULT_STREAM)
 
 
 ACCELERATOR = Accelerator()

@@ -222,10 +222,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
     def set_stream(self, stream: Stream | None) -> None:
         """Make a stream current."""
         if stream is not None:
-            if ACCELERATOR.backward.is_active:
-                ACCELERATOR.backward.arrive()
-            separate_threads()
-            switch_to(stream.stream_id)
+            _make_current(stream.stream_id)
 
     def synchronize(self, device: Any = None) -> None:
         """Block the CPU until the device is idle."""
@@ -295,11 +292,7 @@ class Stream(torch.Stream):
             ACCELERATOR.trace.stream_synchronize(trace_stream(self.number), start, timeline.cpu)
 
     def __enter__(self) -> Stream:
-        if ACCELERATOR.backward.is_active:
-            ACCELERATOR.backward.arrive()
-        separate_threads()
-        self._previous = [*getattr(self, "_previous", ()), ACCELERATOR.stream]
-        switch_to(self.number)
+        self._previous = [*getattr(self, "_previous", ()), _make_current(self.number)]
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -326,11 +319,7 @@ class StreamContext:
 
     def __enter__(self) -> StreamContext:
         if self._stream is not None:
-            if ACCELERATOR.backward.is_active:
-                ACCELERATOR.backward.arrive()
-            separate_threads()
-            self._previous = ACCELERATOR.stream
-            switch_to(self._stream.stream_id)
+            self._previous = _make_current(self._stream.stream_id)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -418,6 +407,16 @@ def _number(stream: torch.Stream | None) -> int:
     if ACCELERATOR.backward.is_active:
         ACCELERATOR.backward.arrive()
     return ACCELERATOR.stream
+
+
+def _make_current(number: int) -> int:
+    """Make a stream current in the calling thread; return the number of the one before."""
+    if ACCELERATOR.backward.is_active:
+        ACCELERATOR.backward.arrive()
+    separate_threads()
+    before = ACCELERATOR.stream
+    switch_to(number)
+    return before
 
 
 def switch_to(number: int) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from types import CodeType
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 _PACKAGE = os.path.dirname(os.path.abspath(sys.modules["fsdpbench"].__file__ or "")) + os.sep
 _OF_PROGRAMS = tuple(f"{_PACKAGE}{each}{os.sep}" for each in ("impl", "workloads", "systems"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+_INSTALLED = "-packages" + os.sep  # below the standard library, where no virtual environment has them
 _PLANNING = ("_dynamo", "_inductor", "_functorch", "fx", "_subclasses", "_refs", "_prims", "_decomp", "_ops",
              "_meta_registrations", "_library", "library", "_guards", "_logging", "compiler")  # fmt: skip
 _OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for each in _PLANNING)
@@ -44,13 +45,16 @@ class _Counted(dict[CodeType, int]):
         elif file.startswith(_PACKAGE):
             counted = file.startswith(_OF_PROGRAMS)
         else:
-            counted = file.startswith(_INSTALLED) or not file.startswith(_STANDARD)
+            counted = _INSTALLED in file or not file.startswith(_STANDARD)
         self[code] = int(counted and (name == "<lambda>" or not name.startswith("<")))
         return self[code]
 
 
 class PythonCalls:
-    """Charges an `Accelerator` for the `calls` of a step, in hundredths. `counting`: they are counted now."""
+    """Charges an `Accelerator` for the `calls`, in hundredths, of the thread that begins a step."""
+
+    counting = False
+    """Whether they are counted now."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
@@ -60,14 +64,14 @@ class PythonCalls:
 
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
-        self.counting = False
+        self._stop()
         self.calls, self._begun, self._at = 0, 0, -1
         self._step: list[tuple[Any, int]] = []
 
     def begin_step(self) -> None:
         """Begin a step of the program."""
         self._begun += 1
-        self._at = 0
+        self._at, self._thread = 0, threading.get_ident()
         if not self._step and self._begun > 1:
             self._count()
 
@@ -76,14 +80,12 @@ class PythonCalls:
         if self.counting or self._step[self._at : self._at + 1] == self._step[-1:]:
             self.before(_END)
         self._at = -1
-        if self.counting:
-            self.counting = False
-            sys.setprofile(self._previous)
+        self._stop()
 
     def before(self, operator: Any) -> None:
         """Charge the calls since the operator before this one."""
         at = self._at
-        if at < 0 or not (self._step or self.counting):
+        if at < 0 or not (self._step or self.counting) or threading.get_ident() != self._thread:
             return
         self._at = at + 1
         if self.counting:
@@ -99,18 +101,32 @@ class PythonCalls:
 
     def leave(self) -> None:
         """Forget the calls so far: they are the simulator's own, or charged."""
-        self.calls = 0
-        self._called.clear()
+        if threading.get_ident() == self._thread:
+            self.calls = 0
+            self._called.clear()
 
     def _count(self) -> None:
         """Count calls from here to the end of the step."""
         self.counting, counted, known = True, self._counted, self._called
         self.leave()
-        self._previous = sys.getprofile()
+        self._previous: Any = sys.getprofile()
 
         def called(frame: Any, event: str, argument: Any) -> None:
             if event == "call" and counted[frame.f_code]:
                 self.calls += AGAIN if frame.f_code in known else FIRST
                 known.add(frame.f_code)
 
+        self._function = called
         sys.setprofile(called)
+
+    def _stop(self) -> None:
+        """Count no more; without effect on a function that the program has set since, which saw the calls."""
+        if not self.counting:
+            return
+        self.counting = False
+        if sys.getprofile() is not self._function:
+            self._step = []  # too few were counted
+        elif hasattr(self._previous, "enable"):  # `cProfile`: not a function
+            self._previous.enable()
+        else:
+            sys.setprofile(self._previous)

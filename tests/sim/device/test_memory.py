@@ -232,3 +232,27 @@ def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:
         events = json.load(file)["traceEvents"]
     sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
     assert {4 << 20, 8 << 20} <= set(sizes)
+
+
+def test_states_that_were_gathered_are_freed_with_their_optimizer() -> None:
+    """torch's FSDP1 with original parameters: those of other ranks follow from this one's, without holding it."""
+    from device_training import TinyGPT, start, wrap
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def left(gathered: bool) -> int:
+        start()
+        with torch.device("sim"):
+            model = wrap("fsdp1", TinyGPT(layers=1), 8, use_orig_params=True)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        if gathered:
+            FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        del optimizer
+        model.zero_grad()
+        gc.collect()
+        torch.distributed.destroy_process_group()
+        return int(torch.sim.memory_allocated())
+
+    assert left(gathered=True) <= left(gathered=False)

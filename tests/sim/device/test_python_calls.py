@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,11 +14,11 @@ import torch
 pytestmark = pytest.mark.simulated
 
 
-def times(*steps: Callable[[torch.Tensor], None]) -> list[int]:
-    """Calls that each step was charged for, in hundredths: its CPU time without its operator's."""
+def times(*steps: Callable[[torch.Tensor], None], operators: int = 1) -> list[int]:
+    """Calls that each step was charged for, in hundredths: its CPU time without that of its operators."""
     from device_training import start
 
-    sim, taken = start(), []
+    sim, taken, own = start(), [], sys.getprofile()
     x = torch.ones(8, device="sim")
     for each in steps:
         before = sim.cpu_ns()
@@ -24,12 +26,12 @@ def times(*steps: Callable[[torch.Tensor], None]) -> list[int]:
         each(x)
         sim.accelerator.python.end_step()
         taken.append(sim.cpu_ns() - before)
-        assert sys.getprofile() is None
+        assert sys.getprofile() is own
     x.add_(1)
     before = sim.cpu_ns()
     x.add_(1)
     operator = sim.cpu_ns() - before
-    return [round((ns - operator) / (sim.profile.cpu.python_call_us * 10)) for ns in taken]
+    return [round((ns - operators * operator) / (sim.profile.cpu.python_call_us * 10)) for ns in taken]
 
 
 TWICE_TWO = (100 + 100 + 2 * 15) + (100 + 15)
@@ -98,3 +100,55 @@ def test_the_program_s_own_profile_function_is_there_again() -> None:
     sim.end()  # without the step's end, as after an error
     assert sys.getprofile() is own
     sys.setprofile(None)
+
+
+def test_a_simulation_that_starts_in_a_step_ends_its_counting() -> None:
+    from device_training import start
+
+    for _ in range(2):
+        sim = start()
+        torch.distributed.destroy_process_group()
+        assert sys.getprofile() is None
+        for _ in range(2):
+            sim.accelerator.python.begin_step()
+        assert sys.getprofile() is not None
+    sim.end()
+
+
+def test_a_profile_function_set_in_the_step_stays_and_the_step_is_counted_again() -> None:
+    def own(frame: object, event: str, argument: object) -> None:
+        pass
+
+    def profiled(x: torch.Tensor) -> None:
+        sys.setprofile(own)
+        with_calls(3, 2)(x)
+        assert sys.getprofile() is own
+        sys.setprofile(None)
+
+    assert times(with_calls(3, 2), profiled, with_calls(3, 2), with_calls(3, 2))[2:] == [TWICE_TWO, TWICE_TWO]
+
+
+def test_a_profiler_in_c_goes_on_after_the_step() -> None:
+    """It is not a function of Python before 3.12."""
+    with cProfile.Profile() as profiler:
+        counted = times(*[with_calls(3, 2)] * 3)
+    assert counted == [0, TWICE_TWO, TWICE_TWO]
+    assert any(entry.code is nothing.__code__ and entry.callcount >= 10 for entry in profiler.getstats())
+
+
+def test_threads_beside_the_step_do_not_count() -> None:
+    """Not their calls, and their operators are not the step's: they may come at any time."""
+
+    def beside(change: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], None]:
+        def step(x: torch.Tensor) -> None:
+            nothing()
+            thread = threading.Thread(target=lambda: change(x))
+            thread.start()
+            thread.join()
+            nothing()
+            x.add_(1)
+
+        return step
+
+    add, multiply = beside(lambda x: x.add_(1)), beside(lambda x: x.mul_(2))
+    assert times(add, add, multiply, add, operators=2) == [0, 215, 215, 215]

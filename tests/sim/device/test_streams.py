@@ -170,3 +170,21 @@ def test_each_thread_of_a_program_has_its_own_current_stream() -> None:
         thread.join()
         seen.append(torch.sim.current_stream() == main)
     assert seen == [True, True, True]
+
+
+def test_a_new_thread_does_not_begin_on_the_stream_of_one_that_ended() -> None:
+    """Whose number it often has."""
+    from device_training import start
+
+    start()
+    own, seen = torch.sim.current_stream(), []
+
+    def work() -> None:
+        seen.append(torch.sim.current_stream() == own)
+        torch.sim.set_stream(torch.sim.Stream())
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [True, True, True]

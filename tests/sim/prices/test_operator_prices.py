@@ -117,3 +117,10 @@ def test_rows_are_written_and_what_is_not_in_place_is_copied_first() -> None:
     within = price(ATEN.scatter_add_.default, (x, 0, places, values), {}, x, costs)
     copy = price(ATEN.scatter_add.default, (x, 0, places, values), {}, meta(1024, 256), costs)
     assert copy.nbytes - within.nbytes == 2 * x.nbytes
+
+
+def test_rows_that_are_added_cost_the_same_by_any_operator() -> None:
+    x, index, values, costs = meta(1024, 256), meta(8, dtype=torch.int64), meta(8, 256), KernelCosts(PROFILE)
+    added = price(ATEN.index_add_.default, (x, 0, index, values), {}, x, costs).nbytes
+    put = [price(ATEN.index_put_.default, (x, [index], values, each), {}, x, costs) for each in (True, False)]
+    assert put[0].nbytes == added > 3 * put[1].nbytes

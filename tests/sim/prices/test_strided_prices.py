@@ -151,3 +151,21 @@ def test_channels_last_are_not_copied() -> None:
         on_h200(ATEN.convolution.default, each, weight, None, *geometry, out=each) for each in (x, last)
     )
     assert first - second == pytest.approx(146 - 98, rel=0.3)
+
+
+def test_a_transposed_convolution_s_backward_takes_twice_its_forward() -> None:
+    x, y, weight = half(64, 512, 32, 32), half(64, 512, 64, 64), half(512, 512, 4, 4)
+    geometry = ([2, 2], [1, 1], [1, 1], True, [0, 0], 1)
+    forward = on_h200(ATEN.convolution.default, x, weight, None, *geometry, out=y)
+    call = y, x, weight, [512], *geometry, [True, True, False]
+    backward = on_h200(ATEN.convolution_backward.default, *call, out=[x, weight, None])
+    assert backward == pytest.approx(2 * forward, rel=0.3)
+
+
+def test_a_batch_norm_without_training_moves_its_bytes() -> None:
+    x = half(64, 256, 56, 56)
+    training, not_training = (
+        on_h200(ATEN.native_batch_norm.default, x, None, None, None, None, each, 0.1, 1e-5, out=[x])
+        for each in (True, False)
+    )
+    assert training > 2 * not_training

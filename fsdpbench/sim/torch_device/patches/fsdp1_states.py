@@ -7,8 +7,12 @@ parameter whose parts are all elsewhere is given the states that another one of 
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from fsdpbench.base.torch_internals import patch
@@ -24,10 +28,10 @@ def install_states_of_other_ranks() -> None:
 
 
 class _Known:
-    """The states of this rank's optimizer, from which those of other ranks are inferred."""
+    """A state of this rank's optimizer, from which those of other ranks are inferred; holds no tensors."""
 
     def __init__(self) -> None:
-        self._states: list[Any] = []
+        self._state: dict[str, Callable[[], Any]] = {}
 
     def keys_of_all(
         self,
@@ -48,7 +52,11 @@ class _Known:
         )
         if not merge_keys or not isinstance(group or dist.group.WORLD, SimProcessGroup):
             return keys, here
-        self._states = [optim_state_dict["state"][key] for key in here.values()]
+        states: list[dict[str, Any]] = [optim_state_dict["state"][key] for key in here.values()]
+        self._state = {
+            name: weakref.ref(value) if isinstance(value, torch.Tensor) else partial(lambda same: same, value)
+            for name, value in (states[0] if states else {}).items()
+        }
         with_states, without, elsewhere = set[int](), set[int](), list[tuple[str, int]]()
         for key, parameter in param_key_to_param.items():
             name = param_to_fqns[parameter][0]
@@ -80,8 +88,9 @@ class _Known:
             return infos
         own = infos[fsdp_state.rank]
         like = next((info for info in own.values() if _has_elements(info)), None)
-        if like is None and self._states:
-            like = next(iter(original(fsdp_state, {"": self._states[0]})[0].values()))
+        if like is None and self._state:
+            state = {name: value() for name, value in self._state.items()}
+            like = next(iter(original(fsdp_state, {"": state})[0].values()))
         others = {name: info if like is None or _has_elements(info) else like for name, info in own.items()}
         return [own if rank == fsdp_state.rank else others for rank in range(len(infos))]
 

@@ -13,6 +13,7 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.sim.torch_device.prices.memory import at_least, moves
 from fsdpbench.sim.torch_device.prices.products import Call, OperatorCost, argument, tensor_bytes
+from fsdpbench.sim.torch_device.strict.words import bind
 
 # cuDNN's kernels against products of the same shape, by the alignment of a group's channels; for few
 # channels, the share of the rate in float32, and of its older kernels.
@@ -23,9 +24,12 @@ _PADDED_SHARE, _OLD_SHARE = 0.4, 0.27
 _PIXELS = 1024
 
 
-def _product(weight: torch.Tensor, y: torch.Tensor, groups: int) -> tuple[int, int, int]:
-    """Return the implicit product (m, n, k) of one group."""
-    return y.shape[0] * prod(y.shape[2:]), weight.shape[0] // groups, prod(weight.shape[1:])
+def _product(
+    weight: torch.Tensor, x: torch.Tensor, y: torch.Tensor, groups: int, transposed: bool
+) -> tuple[int, int, int]:
+    """Return the implicit product (m, n, k) of one group; a transposed one is another's gradient."""
+    small, n, k = x if transposed else y, weight.shape[0] // groups, prod(weight.shape[1:])
+    return small.shape[0] * prod(small.shape[2:]), *((k, n) if transposed else (n, k))
 
 
 def _is_uncertain(weight: torch.Tensor, groups: int) -> bool:
@@ -58,9 +62,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
     """Price a convolution as its matrix products."""
     x, weight, y = *call.args[:2], call.outs[0]
     groups = argument(call, 8, "groups", 1)
-    m, n, k = _product(weight, y, groups)
-    if argument(call, 6, "transposed", False):
-        m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
+    m, n, k = _product(weight, x, y, groups, argument(call, 6, "transposed", False))
     name = f"conv_fprop_{compute_type(x.dtype, convolution=True)}_{groups}x{m}x{n}x{k}"
     return OperatorCost(name, round(_nanoseconds(costs, (m, n, k), "forward", groups, weight, x, y)))
 
@@ -70,7 +72,7 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     grad, x, weight = call.args[:3]
     groups = argument(call, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = argument(call, 10, "output_mask", (True, True, True))
-    m, n, k = _product(weight, grad, groups)
+    m, n, k = _product(weight, x, grad, groups, argument(call, 7, "transposed", False))
     tensors = weight, x, grad
     ns = _nanoseconds(costs, (m, k, n), "forward", groups, *tensors) if wants_input else 0
     ns += _nanoseconds(costs, (n, k, m), "weight_grad", groups, *tensors) if wants_weight else 0
@@ -92,13 +94,14 @@ _FORWARD, _BACKWARD = moves("reduction"), moves("reduction", reread=True)
 
 
 def batch_norm(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price ATen's batch norm of 16 bits and its backward: sums, then the result; others by their bytes.
+    """Price ATen's batch norm of 16 bits in training and its backward: sums, then the result; others by bytes.
 
     Sums are of a block for each channel; with channels last they are divided among blocks.
     """
     backward = "backward" in call.func._schema.name
     found, x = _FORWARD(call, costs), call.args[backward]
-    if x.dim() < 3 or x.element_size() != 2:
+    training = backward or bind(call.func, call.args, call.kwargs).get("training", True)
+    if x.dim() < 3 or x.element_size() != 2 or not training:
         return found
     alone = max(1.0, costs.profile.sm_count / (_A_BLOCK * x.shape[1])) if x.is_contiguous() else 1.0
     sums = (_GRADIENTS if x.is_contiguous() else _GRADIENTS_LAST) if backward else _STATISTICS

@@ -126,7 +126,8 @@ def bags_added(call: Call) -> int:
 def rows_written(call: Call) -> int:
     """Return the bytes of writing rows in place: the values are read, their targets read and written."""
     tensors = tensors_in(call.args, {})[1:]
-    passes = _ADDING if "add" in operator_name(call.func) else 3
+    adds = "add" in operator_name(call.func) or bind(call.func, call.args, call.kwargs).get("accumulate")
+    passes = _ADDING if adds else 3
     return passes * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
         tensor_bytes(t) for t in tensors if not t.is_floating_point()
     )
