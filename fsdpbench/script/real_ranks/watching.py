@@ -164,7 +164,9 @@ class Watch:
             raise NotComparedError("an optimizer that steps in backward")
         self._leading = self._leading or optimizer
         if optimizer is not self._leading:
-            return
+            if self._begins:
+                return
+            raise NotComparedError("an optimizer whose forward follows another's step")
         held = self.held()
         self.record.held = self.record.held or held
         self.record.clipped = {name: each.gradient for name, each in held.items()}
