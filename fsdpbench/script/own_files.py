@@ -86,6 +86,11 @@ class OwnFiles:
         frame = self.innermost()
         return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
+    def lines(self) -> str:
+        """Return the script's own lines that run, as `train.py:12 train.py:80`, the innermost first."""
+        own = ((f.f_code.co_filename, line) for f, line in traceback.walk_stack(None))
+        return " ".join(f"{os.path.basename(name)}:{line}" for name, line in own if self.has(name))
+
     def last_line(self, error: BaseException) -> Place:
         """Return the line of the script's own code that an error passed last."""
         frames = [each for each in traceback.extract_tb(error.__traceback__) if self.has(each.filename)]

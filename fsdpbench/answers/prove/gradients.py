@@ -14,6 +14,7 @@ from fsdpbench.answers.prove.matching import Known, distance_of, explain, is_rig
 from fsdpbench.answers.prove.real_runs import Pair
 from fsdpbench.answers.prove.verdict import shown
 from fsdpbench.base.errors import CannotJudgeError
+from fsdpbench.script.real_ranks.loss_divisors import uneven
 from fsdpbench.script.real_ranks.pieces import Piece, Whole, weights_of, whole
 from fsdpbench.script.real_ranks.watching import StepRecord, Wrapping
 
@@ -22,8 +23,6 @@ _Faults = Mapping[str, str]
 """What is wrong, in words, by parameter; of no parameter under "". """
 _NEAR = 64
 """Machine epsilons by which the same update may differ: some dozen elementwise operations."""
-_EVEN = 0.01
-"""The share by which numbers of elements may differ: an element weighs at most that much more."""
 _SIZE = re.compile(r"\d\S{0,40}(?= times)")
 
 
@@ -81,8 +80,13 @@ def compare(pair: Pair) -> Compared:
         loader = steps[0].sharded[0].loader or steps[0].sharded[0].place
         found.findings.append(("all ranks read the same data in every step", [""], 0, Wrapping(loader)))
     for step in steps:
-        if uneven := _uneven_losses(step):
-            found.findings.append(uneven)
+        if means := uneven(each for rank in step.sharded for each in rank.divided):
+            line, sizes = means
+            what = (
+                f"losses are means over {min(sizes):.6g} to {max(sizes):.6g} elements, so those of short "
+                "batches weigh more: divide each sum by the mean count of all ranks and microbatches"
+            )
+            found.findings.append((what, [""], step.index, Wrapping(line)))
             break
     for step, before in zip(steps, [None, *steps], strict=False):
         step.require_same_data()
@@ -213,24 +217,6 @@ def _unlike(step: _Step, before: _Step | None, name: str, distance: float) -> st
         if before is None
         else f"{what}, right in step 1: computed with weights that are not the optimizer's last"
     )
-
-
-def _uneven_losses(step: _Step) -> _Finding | None:
-    """Return the finding that the backwards of a step weigh their elements differently, None if not."""
-    backwards = [each for rank in step.sharded for each in rank.divided]
-    counts: dict[tuple[str, str], list[float]] = {}
-    for each in backwards:
-        for path, divisor in each.terms.items():
-            counts.setdefault((each.place, path), []).append(abs(divisor))
-    for (place, _), divisors in counts.items():
-        low, high = min(divisors), max(divisors)
-        if high > low * (1 + _EVEN):
-            what = (
-                f"losses are means over {low:.6g} to {high:.6g} elements, so those of short batches weigh "
-                "more: divide each sum by the mean count of all ranks and microbatches"
-            )
-            return what, [""], step.index, Wrapping(place)
-    return None
 
 
 def _losses(step: _Step) -> _Faults:

@@ -1,13 +1,14 @@
 """The number that a script divides its loss by: read from the graph between the loss and its sum or mean.
 
 A mean over ranks of losses that are means over different numbers of elements weighs an element of a short
-batch more than one of a long batch: the gradient is not that of the mean over all elements.
+batch more than one of a long batch: the gradient is not that of the mean over all elements. A script may
+weigh its losses as it likes: what multiplies a mean is its weight, and no number of elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,49 +17,93 @@ import torch
 _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
+_WHOLE = 0.01
+_EVEN = 0.01
+"""The share by which numbers of elements may differ: an element weighs at most that much more."""
+_AUXILIARY = 0.1
+"""A term of less than this share of its loss' largest weight serves training, and is any mean."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A sum or mean in a loss: the `count` of elements that it is a mean over (1: a sum), what that is
+    multiplied by, and the number `divisor` of which an element weighs 1."""
+
+    count: float
+    weight: float
+    divisor: float
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A backward: the script's line `place`, and the divisor of each term of its loss by the term's path."""
+    """A backward: `lines` of the script that run, the innermost first, and the terms of its loss by path."""
 
-    place: str
-    terms: dict[str, float]
+    lines: str
+    terms: dict[str, Term]
 
 
-def divided(loss: torch.Tensor, place: str) -> Divided:
+def divided(loss: torch.Tensor, lines: str) -> Divided:
     """Return what a loss is divided by, before its backward; terms that are neither sums nor means are not
     in it."""
     with torch.no_grad():
-        return Divided(place, dict(_terms(loss.grad_fn, 1.0, "")) if loss.numel() == 1 else {})
+        return Divided(lines, dict(_terms(loss.grad_fn, 1.0, 1.0, "")) if loss.numel() == 1 else {})
 
 
-def _terms(node: Any, factor: float, path: str) -> Iterator[tuple[str, float]]:
-    """Yield the path and the divisor of each sum or mean below a node, whose value is multiplied by
-    `factor`."""
+def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[str, Term]]:
+    """Yield each sum or mean below a node, whose value is multiplied by `factor` and divided by `parts`."""
     if node is None or not factor:
         return
     kind = node.name().removesuffix("Backward0").removesuffix("Backward1")
     path = f"{path}/{kind}"
     below = [each for each, _ in node.next_functions]
+    reduction = getattr(node, "_saved_reduction", None)
     if kind in ("Add", "Sub"):
         for index, each in enumerate(below):
-            yield from _terms(each, factor, f"{path}{index}")
+            yield from _terms(each, factor, parts, f"{path}{index}")
     elif kind in ("Div", "Mul"):
         which = 0 if below[0] is not None else 1
         other = node._saved_other if which == 0 else node._saved_self
+        if None not in below or (which and kind == "Div"):
+            return  # a ratio or a product of two losses
         if isinstance(other, (int, float)) or other.ndim == 0:
             value = float(other) or 1.0
-            yield from _terms(below[which], factor * value if kind == "Mul" else factor / value, path)
+            more = (factor * value, parts) if kind == "Mul" else (factor, parts * value)
+            yield from _terms(below[which], *more, path)
     elif kind in _PASSING:
-        yield from _terms(below[0], factor, path)
-    elif kind == "Sum":
-        yield path, 1 / factor
+        yield from _terms(below[0], factor, parts, path)
     elif kind == "Mean":
         all_of_it = node.name() == "MeanBackward0"
         count = node._saved_self_sym_numel if all_of_it else math.prod(node._saved_self_sym_sizes)
-        yield path, count / factor
-    elif (reduction := getattr(node, "_saved_reduction", None)) is not None and reduction:
-        count = getattr(node, "_saved_total_weight", None)
-        elements = float(node._saved_self.numel() if count is None else count)
-        yield path, (elements if reduction == _MEAN else 1) / factor
+        yield path, Term(count, abs(factor / parts), count * parts / factor)
+    elif reduction == _MEAN:
+        divisor = float(getattr(node, "_saved_total_weight", node._saved_self.numel()))
+        # Of weighted classes, targets count: ignored ones are negative.
+        weighted = getattr(node, "_saved_weight", None) is not None and hasattr(node, "_saved_target")
+        count = int((node._saved_target >= 0).sum()) if weighted else divisor
+        yield path, Term(count, abs(factor / parts), divisor * parts / factor)
+    elif kind == "Sum" or reduction:
+        # Numbers of elements are whole; others are norms and values of losses.
+        count = parts if abs(parts - round(parts)) < _WHOLE else 1.0
+        yield path, Term(count, abs(factor * count / parts), parts / factor)
+
+
+def uneven(backwards: Iterable[Divided]) -> tuple[str, list[float]] | None:
+    """Return the line whose means are over different numbers of elements, and these; None if there is none.
+    Of several alike in one loss each is of a sample, as the script wants it."""
+    found: dict[tuple[str, str], list[Term]] = {}
+    for each in backwards:
+        least = _AUXILIARY * max((term.weight for term in each.terms.values()), default=0.0)
+        for path, term in each.terms.items():
+            if term.weight >= least:
+                found.setdefault((each.lines, path), []).append(term)
+    apart = {key: terms for key, terms in found.items() if _are_uneven(terms)}
+    kinds = [(key[0], key[1].rsplit("/", 1)[1], f"{terms[0].weight:.2g}") for key, terms in apart.items()]
+    for kind, terms in zip(kinds, apart.values(), strict=True):
+        if kinds.count(kind) == 1:
+            return kind[0].partition(" ")[0], [term.count for term in terms]
+    return None
+
+
+def _are_uneven(terms: Sequence[Term]) -> bool:
+    columns = [abs(term.divisor) for term in terms], [term.count for term in terms]
+    return all(max(column) > min(column) * (1 + _EVEN) for column in columns)

@@ -84,7 +84,7 @@ class Watch:
         self._own_files = own_files
         self._optimizers: list[torch.optim.Optimizer] = []
         self._leading: torch.optim.Optimizer | None = None
-        self._depth = 0
+        self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins = True
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
@@ -127,6 +127,7 @@ class Watch:
     def _forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not torch.is_grad_enabled() or self._depth or not self._optimizers:
             return
+        self._since = 0
         if self._begins:
             if self.count >= self.steps:
                 self.finish()
@@ -150,7 +151,9 @@ class Watch:
         try:
             first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors))
             self.record.losses.append(float(first.detach().float().sum()))
-            self.record.divided.append(divided(first, self._own_files.line() or ""))
+            lines = f"{self._own_files.line() or ''} {self._own_files.lines()} {self._since}"
+            self.record.divided.append(divided(first, lines))
+            self._since += 1
             self.backward(lambda: original(tensors, *args, **kwargs))
         finally:
             self._depth -= 1
@@ -161,7 +164,9 @@ class Watch:
             raise NotComparedError("an optimizer that steps in backward")
         self._leading = self._leading or optimizer
         if optimizer is not self._leading:
-            return
+            if self._begins:
+                return
+            raise NotComparedError("an optimizer whose forward follows another's step")
         held = self.held()
         self.record.held = self.record.held or held
         self.record.clipped = {name: each.gradient for name, each in held.items()}

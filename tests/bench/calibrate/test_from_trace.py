@@ -21,13 +21,14 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, parse_profile
 
 EXCERPT = Path(__file__).parent / "data" / "llama_h200.json.gz"
+OPERATORS = ["--activation-checkpointing", "op"]
 OTHERS = [
     ["--model", "gpt-350m", "--batch", "16"],
     ["--model", "gpt-350m", "--batch", "4", "--activation-checkpointing", "full"],
     ["--model", "gpt-350m", "--batch", "32", "--seq", "512"],
     ["--model", "gpt-350m", "--batch", "8", "--optimizer", "sgd"],
     ["--model", "gpt-1.3b", "--batch", "4"],
-    ["--model", "gpt-350m", "--batch", "8", "--gpus", "8", "--system", "torch-fsdp2"],
+    ["--model", "gpt-350m", "--batch", "8", "--gpus", "8", "--system", "torch-fsdp2", *OPERATORS],
 ]
 SINGLE = ["--gpus", "1", "--system", "single"]
 

@@ -94,6 +94,13 @@ for each in model.parameters():
     )
 """
     + TRAIN,
+    "an optimizer whose forward follows another's step": """
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
+for step in range(5):
+    for optimizer in optimizers:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+""",
 }
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.script.real_ranks.loss_divisors import divided
+from fsdpbench.script.real_ranks.loss_divisors import divided, uneven
 
 ROWS, CLASSES = 6, 7
 TARGET = torch.tensor([0, 1, -100, 2, -100, 4])
@@ -35,7 +35,7 @@ LOSSES: dict[str, tuple[Loss, list[float]]] = {
 def test_divisors_are_read_from_the_graph(name: str) -> None:
     loss, expected = LOSSES[name]
     found = divided(loss(torch.randn(ROWS, CLASSES, requires_grad=True)), "train.py:1")
-    assert [*found.terms.values()] == pytest.approx(expected)
+    assert [term.divisor for term in found.terms.values()] == pytest.approx(expected)
 
 
 @given(st.lists(st.sampled_from(["mul", "div", "neg", "view", "to"]), max_size=5), st.integers(1, 9))
@@ -50,12 +50,66 @@ def test_a_divisor_is_the_inverse_of_the_gradient_of_an_element(chain: list[str]
             "view": lambda value: value.view(()),
             "to": lambda value: value.to(torch.float32),
         }[each](loss)
-    (divisor,) = divided(loss, "").terms.values()
+    (term,) = divided(loss, "").terms.values()
     loss.backward()
     assert x.grad is not None
-    assert divisor * abs(float(x.grad[0])) == pytest.approx(1.0, rel=1e-5)
+    assert term.divisor * abs(float(x.grad[0])) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_a_loss_without_a_graph_has_no_divisor() -> None:
     assert divided(torch.zeros(()), "").terms == {}
     assert divided(torch.zeros(3, requires_grad=True) * 2, "").terms == {}
+
+
+WEIGHTS = torch.linspace(0.5, 3.0, CLASSES)
+ROW_MASKS = torch.arange(CLASSES) < torch.tensor([[2], [5], [7], [3], [6], [4]])
+Of = Callable[[torch.Tensor, int], torch.Tensor]
+"""The loss of some rows, in a microbatch of a number."""
+RIGHT: dict[str, Of] = {
+    "a curriculum": lambda x, n: F.mse_loss(x[:3], x[:3].detach() + 1) * (0.5 + n),
+    "an annealed sum": lambda x, n: x[:3].square().mean() + 0.1 * (n + 1) * x[:3].square().sum(),
+    "weighed by rows": lambda x, n: x.square().mean() * (len(x) / 4.5),
+    "a sum over the mean count": lambda x, n: x.square().sum() / 31.5,
+    "an auxiliary mean": lambda x, n: x.square().sum() / 31.5 + 1e-3 * x.logsumexp(1).square().mean(),
+    "weights of classes": lambda x, n: F.cross_entropy(x[:3], torch.arange(n, n + 3), weight=WEIGHTS),
+    "an overlap": lambda x, n: -(2 * x.square().sum() + 1) / (x.abs().sum() + x.exp().sum() + 1),
+    "an inverse": lambda x, n: 1 / (1 + x.square().mean()),
+    "a learned weight": lambda x, n: x.square().sum() * torch.ones((), requires_grad=True),
+    "over its own size": lambda x, n: x.square().sum() / x.square().sum().detach(),
+    "a penalty": lambda x, n: x[:2].square().mean() + 10 * (x[:2].norm(dim=1) - 1).square().mean(),
+    "means of samples": lambda x, n: sum((x[i, : i + n + 1].square().mean() for i in range(3)), x.sum() * 0),
+    "rows of masked means": lambda x, n: (
+        (x[:3] * ROW_MASKS[n : n + 3]).sum(1) / ROW_MASKS[n : n + 3].sum(1)
+    ).mean(),
+}
+WRONG: dict[str, Of] = {
+    "means": lambda x, n: x.square().mean() / 2,
+    "counted sums": lambda x, n: x.square().sum() / len(x),
+    "a curriculum of means": lambda x, n: x.square().mean() * (3 - n),
+    "beside an even penalty": lambda x, n: x.square().mean() + 0.1 * x[:2].square().mean(),
+    "ignored targets": lambda x, n: F.cross_entropy(x, TARGET[: len(x)]) + x[:2].square().mean(),
+    "weights of classes": lambda x, n: F.cross_entropy(x, TARGET[: len(x)].clamp(min=0), weight=WEIGHTS),
+}
+
+
+def uneven_lines(loss: Of) -> str:
+    """The line that is found of microbatches of 3 and 6 rows."""
+    microbatches = [torch.randn(rows, CLASSES, requires_grad=True) for rows in (3, 6)]
+    found = uneven([divided(loss(x, n), "a.py:7 a.py:9 0") for n, x in enumerate(microbatches)])
+    return found[0] if found else ""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_losses_that_weigh_as_the_script_says_are_right(name: str) -> None:
+    assert uneven_lines(RIGHT[name]) == ""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_means_over_different_numbers_are_found(name: str) -> None:
+    assert uneven_lines(WRONG[name]) == "a.py:7"
+
+
+def test_other_losses_of_a_line_are_not_compared() -> None:
+    x = torch.randn(ROWS, CLASSES, requires_grad=True)
+    losses = {"a.py:7 a.py:9 0": x.mean(), "a.py:7 a.py:9 1": x[:2].mean(), "a.py:7 a.py:10 0": x[:3].mean()}
+    assert uneven([divided(loss, lines) for lines, loss in losses.items()]) is None
