@@ -107,8 +107,8 @@ def compare(seed: int, steps: int, real: str) -> str | None:
     for number, (a, b) in enumerate(zip(theirs, ours, strict=True)):
         wrong = [name for name in COUNTERS if a[name] != b[name]]
         if wrong:
-            told = ", ".join(f"{name}: {real} {a[name]:,} sim {b[name]:,}" for name in wrong)
-            return f"program {seed}, step {number} ({plan[number]}): {told}"
+            counts = ", ".join(f"{name}: {real} {a[name]:,} sim {b[name]:,}" for name in wrong)
+            return f"program {seed}, step {number} ({plan[number]}): {counts}"
     return None
 
 

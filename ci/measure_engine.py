@@ -66,7 +66,7 @@ def main(what: str) -> None:
 
 def keep_bytecode() -> None:
     """Let what is measured find the bytecode of its modules, as pip leaves it, by a run before. Where Python
-    is told to write none, the command and its server compile 450 modules again at each start."""
+    must write none, the command and its server compile 450 modules again at each start."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     words = ("run", "--device", "sim", "--model", "gpt-125m", "--gpus", "2", "-o")
     with tempfile.TemporaryDirectory() as temporary:

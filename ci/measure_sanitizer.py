@@ -52,10 +52,10 @@ def run(config: Config) -> tuple[float, float, int]:
         folder = tempfile.mkdtemp()
         wall, processor = time.perf_counter(), time.process_time()
         status = run_rank(config, Placement(0, config.gpus, 0), Path(folder))
-        told = (time.perf_counter() - wall, time.process_time() - processor)
+        spent = (time.perf_counter() - wall, time.process_time() - processor)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         shutil.rmtree(folder)
-        os.write(writer, f"{status} {told[0]} {told[1]} {peak}".encode())
+        os.write(writer, f"{status} {spent[0]} {spent[1]} {peak}".encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:

@@ -106,13 +106,13 @@ def measure(runs: int) -> None:
 def count() -> None:
     """Print how many operators and kernels a step of GPT-2.8B has on few and on many GPUs."""
     for system in SYSTEMS:
-        told = []
+        counts = []
         for gpus in (8, 512):
             with tempfile.TemporaryDirectory() as temporary:
                 run(f"{_COUNTED} {gpus}", system, Path(temporary) / "run")
                 host, kernels = operators(Path(temporary))
-            told.append(f"on {gpus} GPUs {host} operators and {kernels} kernels")
-        print(f"{'GPT-2.8B':<16} {system:<12} traced steps have {', '.join(told)}")
+            counts.append(f"on {gpus} GPUs {host} operators and {kernels} kernels")
+        print(f"{'GPT-2.8B':<16} {system:<12} traced steps have {', '.join(counts)}")
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
     for total in names:
         if match := _FUSED.match(total.name):
             kind = PATTERNS["fused"][match["kind"] or match["cpu"]]
-            found.setdefault((kind, match["operators"].strip("_") or "not told"), []).append(total)
+            found.setdefault((kind, match["operators"].strip("_") or "not named"), []).append(total)
     groups = [
         FusedGroup(
             kind,

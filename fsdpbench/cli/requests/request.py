@@ -104,10 +104,8 @@ class SweepRequest:
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
-            profile, largest = (
-                load_profile(target.hardware or ""),
-                max(self.space.targets, key=lambda each: each.gpus),
-            )
+            profile = load_profile(target.hardware or "")
+            largest = max(self.space.targets, key=lambda each: each.gpus)
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
             title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
             network = f", {profile.node_words(ranks)}" if largest.gpus > ranks else ""

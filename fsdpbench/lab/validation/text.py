@@ -89,8 +89,8 @@ def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
 
 def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
     """Return what the publications leave open, once a group and assumption."""
-    told = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
-    return _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in told])
+    assumed = dict.fromkeys((p.case.group, p.case.assumed) for p in predictions if p.case.assumed)
+    return _table("of | assumed, not published", 2, [f"{group} | {what}" for group, what in assumed])
 
 
 def _rows(

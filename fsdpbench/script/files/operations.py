@@ -6,6 +6,7 @@ import builtins
 import errno
 import functools
 import io
+import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -35,6 +36,8 @@ class ScriptFiles:
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
         self.checkpoints = Checkpoints(self._writing, self._replace, accelerator)
+        # Workers of loaders make sockets there, and remove them.
+        self.overlay.made.add(getattr(multiprocessing.current_process(), "_config", {}).get("tempdir", ""))
 
     def install(self) -> None:
         """Put the wrappers in place: the script looks through the layer from now on."""

@@ -192,9 +192,9 @@ class NoWaits:
         waits.skipped = True
         around(Event, "elapsed_time", self._elapsed)
 
-    def _elapsed(self, original: Callable[..., Any], event: Any, end: Any) -> float:
+    def _elapsed(self, original: Callable[..., Any], event: Any, end_event: Any) -> float:
         try:
-            return float(original(event, end))
+            return float(original(event, end_event))
         except RuntimeError:  # it was not waited for
             return 0.0
 

@@ -115,6 +115,14 @@ def test_what_a_trace_does_not_show_stays_the_bases(tmp_path: Path) -> None:
     assert "NVIDIA H200" in profile.sources["gemm"]
 
 
+def test_products_in_8_bits_are_left_to_their_tables(fsdpbench: Any, tmp_path: Path) -> None:
+    words = ["--model", "gpt-350m", "--batch", "2", "--set", "linear_dtype=fp8"]
+    _, traced = run(fsdpbench, "h100-80gb", words, tmp_path / "traced")
+    for base in ("h100-80gb", "a100-80gb"):
+        found = fitted(traced, base)
+        assert found.bandwidth.efficiency["reduction"] == pytest.approx(0.68, rel=0.02)
+
+
 def test_kernels_beside_others_do_not_count(tmp_path: Path) -> None:
     """Half of the products, slowed beside kernels of another stream, are left out."""
 

@@ -43,6 +43,22 @@ def test_calls_by_keyword_run(run_probe: RunScript) -> None:
     assert run.result["status"] == "ok", run.cause
 
 
+def test_a_script_that_times_itself_runs_without_its_waits(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        train(4)
+        end.record()
+        end.synchronize()
+        start.elapsed_time(end_event=end)
+        """,
+        varied="no-waits",
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
 def test_a_wrapper_with_names_of_its_own_is_refused_where_it_is_made() -> None:
     def call(original: Any, module: Any, wanted: bool) -> Any:
         return original(module, wanted)

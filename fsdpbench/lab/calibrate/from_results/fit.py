@@ -213,10 +213,10 @@ def _insensitive(factor: Factor, value: float) -> str:
 
 
 def _too_far(factors: Sequence[Factor], logs: np.ndarray, residuals: np.ndarray) -> str:
-    told = ", ".join(f"{factor} x{math.exp(log):.2f}" for factor, log in zip(factors, logs, strict=True))
+    scaled = ", ".join(f"{factor} x{math.exp(log):.2f}" for factor, log in zip(factors, logs, strict=True))
     left = math.expm1(-float(residuals.mean()))
     return (
-        f"--fit: with {told} the simulated step times are still {left:+.1%} off; that is not an error of a "
+        f"--fit: with {scaled} the simulated step times are still {left:+.1%} off; that is not an error of a "
         "profile. Compare model, settings, software and the GPUs with what ran, or fit another factor"
     )
 

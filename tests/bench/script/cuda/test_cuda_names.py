@@ -182,3 +182,4 @@ def test_autocast_and_scalers(run_probe: RunScript) -> None:
 def test_loaders_and_files(run_probe: RunScript, tmp_path: Path) -> None:
     run = run_probe(LOADERS.replace("PATH", str(tmp_path / "weights.pt")))
     assert run.result["status"] == "ok", run.cause
+    assert run.result["redirected_files"]["left_in_place"] == [], "sockets of workers"
