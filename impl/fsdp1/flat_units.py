@@ -199,7 +199,7 @@ def shard_module(
 ) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
     """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
     owned = Owned([module], left_alone)
-    materialised = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
+    replayed = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
     owned.find_parameters()
     # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
     owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
@@ -208,8 +208,11 @@ def shard_module(
         _broadcast(owned, how.groups)
     buffer_dtypes = _cast_buffers(owned, how.precision.buffer_dtype)
     units = _make_units(module, owned, how)
-    for unit in units:
-        mark_replaced(materialised.settle(owned.places, unit), unit.name)
+    taken = [(old, new) for old, new in replayed.items() if new in owned.places]
+    for old, new in taken:
+        # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
+        old.__dict__.update(new.__dict__)
+    mark_replaced((old for old, _ in taken), owned.title)
     return units, buffer_dtypes
 
 

@@ -273,8 +273,7 @@ class ModuleHooks:
                     runtime.schedule.await_stage(stage)
                 else:
                     if runtime.order_check is not None:
-                        number = runtime.stages.index(stage)
-                        runtime.order_check.enter(number, stage.units[0].groups.shard)
+                        runtime.order_check.enter(stage.name, stage.units[0].groups.shard)
                     runtime.schedule.enter_forward(stage)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)

@@ -46,9 +46,7 @@ class Runtime:
             keep_freed_pages(_bytes_of_steps(units))
         self.reducer = Reducer(streams, settings.memory_handover)
         self.schedule = Schedule(settings, self.context.limiter, self.reducer.lent, streams.has_streams)
-        self.order_check: OrderCheck | None = None
-        if OrderCheck.is_asked_for():
-            self.order_check = OrderCheck(lambda number: stages[number].name, root.device)
+        self.order_check = OrderCheck() if OrderCheck.is_asked_for() else None
         count_steps(unit.presentation for unit in units)
         # The stage whose forward is the outermost one running now; not the root where a part runs alone.
         self.forward_root: Stage | None = None
