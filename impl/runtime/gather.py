@@ -364,9 +364,9 @@ class Grouped(Flat):
         self._sizes = [segment.shard_padded_numel for segment in self._large]
         if small:
             shapes = [segment.shape for segment in small]
-            self._packed = chunked_layout(shapes, layout.world_size, layout.rank)
+            packed = chunked_layout(shapes, layout.world_size, layout.rank)
+            self._packed = packed.placed([segment.full_offset for segment in small])
             self._sizes.append(layout.shard_numel - sum(self._sizes))
-        self._starts = [segment.full_offset for segment in small]
         self._outputs: list[torch.Tensor] = []
         self._own: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
@@ -404,7 +404,7 @@ class Grouped(Flat):
         self._parts = list(self.sharded.shard.split(self._sizes))
         if self._packed is not None:
             self._outputs.append(buffer[self.layout.full_numel :])
-            self._copy_out = CopyOut(self._packed, buffer, self._starts)
+            self._copy_out = CopyOut(self._packed, buffer)
         self._own = [output.view(ranks, -1)[self.layout.rank] for output in self._outputs]
 
     def fill(self, context: Context, hold: int) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -105,6 +105,11 @@ class UnitLayout:
     def gathered_numel(self) -> int:
         """Return elements an all-gather returns: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
+
+    def placed(self, starts: Sequence[int]) -> UnitLayout:
+        """Return the same layout with the parameters at other ``starts`` in the full buffer."""
+        pairs = zip(self.segments, starts, strict=True)
+        return replace(self, segments=tuple(replace(each, full_offset=start) for each, start in pairs))
 
     @cached_property
     def parameter_numel(self) -> int:
@@ -233,17 +238,12 @@ def _chunked_segment(
 #     full        a0 a1 a2   b0 b1 b2         each parameter contiguous
 
 
-def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """Return where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
-
-    Args:
-        starts: where each parameter starts, if not where ``layout`` says.
-    """
-    if starts is None:
-        starts = [segment.full_offset for segment in layout.segments]
+def places(layout: UnitLayout, full: torch.Tensor) -> list[torch.Tensor]:
+    """Return where parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part)."""
+    ranks = layout.world_size
     return [
-        full[start : start + segment.shard_padded_numel * layout.world_size].view(layout.world_size, -1)
-        for start, segment in zip(starts[: layout.fused], layout.segments, strict=False)
+        full[segment.full_offset : segment.full_offset + segment.shard_padded_numel * ranks].view(ranks, -1)
+        for segment in layout.segments[: layout.fused]
     ]
 
 
@@ -253,24 +253,17 @@ class CopyOut:
     Args:
         layout: of the gather; rank-major.
         full: 1-D, the parameters; its memory may come and go.
-        starts: where each parameter starts in ``full``, if not where ``layout`` says.
         source: what every call copies, where that is one tensor of the CPU: there one copy after the other
             costs less than to split again.
     """
 
-    def __init__(
-        self,
-        layout: UnitLayout,
-        full: torch.Tensor,
-        starts: Sequence[int] | None = None,
-        source: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, layout: UnitLayout, full: torch.Tensor, source: torch.Tensor | None = None) -> None:
         self._layout = layout
         self._parts: list[torch.Tensor] = []
         if source is not None and not layout.interleaved:
             rows = source.view(layout.world_size, -1)
             self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
-        self._fused = places(layout, full, starts)
+        self._fused = places(layout, full)
         # Parameters that are cut on another dim than the first.
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
