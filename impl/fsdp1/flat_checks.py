@@ -119,22 +119,13 @@ def ignored(
     modules: Iterable[nn.Module] | None, states: Iterable[nn.Parameter] | Iterable[nn.Module] | None
 ) -> Ignored:
     """Return what a wrapper leaves alone. Raises ``ValueError`` for what cannot be."""
-    modules = None if modules is None else list(modules)
-    given: list[Any] | None = None if states is None else list(states)
-    _check_ignored(modules, given)
-    return Ignored(modules, given)
-
-
-def _check_ignored(
-    modules: Sequence[nn.Module] | None, states: Sequence[nn.Parameter | nn.Module] | None
-) -> None:
     if modules is not None and states is not None:
         raise ValueError("give ignored_modules or ignored_states, not both: ignored_states takes modules too")
-    for name, given, kinds in (
-        ("ignored_modules", modules, (nn.Module,)),
-        ("ignored_states", states, (nn.Parameter, nn.Module)),
+    own_modules, own_states = list(modules or ()), list[Any](states or ())
+    for name, found, kinds in (
+        ("ignored_modules", own_modules, (nn.Module,)),
+        ("ignored_states", own_states, (nn.Parameter, nn.Module)),
     ):
-        found = given or ()
         if found and not any(all(isinstance(each, kind) for each in found) for kind in kinds):
             types = ", ".join(sorted({type(each).__name__ for each in found}))
             wanted = " or all ".join(f"nn.{kind.__name__}" for kind in kinds)
@@ -145,3 +136,4 @@ def _check_ignored(
                     f"{name} has a {type(each).__name__} that is wrapped already: it takes care of its own "
                     "parameters, so leave it out"
                 )
+    return Ignored(own_modules, own_states)

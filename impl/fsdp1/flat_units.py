@@ -63,17 +63,6 @@ def by_name(kind: Any, value: Any) -> Any:
     return kind[name]
 
 
-def own_precision(value: Any) -> MixedPrecision:
-    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` else."""
-    if value is None:
-        return MixedPrecision()
-    if not isinstance(value, MixedPrecision):
-        if not hasattr(value, "cast_root_forward_inputs"):
-            raise ValueError(f"mixed_precision must be a MixedPrecision, not {value!r}")
-        value = MixedPrecision(**{name: getattr(value, name) for name in MixedPrecision.__dataclass_fields__})
-    return value
-
-
 def schedule_settings(
     backward_prefetch: BackwardPrefetch | None,
     backward_depth: int,

@@ -366,6 +366,3 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     with_parameters.__name__ = method_name
     with_parameters.__doc__ = method.__doc__
     object.__setattr__(module, method_name, with_parameters)
-
-
-__all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method", "share_comm_ctx"]

@@ -263,8 +263,7 @@ class ShardCopy:
             return
         if self._staged is None:
             self._staged = FlatBuffer(self._numel, self._stored, self._device, stream)
-        else:
-            self._staged.take()
+        self._staged.take()
         self._staged.tensor.copy_(shard, non_blocking=True)
         target.copy_(self._staged.tensor)
         self._staged.free()
@@ -273,8 +272,7 @@ class ShardCopy:
         """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
-        else:
-            self._own.take()
+        self._own.take()
         return self._own
 
     def free(self) -> None:

@@ -144,15 +144,12 @@ class Gather:
 
     def keep(self, context: Context) -> None:
         """Keep a part of the gathered parameters, which are freed next."""
-        raise NotImplementedError
 
     def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
         """Let the modules show what ``keep`` kept; ``trained`` are the sharded parameters."""
-        raise NotImplementedError
 
     def drop(self) -> None:
         """Free what ``keep`` kept, where backward did not gather it."""
-        raise NotImplementedError
 
     def take_over(self, before: Gather) -> bool:
         """Take over the parameters' memory from the gather ``before``; false where that is not possible."""
@@ -167,8 +164,7 @@ class Gather:
             compute = context.streams.compute
             dtype = self.sharded.precision.compute
             self._full = FlatBuffer(self.layout.full_numel, dtype, self.sharded.device, compute)
-        else:
-            self._full.take()
+        self._full.take()
         return self._full
 
 
@@ -227,9 +223,8 @@ class FromHost(Gather):
             sharded = self.sharded
             dtype = sharded.precision.compute
             self._gathered = make_buffer(self.numel, dtype, sharded.device, owner, sharded.custom)
-        else:
-            context.handover.reclaim(self._gathered)
-            self._gathered.take()
+        context.handover.reclaim(self._gathered)
+        self._gathered.take()
         return self._gathered
 
     def memory(self) -> torch.Tensor:

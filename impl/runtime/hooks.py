@@ -307,15 +307,6 @@ class ModuleHooks:
 
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
-    def _hand_back(self, output: Any) -> Any:
-        """Let the caller see which inputs were changed in place; returns the output, with these."""
-        assert self.stage.entered is not None
-        inputs, passed, versions = self.stage.entered
-        self.stage.entered = None
-        if list(map(VERSION, passed)) == versions:
-            return output
-        return _hand_back(self, inputs, passed, output)
-
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Hook after a module's forward; returns the output to hand on."""
         stage = self.stage
@@ -324,8 +315,9 @@ class ModuleHooks:
                 if unit.presentation.refuses_writes:
                     unit.check_writes()
             return self._finish_output(output)
-        if stage.entered is not None:
-            output = self._hand_back(output)
+        entered, stage.entered = stage.entered, None
+        if entered is not None and list(map(VERSION, entered[1])) != entered[2]:
+            output = _hand_back(self, entered[0], entered[1], output)
         if stage.to_run:
             stage.to_run.discard(module)
             if stage.to_run:

@@ -118,8 +118,7 @@ class InSmallerGroup(Gather):
             for segment in layout.segments:
                 own = segment.own_part(segment.in_full(full))
                 self._parts += [segment.in_shard(self._kept.tensor), own]
-        else:
-            self._kept.take()
+        self._kept.take()
         foreach_copy_(self._parts[::2], self._parts[1::2])
         self._kept_at = compute.record()
         self.holds = True

@@ -5,9 +5,9 @@ Names and fields that torch has too mean what torch means by them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -30,14 +30,29 @@ class CommunicationLayout(Enum):
     # All are copied out of one all-gather and into one reduce-scatter, as torch does.
     PACKED = "packed"
 
-    @classmethod
-    def decide(cls, value: str | CommunicationLayout) -> CommunicationLayout:
-        """Read the front end's argument, which may be a name."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(layout.value) for layout in cls)
-            raise ValueError(f"layout must be one of {names}, not {value!r}") from None
+
+Kind = TypeVar("Kind", bound=Enum)
+Own = TypeVar("Own")
+
+
+def one_of(kind: type[Kind], value: str | Kind, argument: str) -> Kind:
+    """Return the member of ``kind`` that an argument names, or is. Raises ``ValueError`` if none is."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{argument} must be one of {names}, not {value!r}") from None
+
+
+def own(kind: type[Own], given: Any, argument: str) -> Own:
+    """Return an argument as our dataclass ``kind``; torch's is taken too, so that a script need change only
+    one import. Raises ``ValueError`` for what has not its fields."""
+    if isinstance(given, kind):
+        return given
+    names = [field.name for field in fields(cast(Any, kind))]
+    if not all(hasattr(given, name) for name in names):
+        raise ValueError(f"{argument} must be a {kind.__name__}, not {given!r}")
+    return kind(**{name: getattr(given, name) for name in names})
 
 
 def check_floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
@@ -190,11 +205,7 @@ class ScheduleSettings:
                 f'"auto", not {limit_all_gathers!r}'
             )
         limit = 2 if adapt or limit_all_gathers is True else int(limit_all_gathers)
-        try:
-            handover = MemoryHandover(memory_handover)
-        except ValueError:
-            names = ", ".join(repr(mode.value) for mode in MemoryHandover)
-            raise ValueError(f"memory_handover must be one of {names}, not {memory_handover!r}") from None
+        handover = one_of(MemoryHandover, memory_handover, "memory_handover")
         if not isinstance(check_ranks, int) or check_ranks < 0:
             raise ValueError(
                 f"check_ranks must be True, False or a number of iterations, not {check_ranks!r}"

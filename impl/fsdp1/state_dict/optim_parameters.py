@@ -206,8 +206,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
 def named_group(known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]) -> Group:
     """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
     names = [name for key in group["params"] for name in known.of(key, keys[key]).names]
-    rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    return {**copy.deepcopy(rest), "params": names}
+    return _settings(group, names, None)
 
 
 def loaded_groups(
@@ -263,6 +262,7 @@ def _saved_group(
 
 
 def _settings(group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None) -> Group:
+    """Return a group of other ``params`` with the settings of ``group``."""
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     named = {} if param_names is None else {"param_names": list(param_names)}
     return {**copy.deepcopy(rest), **named, "params": list(params)}
