@@ -54,7 +54,7 @@ class UnitReports(list[UnitReport]):
     def __str__(self) -> str:
         head = ("unit", "parameters", "elements", "dtypes", "shard", "unsharded", "gather", "reduce", "sum")
         rows = [head, *(_row(unit) for unit in self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
                 cell.ljust(width) if column in (0, 3) else cell.rjust(width)
@@ -111,16 +111,8 @@ def _row(unit: UnitReport) -> tuple[str, ...]:
         str(len(unit.parameters)),
         f"{unit.numel:,}",
         dtypes[0] if len(set(dtypes)) == 1 else " / ".join(dtypes),
-        *(
-            _size(count)
-            for count in (
-                unit.shard_bytes,
-                unit.unsharded_bytes,
-                unit.all_gather_bytes,
-                unit.reduce_scatter_bytes,
-                unit.all_reduce_bytes,
-            )
-        ),
+        *map(_size, (unit.shard_bytes, unit.unsharded_bytes)),
+        *map(_size, (unit.all_gather_bytes, unit.reduce_scatter_bytes, unit.all_reduce_bytes)),
     )
 
 

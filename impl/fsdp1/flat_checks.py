@@ -26,7 +26,7 @@ def check_first_calls(unit: Unit) -> None:
     ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it continues.
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
-        _CallCheck(unit, module)
+        _check_first_call(unit, module)
 
 
 def check_unchanged(
@@ -94,25 +94,23 @@ def warn_of_frozen(units: Sequence[Unit]) -> None:
             )
 
 
-class _CallCheck:
-    def __init__(self, unit: Unit, module: nn.Module) -> None:
-        assert isinstance(unit.presentation, (FlatPresentation, OriginalPresentation))
-        self._unit = unit
-        self._presentation = unit.presentation
-        self._handle = module.register_forward_pre_hook(self._check)
+def _check_first_call(unit: Unit, module: nn.Module) -> None:
+    presentation = unit.presentation
+    assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
 
-    def _check(self, module: nn.Module, args: Any) -> None:
+    def check(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        unit = self._unit
-        if unit.state is not UnitState.UNSHARDED and not self._presentation.shows_full:
+        if unit.state is not UnitState.UNSHARDED and not presentation.shows_full:
             raise RuntimeError(
                 f"{type(module).__name__} was called while its parameters are sharded: they belong to unit "
                 f"'{unit.name}', which gathers them in its own forward. Call that, or wrap this module by "
                 "itself"
             )
         if dist.get_debug_level() == dist.DebugLevel.OFF:
-            self._handle.remove()
+            handle.remove()
+
+    handle = module.register_forward_pre_hook(check)
 
 
 def ignored(

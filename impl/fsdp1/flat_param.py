@@ -26,7 +26,6 @@ from ..runtime.presentation import (
     ModulePlace,
     Presentation,
     UnitParameter,
-    Unreduced,
     assignments,
     is_shown,
     show,
@@ -208,7 +207,7 @@ class FlatPresentation(Presentation):
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
         # What the modules show as attributes: parts of the shard until the unit was first gathered.
         self._attributes: list[torch.Tensor] = []
-        self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
+        self.unreduced: UnreducedFlat = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []

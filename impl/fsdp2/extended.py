@@ -105,7 +105,8 @@ class Extension:
     stride: tuple[int, ...]
     module: nn.Module
     policy: Any
-    compute: torch.dtype
+    # The dtype of computation; given with the gather.
+    compute: torch.dtype | None = None
     metadata: Any = None
     shapes: list[torch.Size] = field(default_factory=list)
     # Tensors whose memory the unsharded one lives in; they are freed and taken with the unit.

@@ -55,10 +55,12 @@ def own(kind: type[Own], given: Any, argument: str) -> Own:
     return kind(**{name: getattr(given, name) for name in names})
 
 
-def check_floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
-    """Raise ``ValueError`` unless ``dtype`` is ``None`` or a floating point dtype."""
-    if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
-        raise ValueError(f"{owner}.{field} must be a floating point torch.dtype or None, not {dtype!r}")
+def check_floating(owner: object, *names: str) -> None:
+    """Raise ``ValueError`` unless the fields of these ``names`` are ``None`` or floating point dtypes."""
+    for name in names:
+        dtype, where = getattr(owner, name), f"{type(owner).__name__}.{name}"
+        if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
+            raise ValueError(f"{where} must be a floating point torch.dtype or None, not {dtype!r}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,7 @@ class MixedPrecisionPolicy:
     cast_forward_inputs: bool = True
 
     def __post_init__(self) -> None:
-        for field in ("param_dtype", "reduce_dtype", "output_dtype"):
-            check_floating("MixedPrecisionPolicy", field, getattr(self, field))
+        check_floating(self, "param_dtype", "reduce_dtype", "output_dtype")
 
 
 @dataclass(frozen=True)
