@@ -100,8 +100,8 @@ class RankCheck:
             }
             missing = [rank for rank in ranks if rank not in came]
             return (
-                f"rank {_list(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
-                f"rank {_list(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
+                f"rank {some(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
+                f"rank {some(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
             )
         said = {rank: store.get(key).decode() for rank, key in zip(ranks, keys, strict=True)}
         if len(set(said.values())) == 1:
@@ -129,12 +129,13 @@ def _describe(said: dict[int, str]) -> str:
     by_text: dict[str, list[int]] = {}
     for rank, text in said.items():
         by_text.setdefault(text, []).append(rank)
-    return "; ".join(f"rank {_list(ranks)}: {text}" for text, ranks in by_text.items())
+    return "; ".join(f"rank {some(ranks)}: {text}" for text, ranks in by_text.items())
 
 
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_NAMES]))
-    return shown if len(ranks) <= _MOST_NAMES else f"{shown} and {len(ranks) - _MOST_NAMES} more"
+def some(items: Sequence[object]) -> str:
+    """Return the first of ``items`` as text, and how many more there are."""
+    shown = ", ".join(map(str, items[:_MOST_NAMES]))
+    return shown if len(items) <= _MOST_NAMES else f"{shown} and {len(items) - _MOST_NAMES} more"
 
 
 def _forget(store: Any, where: str, count: int) -> None:
@@ -145,11 +146,8 @@ def _forget(store: Any, where: str, count: int) -> None:
 
 def without(names: Sequence[str]) -> str:
     """Return the part of a description that names the parameters without a gradient."""
-    if not names:
-        return ""
-    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f" without a gradient for {shown}{more}"
+    quoted = [f"'{name}'" for name in names]
+    return f" without a gradient for {some(quoted)}" if quoted else ""
 
 
 # -- in which order units run --------------------------------------------------------------------------------

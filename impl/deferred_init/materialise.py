@@ -98,7 +98,11 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     wanted: dict[int, tuple[Tape, set[int]]] = {}
     for module in modules:
         for _, name, tensor, entry in _deferred_places(module):
-            _check_unchanged(module, name, tensor)
+            if written_since(tensor):
+                raise ValueError(
+                    f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where "
+                    "nothing is recorded: initialise it inside"
+                )
             wanted.setdefault(id(entry.tape), (entry.tape, set()))[1].add(entry.storage)
     if not wanted:
         return {}
@@ -133,14 +137,6 @@ def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         made.__dict__.update(deferred.__dict__)
         return made
     return real.requires_grad_(deferred.requires_grad)
-
-
-def _check_unchanged(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    if written_since(tensor):
-        raise ValueError(
-            f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where nothing is "
-            "recorded: initialise it inside"
-        )
 
 
 # -- meta modules --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from ..deferred_init.materialise import materialise
 from ..runtime.buffer import HostOffload
 from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored, Owned
+from ..runtime.streams import current_device
 from ..runtime.unit import Unit
 from ..shared.placement import TensorParallel
 from ..shared.pytree import caster, map_tensors
@@ -60,25 +61,19 @@ def depth_of_forward_prefetch(forward_prefetch: bool, depth: int | None) -> int 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
     """Return where the module computes: ``device_id``, else its parameters' device, else the accelerator."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    default = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if isinstance(device_id, int):
-        return torch.device(accelerator.type if accelerator else "cpu", device_id)
+        return torch.device(default.type, device_id)
     if device_id is not None:
         device = torch.device(device_id)
-        if device.type != "cpu" and device.index is None:
-            return torch.device(device.type, torch.get_device_module(device).current_device())
-        return device
+        return device if device.index is not None else current_device(device.type)
     found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
     if len(found) > 1:
         raise ValueError(
             f"the module's parameters are on {sorted(map(str, found))}: "
             "pass device_id, or move the module first"
         )
-    if found:
-        return found.pop()
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
+    return found.pop() if found else current_device(default.type)
 
 
 def check_wrapped_inside(

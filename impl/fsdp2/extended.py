@@ -242,12 +242,11 @@ class ByExtensions(Gather):
     def _take_bytes(self, numel: int, dtype: torch.dtype, context: Context) -> torch.Tensor:
         streams, buffer = context.streams, self._bytes
         stream = streams.all_gather if self._gathers else streams.compute
-        if buffer is not None and buffer.tensor.numel() == numel and buffer.tensor.dtype == dtype:
-            context.handover.reclaim(buffer)
-            buffer.take()
-        else:
+        if buffer is None or buffer.tensor.numel() != numel or buffer.tensor.dtype != dtype:
             buffer = make_buffer(numel, dtype, self.sharded.device, stream, self.sharded.custom)
             self._bytes = buffer
+        context.handover.reclaim(buffer)
+        buffer.take()
         return buffer.tensor
 
     def _make_outputs(self, inputs: list[torch.Tensor], context: Context) -> None:

@@ -15,6 +15,7 @@ from ..runtime.buffer import HostOffload
 from ..runtime.hooks import ModuleHooks, stage_of
 from ..runtime.ownership import Ignored, Owned, check_not_applied, mark_applied
 from ..runtime.stage import Stage
+from ..runtime.streams import current_device
 from ..runtime.unit import Unit, UnitState
 from ..shared.placement import DataParallelMeshDims, SpmdMesh
 from ..shared.settings import (
@@ -137,7 +138,7 @@ def fully_shard(
         _check_mesh(mesh)
     spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
     mesh = mesh if spmd is None else spmd.data
-    device = device_of_mesh(mesh)
+    device = current_device(mesh.device_type)
     policy = own(MixedPrecisionPolicy, mp_policy, "mp_policy")
     owned = Owned(modules, Ignored(states=ignored_params))
     owned.find_parameters()
@@ -226,13 +227,6 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
             "reshard to is not defined on a mesh of named dims; use True or False"
         )
     return SpmdMesh.of(mesh, dims)
-
-
-def device_of_mesh(mesh: DeviceMesh) -> torch.device:
-    """Return this rank's device: the current one of the mesh's type."""
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
 def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:

@@ -31,7 +31,7 @@ from ..shared.torch_internals import DTensorSpec, TensorMeta, foreach_copy_
 from .buffer import FlatBuffer
 from .context import Context
 from .gather import Gather, Packed, Sharded, choose_gather
-from .presentation import UnitParameter
+from .presentation import Assignments, UnitParameter, assignments, show
 
 
 class InSmallerGroup(Gather):
@@ -62,7 +62,7 @@ class InSmallerGroup(Gather):
         self._kept: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []
         self._kept_at: Any = None
-        self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._show: Assignments = []
         self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
 
@@ -139,8 +139,7 @@ class InSmallerGroup(Gather):
         for index, shown in self._shown.items():
             if shown.requires_grad != trained[index].requires_grad:
                 shown.requires_grad_(trained[index].requires_grad)
-        for registry, name, parameter in self._show:
-            registry[name] = parameter
+        show(self._show)
 
     @torch.inference_mode(False)
     def _make_kept(self) -> None:
@@ -157,7 +156,9 @@ class InSmallerGroup(Gather):
                 new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
             )
             self._shown[index] = shown
-            self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
+        described = [self._parameters[index] for index in self._shown]
+        kept = list(self._shown.values())
+        self._show = assignments(described, kept, lambda module: module._parameters)
 
 
 # Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that

@@ -17,6 +17,13 @@ from typing import Any, Protocol
 import torch
 
 
+def current_device(kind: str) -> torch.device:
+    """Return this rank's device of a type, such as ``"cuda"``: the current one."""
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, torch.get_device_module(kind).current_device())
+
+
 class Event(Protocol):
     """A recorded point of a stream; what ``torch.cuda.Event`` offers."""
 

@@ -106,6 +106,11 @@ class UnitLayout:
         """Return elements an all-gather returns: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
 
+    def store(self, values: Sequence[torch.Tensor], shard: torch.Tensor) -> None:
+        """Copy this rank's part of whole ``values``, one for each parameter, into ``shard``."""
+        for segment, value in zip(self.segments, values, strict=True):
+            segment.store(value, shard)
+
     def placed(self, starts: Sequence[int]) -> UnitLayout:
         """Return the same layout with the parameters at other ``starts`` in the full buffer."""
         pairs = zip(self.segments, starts, strict=True)

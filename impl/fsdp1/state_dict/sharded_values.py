@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
+from ...collectives.agreement import some
 from ...runtime.unit import Unit
 from ...shared.layout import UnitLayout, chunk_rows
 from ...shared.torch_internals import (
@@ -301,6 +302,5 @@ def check_agreement(
     for rank, theirs in enumerate(gathered):
         own = [item for item in theirs if item not in everywhere]
         if own:
-            some = ", ".join(own[:5]) + (f" and {len(own) - 5} more" if len(own) > 5 else "")
-            lines.append(f"  not on all ranks, but on rank {rank} of the group: {some}")
+            lines.append(f"  not on all ranks, but on rank {rank} of the group: {some(own)}")
     raise RuntimeError("\n".join(lines))
