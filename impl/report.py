@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .runtime.hooks import stage_of
+from .runtime.hooks import stages_in
 from .runtime.presentation import NOT_SHOWN, plain_name
-from .runtime.stage import Stage
 from .runtime.unit import Unit
 
 
@@ -67,15 +66,11 @@ class UnitReports(list[UnitReport]):
 
 def unit_report(model: nn.Module) -> UnitReports:
     """List the FSDP units of ``model``, wrapped by either front end. Communicates nothing."""
-    reports = UnitReports()
-    seen: set[Stage] = set()
-    for module_name, module in model.named_modules():
-        stage = stage_of(module)
-        if stage is None or stage in seen:
-            continue
-        seen.add(stage)
-        reports.extend(_report(plain_name(module_name, NOT_SHOWN) or "root", unit) for unit in stage.units)
-    return reports
+    return UnitReports(
+        _report(plain_name(name, NOT_SHOWN) or "root", unit)
+        for stage, name in stages_in(model).items()
+        for unit in stage.units
+    )
 
 
 def _report(name: str, unit: Unit) -> UnitReport:

@@ -89,12 +89,11 @@ def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
             )
 
 
-def _hybrid(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> comm.UnitGroups:
+def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> comm.UnitGroups:
     if mesh is not None:
         if mesh.ndim != 2:
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
-    pair: Any = process_group
     fits = isinstance(pair, tuple) and len(pair) == 2
     if not fits or not all(isinstance(group, ProcessGroup) for group in pair):
         raise ValueError(

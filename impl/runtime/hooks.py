@@ -405,6 +405,16 @@ def hooks_of(module: nn.Module) -> ModuleHooks | None:
     return module.__dict__.get(_HOOKS)
 
 
+def stages_in(root: nn.Module) -> dict[Stage, str]:
+    """Return the stages of ``root`` and of the modules inside it, each with the name of its first module."""
+    found: dict[Stage, str] = {}
+    for name, module in root.named_modules():
+        stage = stage_of(module)
+        if stage is not None:
+            found.setdefault(stage, name)
+    return found
+
+
 def stage_of(module: nn.Module) -> Stage | None:
     """Return the stage of a wrapped module, ``None`` for others."""
     hooks = module.__dict__.get(_HOOKS)

@@ -25,7 +25,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 
@@ -152,12 +151,6 @@ def _align(numel: int, element_size: int) -> int:
     return -(-numel // step) * step
 
 
-def check_rank(world_size: int, rank: int) -> None:
-    """Raise ``ValueError`` unless ``rank`` is one of ``world_size`` ranks."""
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not a rank of a group of {world_size}")
-
-
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
     """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty past the last chunk."""
     step = -(-rows // world_size)
@@ -175,18 +168,13 @@ def chunked_layout(
     """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
-        shapes: shape of each parameter, at least one dimension each.
+        shapes: shape of each parameter, at least one dimension each (``make_units`` refuses others).
         element_size: bytes of the widest dtype the full buffer is held in, for alignment.
-        dims: the dim on which each is cut, by default 0; parameters with another dim come last.
+        dims: the dim on which each is cut, by default 0; parameters with another dim, which divides
+            (``check_even``), come last (``order_for_groups``).
         grouped: how many, the first ones, may have collectives of their own.
-
-    Raises:
-        ValueError: a shape without dimensions, a dim that does not divide, or an order that cannot be served.
     """
-    check_rank(world_size, rank)
-    dims = [0] * len(shapes) if dims is None else list(dims)
-    if any(before > 0 and after == 0 for before, after in pairwise(dims)):
-        raise ValueError(f"parameters that are cut on dim 0 come first, not in the order {dims}")
+    dims = [0] * len(shapes) if dims is None else dims
     segments: list[Segment] = []
     shard_offset = full_offset = 0
     for shape, dim in zip(shapes, dims, strict=True):
@@ -211,10 +199,6 @@ def chunked_layout(
 def _chunked_segment(
     shape: tuple[int, ...], dim: int, world_size: int, rank: int, shard_offset: int, full_offset: int
 ) -> Segment:
-    if len(shape) == 0:
-        raise ValueError("a parameter without dimensions has no rows to shard; give it the shape (1,)")
-    if dim > 0 and shape[dim] % world_size:
-        raise ValueError(f"dim {dim} of the shape {shape} does not divide by {world_size} ranks")
     numel, row = math.prod(shape), math.prod(shape[1:])
     start, end = chunk_rows(shape[dim], world_size, rank)
     # Room for rows of any number of ranks that divides this one (``smaller_group.py``), whatever dim is cut.

@@ -246,15 +246,11 @@ def _by_key(
             here = unit.named.unit.layout.segments[index].shard_numel > 0
             own = dict(existing.get(parameter, {}))
             if here:
-                parts = unit.parts.get(index, {})
-                own = {name: _shaped(value, parameter) for name, value in parts.items()}
+                own = {
+                    # Elements in the shape of the parameter as this rank shows it.
+                    name: v.view(parameter.shape) if isinstance(v, torch.Tensor) and v.dim() else v
+                    for name, v in unit.parts.get(index, {}).items()
+                }
         if own:
             state[key] = own
     return state
-
-
-def _shaped(value: Any, parameter: nn.Parameter) -> Any:
-    """Return elements of a state in the shape of the parameter as this rank shows it."""
-    if isinstance(value, torch.Tensor) and value.dim():
-        return value.view(parameter.shape)
-    return value

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
-from ...runtime.hooks import stage_of
+from ...runtime.hooks import stages_in
 from ...runtime.presentation import plain_name
 from ..parameter_names import named_units
 from .sharded_values import is_sharded
@@ -67,10 +67,8 @@ class TrainedModel:
     """
 
     def __init__(self, model: nn.Module, call: str) -> None:
-        for module in model.modules():
-            stage = stage_of(module)
-            if stage is not None:
-                stage.check_idle(call)
+        for stage in stages_in(model):
+            stage.check_idle(call)
         self.units = named_units(model)
         self.held: dict[nn.Parameter, Held] = {}
         self.places: dict[str, tuple[int, int]] = {}

@@ -188,8 +188,9 @@ def sharded_value(
     if unit.groups.shard is None or not shape:
         return rows
     if mesh is None:
-        spans = [(first, end) for first, end in _all_rows(unit, shape[0]) if end > first]
-        return sharded_tensor(unit, rows, shape, spans)
+        world = unit.layout.world_size
+        spans = [chunk_rows(shape[0], world, rank) for rank in range(world)]
+        return sharded_tensor(unit, rows, shape, [(first, end) for first, end in spans if end > first])
     placements = [*([Replicate()] * (mesh.ndim - 1)), ShardPlacement(0)]
     stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(rows, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
@@ -228,11 +229,6 @@ def _where(group: Any, rank: int, device: torch.device) -> str:
         return f"rank:{everywhere}/cpu"
     count = torch.get_device_module(device).device_count()
     return f"rank:{everywhere}/{device.type}:{everywhere % count}"
-
-
-def _all_rows(unit: Unit, rows: int) -> list[tuple[int, int]]:
-    world = unit.layout.world_size
-    return [chunk_rows(rows, world, rank) for rank in range(world)]
 
 
 def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
