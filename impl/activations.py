@@ -139,7 +139,8 @@ class Piece:
 class Group:
     """The pieces of one call of a block, which move together."""
 
-    def __init__(self, device: torch.device, buffers: HostBuffers) -> None:
+    def __init__(self, link: HostLink, device: torch.device, buffers: HostBuffers) -> None:
+        self._link = link
         self._device = device
         self._buffers = buffers
         self._pieces: dict[tuple[int, torch.dtype], Piece] = {}
@@ -158,24 +159,26 @@ class Group:
         piece.uses += 1
         return piece
 
-    def store(self, link: HostLink) -> None:
+    def store(self) -> None:
         """Copy everything to the host behind what was computed so far."""
+        link = self._link
         link.to_host.follow(link.compute)
         with link.to_host, torch.no_grad():
             for piece in self._pieces.values():
                 piece.store()
             self._stored = link.to_host.record()
 
-    def let_go(self, link: HostLink) -> None:
+    def let_go(self) -> None:
         """Free the device's memory: computation from now on, which may get it, waits for the copies."""
-        link.compute.wait(self._stored)
+        self._link.compute.wait(self._stored)
         for piece in self._pieces.values():
             if piece.host is not None:
                 piece.let_go()
 
-    def fetch(self, link: HostLink) -> None:
+    def fetch(self) -> None:
         """Queue the way back of what is on the host alone, into memory of computation, behind what was
         computed so far (which may have used that memory)."""
+        link = self._link
         missing = [piece for piece in self._pieces.values() if piece.device is None and piece.uses > 0]
         if not missing:
             return
@@ -191,10 +194,10 @@ class Group:
                 self._fetched = link.from_host.record()
         self._awaits_fetch = True
 
-    def arrive(self, link: HostLink) -> None:
+    def arrive(self) -> None:
         """Let computation from now on wait until everything is on the device."""
         if self._awaits_fetch:
-            link.compute.wait(self._fetched)
+            self._link.compute.wait(self._fetched)
             self._awaits_fetch = False
 
 
@@ -314,10 +317,10 @@ class ActivationOffload:
         if call.group is not None:
             self._waiting.append(weakref.ref(call.group))
             if self._calls != self._turn:
-                call.group.store(self.link)
+                call.group.store()
                 self._stored = call.group
         if before is not None:
-            before.let_go(self.link)
+            before.let_go()
 
     def _begin_iteration(self) -> None:
         self._settle()
@@ -325,17 +328,11 @@ class ActivationOffload:
         self._calls = 0
         self._buffers.begin_iteration()
 
-    @property
-    def link(self) -> HostLink:
-        """Return the streams of the copies; there are none before something was saved."""
-        assert self._link is not None
-        return self._link
-
     def new_group(self, device: torch.device) -> Group:
         """Return a group of tensors on ``device``."""
         if self._link is None:
             self._link = HostLink(device)
-        return Group(device, self._buffers)
+        return Group(self._link, device, self._buffers)
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -348,8 +345,8 @@ class ActivationOffload:
             self._enter_backward(group)
         elif piece.device is None:  # a second backward through a kept graph
             piece.uses += 1
-            group.fetch(self.link)
-            group.arrive(self.link)
+            group.fetch()
+            group.arrive()
         return piece.use(saved.shape, saved.stride, saved.offset)
 
     def _enter_backward(self, group: Group) -> None:
@@ -357,17 +354,16 @@ class ActivationOffload:
         group.entered = True
         if self._calls:
             self._turn, self._calls = self._calls, 0
-        link = self.link
         if self._fetching is not group:
             self._settle()
-            group.fetch(link)
-        group.arrive(link)
+            group.fetch()
+        group.arrive()
         self._fetching = None
         while self._waiting:
             before = self._waiting.pop()()
             if before is None or before is group or before.entered:
                 continue
-            before.fetch(link)
+            before.fetch()
             self._fetching = before
             self._waiting.append(weakref.ref(before))
             break
@@ -375,9 +371,9 @@ class ActivationOffload:
     def _settle(self) -> None:
         """End what was started for a backward, or a forward, that did not come."""
         if self._stored is not None:
-            self._stored.let_go(self.link)
+            self._stored.let_go()
         if self._fetching is not None:
-            self._fetching.arrive(self.link)
+            self._fetching.arrive()
         self._stored = self._fetching = None
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from .shared.layout import chunk_rows
 
 # Whole matrices from their shards, and back: a rank becomes the owner of one matrix of every `n`.
 #
@@ -34,24 +36,22 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 Work = Callable[[Tensor], Tensor]
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether ranks hold different parts of `tensor`."""
-    return isinstance(tensor, DTensor) and any(
-        not placement.is_replicate() and size > 1
-        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    )
+def divisions(tensor: Tensor) -> dict[int, Placement]:
+    """Return the placements by which ranks hold different parts of `tensor`, by dimension of the mesh."""
+    if not isinstance(tensor, DTensor):
+        return {}
+    return {
+        dimension: placement
+        for dimension, placement in enumerate(tensor.placements)
+        if not placement.is_replicate() and tensor.device_mesh.size(dimension) > 1
+    }
 
 
 def row_group(tensor: DTensor) -> dist.ProcessGroup | None:
     """Return the ranks among which the rows are divided; None unless that is the sole division, in chunks."""
-    divided = [
-        (dimension, placement)
-        for dimension, placement in enumerate(tensor.placements)
-        if not placement.is_replicate() and tensor.device_mesh.size(dimension) > 1
-    ]
-    if len(divided) != 1 or type(divided[0][1]) is not Shard or divided[0][1].dim != 0:
-        return None
-    return tensor.device_mesh.get_group(divided[0][0])
+    divided = divisions(tensor)
+    rows = [dimension for dimension, by in divided.items() if type(by) is Shard and by.dim == 0]
+    return tensor.device_mesh.get_group(rows[0]) if rows and len(divided) == 1 else None
 
 
 def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Work) -> list[Tensor]:
@@ -135,9 +135,8 @@ def _start(
 
 def _rows(matrix: DTensor, size: int) -> list[int]:
     """Return elements of each rank's chunk of rows, as `torch.chunk` divides them."""
-    rows, columns = matrix.shape
-    chunk = -(-rows // size)
-    return [max(0, min(chunk, rows - rank * chunk)) * columns for rank in range(size)]
+    ends = (chunk_rows(matrix.shape[0], size, rank) for rank in range(size))
+    return [(end - start) * matrix.shape[1] for start, end in ends]
 
 
 def _work_on(batch: _Batch, like: Sequence[DTensor], group: dist.ProcessGroup, work: Work) -> _Batch:
@@ -197,7 +196,7 @@ class Muon(_ByGroups, torch.optim.Muon):
 
         def apply(parameter: Tensor, update: Tensor) -> None:
             rate = muon_adjust_lr(lr, group["adjust_lr_fn"], parameter.shape)
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            local = _local(parameter)
             local.mul_(1 - lr * group["weight_decay"])
             local.add_(update, alpha=-rate)
 
@@ -207,7 +206,7 @@ class Muon(_ByGroups, torch.optim.Muon):
         updates: list[Tensor] = []
         for parameter in parameters:
             update = self._momentum(parameter, group["momentum"], nesterov=group["nesterov"])
-            if is_sharded(parameter):
+            if divisions(parameter):
                 sharded.append(parameter)
                 updates.append(update)
             else:
@@ -223,7 +222,7 @@ class Muon(_ByGroups, torch.optim.Muon):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
         buffer = state["momentum_buffer"]
-        own, kept = (t.to_local() if isinstance(t, DTensor) else t for t in (gradient, buffer))
+        own, kept = _local(gradient), _local(buffer)
         kept.lerp_(own, 1 - momentum)
         update = own.lerp(kept, momentum) if nesterov else kept
         # torch's iteration divides in place where it need not cast.

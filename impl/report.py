@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .runtime.hooks import stage_of
+from .runtime.hooks import stages_in
 from .runtime.presentation import NOT_SHOWN, plain_name
-from .runtime.stage import Stage
 from .runtime.unit import Unit
 
 
@@ -54,7 +53,7 @@ class UnitReports(list[UnitReport]):
     def __str__(self) -> str:
         head = ("unit", "parameters", "elements", "dtypes", "shard", "unsharded", "gather", "reduce", "sum")
         rows = [head, *(_row(unit) for unit in self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
                 cell.ljust(width) if column in (0, 3) else cell.rjust(width)
@@ -67,15 +66,11 @@ class UnitReports(list[UnitReport]):
 
 def unit_report(model: nn.Module) -> UnitReports:
     """List the FSDP units of ``model``, wrapped by either front end. Communicates nothing."""
-    reports = UnitReports()
-    seen: set[Stage] = set()
-    for module_name, module in model.named_modules():
-        stage = stage_of(module)
-        if stage is None or stage in seen:
-            continue
-        seen.add(stage)
-        reports.extend(_report(plain_name(module_name, NOT_SHOWN) or "root", unit) for unit in stage.units)
-    return reports
+    return UnitReports(
+        _report(plain_name(name, NOT_SHOWN) or "root", unit)
+        for stage, name in stages_in(model).items()
+        for unit in stage.units
+    )
 
 
 def _report(name: str, unit: Unit) -> UnitReport:
@@ -111,16 +106,8 @@ def _row(unit: UnitReport) -> tuple[str, ...]:
         str(len(unit.parameters)),
         f"{unit.numel:,}",
         dtypes[0] if len(set(dtypes)) == 1 else " / ".join(dtypes),
-        *(
-            _size(count)
-            for count in (
-                unit.shard_bytes,
-                unit.unsharded_bytes,
-                unit.all_gather_bytes,
-                unit.reduce_scatter_bytes,
-                unit.all_reduce_bytes,
-            )
-        ),
+        *map(_size, (unit.shard_bytes, unit.unsharded_bytes)),
+        *map(_size, (unit.all_gather_bytes, unit.reduce_scatter_bytes, unit.all_reduce_bytes)),
     )
 
 

@@ -12,8 +12,7 @@ after a while. No collective is used for it, and no device is waited for; the CP
 each time, which is why this is for the first iterations or for finding a fault.
 
 ``OrderCheck``, with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``: up to the end of the first backward the ranks of a
-shard group compare which unit each of them enters, by a collective a unit, and at the end of forward that all
-of them are done::
+shard group compare so which unit each of them enters, and at the end of forward that all of them are done::
 
     rank 0    root   blocks.0   blocks.1   end
     rank 1    root   blocks.1              <- all ranks raise, naming both
@@ -25,7 +24,7 @@ memory go by the recorded order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -101,16 +100,16 @@ class RankCheck:
             }
             missing = [rank for rank in ranks if rank not in came]
             return (
-                f"rank {_list(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
-                f"rank {_list(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
+                f"rank {some(missing)} did not come to a collective of FSDP within {self.timeout_s:g} s; "
+                f"rank {some(list(came))} waited there: {_describe(came)}. Do all ranks run the same?"
             )
         said = {rank: store.get(key).decode() for rank, key in zip(ranks, keys, strict=True)}
         if len(set(said.values())) == 1:
             return _AGREED
         return (
             f"the ranks are not about to do the same: {_describe(said)}. All ranks have to use the same "
-            "modules and parameters; where they cannot, call set_reduce_scatter_unused_params(True), and let "
-            "every rank run every module"
+            "modules and parameters. Where they cannot, let every rank run every module; parameters may then "
+            "differ under fully_shard, with set_reduce_scatter_unused_params(True)"
         )
 
     def _await_verdict(self, store: Any, verdict: str, first: int, what: str) -> str:
@@ -130,12 +129,13 @@ def _describe(said: dict[int, str]) -> str:
     by_text: dict[str, list[int]] = {}
     for rank, text in said.items():
         by_text.setdefault(text, []).append(rank)
-    return "; ".join(f"rank {_list(ranks)}: {text}" for text, ranks in by_text.items())
+    return "; ".join(f"rank {some(ranks)}: {text}" for text, ranks in by_text.items())
 
 
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MOST_NAMES]))
-    return shown if len(ranks) <= _MOST_NAMES else f"{shown} and {len(ranks) - _MOST_NAMES} more"
+def some(items: Sequence[object]) -> str:
+    """Return the first of ``items`` as text, and how many more there are."""
+    shown = ", ".join(map(str, items[:_MOST_NAMES]))
+    return shown if len(items) <= _MOST_NAMES else f"{shown} and {len(items) - _MOST_NAMES} more"
 
 
 def _forget(store: Any, where: str, count: int) -> None:
@@ -146,32 +146,20 @@ def _forget(store: Any, where: str, count: int) -> None:
 
 def without(names: Sequence[str]) -> str:
     """Return the part of a description that names the parameters without a gradient."""
-    if not names:
-        return ""
-    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f" without a gradient for {shown}{more}"
+    quoted = [f"'{name}'" for name in names]
+    return f" without a gradient for {some(quoted)}" if quoted else ""
 
 
 # -- in which order units run --------------------------------------------------------------------------------
 
-_END = -1
-
 
 class OrderCheck:
-    """The comparison of the order in which the units of one tree run.
+    """The comparison of the order in which the units of one tree run."""
 
-    Args:
-        name_of: the name of the unit with a number, for messages.
-        device: what the group's collectives run on.
-    """
-
-    def __init__(self, name_of: Callable[[int], str], device: torch.device) -> None:
-        self._name_of = name_of
-        self._device = device
-        self._compares = True
-        self._expected: list[int] = []
-        self._order: list[int] = []
+    def __init__(self) -> None:
+        self._check = RankCheck(iterations=1)
+        self._expected: list[str] | None = None
+        self._order: list[str] = []
         self._warned = False
         self._group: ProcessGroup | None = None
 
@@ -180,49 +168,27 @@ class OrderCheck:
         """Return whether the user asks torch for such checks."""
         return dist.is_initialized() and dist.get_debug_level() == dist.DebugLevel.DETAIL
 
-    def enter(self, number: int, group: ProcessGroup | None) -> None:
-        """Note that the forward of unit ``number`` starts.
-
-        Raises:
-            RuntimeError: other ranks are at another one.
-        """
+    def enter(self, name: str, group: ProcessGroup | None) -> None:
+        """Note that the forward of unit ``name`` starts. Raises RuntimeError if other ranks are elsewhere."""
         self._group = group or self._group
-        self._compare(number)
+        if torch.is_grad_enabled():  # forwards without one have no backward that would end the iteration
+            self._order.append(name)
+        self._check.agree(self._group, f"forward of unit '{name}'")
 
     def leave(self) -> None:
         """Note that the outermost forward is done. Raises ``RuntimeError`` if other ranks are not done."""
-        self._compare(_END)
+        self._check.agree(self._group, "end of forward")
 
     def end_iteration(self) -> None:
         """Compare with the order of the first iteration, where this was another one."""
-        if self._compares:
-            self._compares = False
+        self._check.end_iteration()
+        if self._expected is None:
             self._expected = self._order
         elif self._order != self._expected and not self._warned:
             self._warned = True
             _log.warning(
                 "the order of units changed: %s in this iteration, %s in the first one",
-                self._titles(self._order),
-                self._titles(self._expected),
+                self._order,
+                self._expected,
             )
         self._order = []
-
-    def _compare(self, number: int) -> None:
-        if torch.is_grad_enabled():  # forwards without one have no backward that would end the iteration
-            self._order.append(number)
-        if not self._compares or self._group is None:
-            return
-        mine = torch.tensor([number], dtype=torch.int64, device=self._device)
-        everyone = [torch.empty_like(mine) for _ in range(self._group.size())]
-        dist.all_gather(everyone, mine, group=self._group)
-        numbers = [int(each) for each in everyone]
-        if len(set(numbers)) > 1:
-            ranks = dist.get_process_group_ranks(self._group)
-            at = ", ".join(f"rank {r} {self._title(n)}" for r, n in zip(ranks, numbers, strict=True))
-            raise RuntimeError(f"ranks do not run the same units in the same order: {at}")
-
-    def _title(self, number: int) -> str:
-        return "ended its forward" if number == _END else f"is at unit '{self._name_of(number)}'"
-
-    def _titles(self, numbers: Sequence[int]) -> list[str]:
-        return [self._name_of(number) for number in numbers if number != _END]

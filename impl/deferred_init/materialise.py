@@ -7,60 +7,16 @@ Three ways, in this order: the user's ``param_init_fn``; the replay of what ``de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..runtime.unit import Unit, gather_flat, split_full
 from ..shared.torch_internals import make_subclass
 from .recording import Deferred, Tape, deferred_of, window_of, written_since
 
 InitFunction = Callable[[nn.Module], None]
-
-
-class Materialised:
-    """Parameters that were replayed, and which storage of which tape each one was."""
-
-    def __init__(self) -> None:
-        self._entries: dict[nn.Parameter, tuple[nn.Parameter, Deferred]] = {}
-
-    def note(self, deferred: nn.Parameter, parameter: nn.Parameter) -> None:
-        """Note that ``parameter`` was made for ``deferred``."""
-        entry = deferred_of(deferred)
-        whole = deferred.untyped_storage().nbytes() == deferred.numel() * deferred.element_size()
-        if entry is not None and whole and deferred.is_contiguous():
-            self._entries[parameter] = deferred, entry
-
-    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> list[nn.Parameter]:
-        """Let others whose initialisation needs ``originals``, of which ``unit`` was made, gather it.
-
-        Returns:
-            The deferred parameters whose place ``originals`` took.
-        """
-        settled: list[nn.Parameter] = []
-        home = partial(_gathered, unit)
-        for index, original in enumerate(originals):
-            if original in self._entries:
-                deferred, entry = self._entries[original]
-                entry.tape.settle(entry.storage, home, index)
-                # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
-                deferred.__dict__.update(original.__dict__)
-                settled.append(deferred)
-        return settled
-
-
-def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:
-    """Return copies of some of the unit's whole parameters. A collective."""
-    gathered = gather_flat(unit, unit.shard)
-    values = split_full(unit, gathered)
-    copies = [values[index].clone(memory_format=torch.contiguous_format) for index in indices]
-    if gathered.untyped_storage().data_ptr() != unit.shard.untyped_storage().data_ptr():
-        # A backend's thread may keep the tensor of a collective for a while after it is done.
-        gathered.untyped_storage().resize_(0)
-    return copies
 
 
 def materialise(
@@ -68,7 +24,7 @@ def materialise(
     device: torch.device,
     param_init_fn: InitFunction | None,
     ignored: set[nn.Parameter],
-) -> Materialised:
+) -> dict[nn.Parameter, nn.Parameter]:
     """Materialise those of ``modules`` that hold parameters or buffers without data.
 
     What was recorded is replayed where it was recorded; the rest is made on ``device``, module by module.
@@ -76,20 +32,18 @@ def materialise(
     Args:
         ignored: parameters that belong to no unit; those that are replaced here are replaced there too.
 
+    Returns:
+        Of each parameter whose recording was replayed the one that took its place.
+
     Raises:
         ValueError: a module has no ``reset_parameters``, its parameters are still on the meta device
-            afterwards,
-            or it was changed after its recording.
+            afterwards, or it was changed after its recording.
     """
     if param_init_fn is not None and not callable(param_init_fn):
         raise ValueError(f"Expected param_init_fn {param_init_fn!r} to be callable: a function of a module")
     modules = list(modules)
-    done = Materialised()
-    if param_init_fn is None:
-        for old, new in _replay(modules).items():
-            done.note(old, new)
-            if old in ignored:
-                ignored.add(new)
+    replayed = _replay(modules) if param_init_fn is None else {}
+    ignored.update(new for old, new in replayed.items() if old in ignored)
     tied = _tied_places(modules)
     for module in modules:
         if _on_meta(module):
@@ -97,7 +51,7 @@ def materialise(
     for (first, first_name), *others in tied:
         for module, name in others:
             module._parameters[name] = first._parameters[first_name]
-    return done
+    return replayed
 
 
 def materialise_deferred(module: nn.Module) -> None:
@@ -144,7 +98,11 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     wanted: dict[int, tuple[Tape, set[int]]] = {}
     for module in modules:
         for _, name, tensor, entry in _deferred_places(module):
-            _check_unchanged(module, name, tensor)
+            if written_since(tensor):
+                raise ValueError(
+                    f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where "
+                    "nothing is recorded: initialise it inside"
+                )
             wanted.setdefault(id(entry.tape), (entry.tape, set()))[1].add(entry.storage)
     if not wanted:
         return {}
@@ -179,14 +137,6 @@ def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         made.__dict__.update(deferred.__dict__)
         return made
     return real.requires_grad_(deferred.requires_grad)
-
-
-def _check_unchanged(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    if written_since(tensor):
-        raise ValueError(
-            f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where nothing is "
-            "recorded: initialise it inside"
-        )
 
 
 # -- meta modules --------------------------------------------------------------------------------------------

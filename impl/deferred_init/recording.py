@@ -6,7 +6,7 @@ meet deferred ones are copied onto the tape. Where a value is needed, as by ``.i
 replayed immediately.
 
 Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped
-immediately , so that the generator moves as it would have moved; the state before it is kept, and the replay
+immediately, so that the generator moves as it would have moved; the state before it is kept, and the replay
 draws the same numbers again. That is why the result equals plain initialisation to the bit, in whichever
 order it is replayed, and so does all that is drawn afterwards. Its price: random numbers are drawn twice.
 
@@ -17,7 +17,7 @@ and nothing is kept alive but by the tensors themselves.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -45,10 +45,6 @@ from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage,
 # Asked for storage 1, the replay goes backwards from its last writer and collects what each operation reads,
 # as it was at that operation: 4, 3, 2, 1, 0, but not 5. It then runs them in order and drops every storage
 # that is not asked for after its last use. What was overwritten whole before being read is not computed.
-
-
-# Where values are that were computed before: returns contiguous copies of those with the given indices.
-Home = Callable[[Sequence[int]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,6 @@ class Tape:
 
     operations: list[Operation] = field(default_factory=list)
     _writers: dict[int, list[int]] = field(default_factory=dict)
-    _known: dict[int, tuple[Home, int]] = field(default_factory=dict)
 
     def new_storage(self) -> int:
         """Return a number for a storage that the next operation makes."""
@@ -140,52 +135,37 @@ class Tape:
         for storage in (*operation.writes, *operation.makes.values()):
             self._writers[storage].append(position)
 
-    def settle(self, storage: int, home: Home, index: int) -> None:
-        """Fetch the final values of ``storage`` from now on: ``home([index])``."""
-        self._known[storage] = home, index
-
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages with data. May communicate: settled ones are fetched if needed."""
+        """Return the wanted storages with data. Communicates nothing: what they are made of is made anew."""
         wanted = frozenset(wanted)
-        known = set(self._known)
-        while True:
-            positions, fetched, outdated = self._needed(wanted, known)
-            if not outdated:
-                break
-            known -= outdated
         with torch.no_grad():
-            data = self._fetch(fetched)
-            self._run(sorted(positions), wanted, data)
-        return data
+            return self._run(self._needed(wanted), wanted)
 
-    def _fetch(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
-        """Return copies of settled storages, each home asked once and in the same order on all ranks."""
-        by_home: dict[Home, list[int]] = {}
-        for storage in sorted(storages):
-            by_home.setdefault(self._known[storage][0], []).append(storage)
-        data: dict[int, torch.UntypedStorage] = {}
-        for home, wanted in by_home.items():
-            copies = home([self._known[storage][1] for storage in wanted])
-            data |= {storage: copy.untyped_storage() for storage, copy in zip(wanted, copies, strict=True)}
-        return data
-
-    def _needed(self, wanted: frozenset[int], known: set[int]) -> tuple[set[int], set[int], set[int]]:
-        """Return operations to run, known storages to fetch, and those whose final values will not do."""
+    def _needed(self, wanted: frozenset[int]) -> list[int]:
+        """Return the positions of the operations to run, in order: those that need nothing come as late as
+        they may, or the memory of all that ``wanted`` was made of would be taken at the beginning."""
         positions: set[int] = set()
-        fetched: set[int] = set()
-        outdated: set[int] = set()
         todo = [(storage, len(self.operations)) for storage in wanted]
         while todo:
             storage, before = todo.pop()
-            writers = self._writers[storage]
-            if storage in known:
-                (fetched if writers[-1] < before else outdated).add(storage)
-                continue
             for position in self._contributors(storage, before):
                 if position not in positions:
                     positions.add(position)
-                    todo += [(used, position) for used in self.operations[position].uses]
-        return positions, fetched, outdated
+                    operation = self.operations[position]
+                    todo += [(used, position) for used in operation.uses - {operation.overwrites}]
+        order = sorted(positions)
+        first_use = {
+            used: position for position in reversed(order) for used in self.operations[position].uses
+        }
+
+        def turn(position: int) -> tuple[int, bool]:
+            operation = self.operations[position]
+            if operation.uses:
+                return position, True
+            made = operation.makes.values()
+            return min((first_use[each] for each in made if each in first_use), default=position), False
+
+        return sorted(order, key=turn)
 
     def _contributors(self, storage: int, before: int) -> list[int]:
         """Return the operations that made what ``storage`` holds before the one at position ``before``."""
@@ -195,9 +175,9 @@ class Tape:
                 return [writers[0], *writers[index:]]  # the first one allocates
         return writers
 
-    def _run(
-        self, positions: list[int], wanted: frozenset[int], data: dict[int, torch.UntypedStorage]
-    ) -> None:
+    def _run(self, positions: list[int], wanted: frozenset[int]) -> dict[int, torch.UntypedStorage]:
+        """Return the wanted storages after these operations; others are dropped after their last use."""
+        data: dict[int, torch.UntypedStorage] = {}
         last_use: dict[int, int] = {}
         for position in positions:
             operation = self.operations[position]
@@ -212,8 +192,7 @@ class Tape:
             for storage in (*operation.uses, *operation.makes.values()):
                 if last_use[storage] == position and storage not in wanted:
                     del data[storage]
-        for storage in set(data) - wanted:
-            del data[storage]
+        return data
 
     @staticmethod
     def _call(operation: Operation, data: Mapping[int, torch.UntypedStorage]) -> list[Any]:
@@ -436,13 +415,14 @@ class _Recorder(TorchDispatchMode):
             reads.add(entry.storage)
             return window_of(value, entry)
 
+        noted = tree_map(note, args), tree_map(note, kwargs)
         overwrites = None
         if function._schema.name.removeprefix("aten::") in _FILLING:
-            target = deferred_of(args[0])
+            target, *others = tree_leaves(noted)
             whole = args[0].numel() * args[0].element_size() == args[0].untyped_storage().nbytes()
-            if target is not None and whole:
+            sources = {each.storage for each in others if isinstance(each, Window)}
+            if whole and isinstance(target, Window) and target.storage not in sources:
                 overwrites = target.storage
-        noted = tree_map(note, args), tree_map(note, kwargs)
         self._tape.add(
             Operation(function, *noted, frozenset(reads) - written, written, makes, overwrites, random)
         )

@@ -26,7 +26,7 @@ def check_first_calls(unit: Unit) -> None:
     ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it continues.
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
-        _CallCheck(unit, module)
+        _check_first_call(unit, module)
 
 
 def check_unchanged(
@@ -94,47 +94,36 @@ def warn_of_frozen(units: Sequence[Unit]) -> None:
             )
 
 
-class _CallCheck:
-    def __init__(self, unit: Unit, module: nn.Module) -> None:
-        assert isinstance(unit.presentation, (FlatPresentation, OriginalPresentation))
-        self._unit = unit
-        self._presentation = unit.presentation
-        self._handle = module.register_forward_pre_hook(self._check)
+def _check_first_call(unit: Unit, module: nn.Module) -> None:
+    presentation = unit.presentation
+    assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
 
-    def _check(self, module: nn.Module, args: Any) -> None:
+    def check(module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        unit = self._unit
-        if unit.state is not UnitState.UNSHARDED and not self._presentation.shows_full:
+        if unit.state is not UnitState.UNSHARDED and not presentation.shows_full:
             raise RuntimeError(
                 f"{type(module).__name__} was called while its parameters are sharded: they belong to unit "
                 f"'{unit.name}', which gathers them in its own forward. Call that, or wrap this module by "
                 "itself"
             )
         if dist.get_debug_level() == dist.DebugLevel.OFF:
-            self._handle.remove()
+            handle.remove()
+
+    handle = module.register_forward_pre_hook(check)
 
 
 def ignored(
     modules: Iterable[nn.Module] | None, states: Iterable[nn.Parameter] | Iterable[nn.Module] | None
 ) -> Ignored:
     """Return what a wrapper leaves alone. Raises ``ValueError`` for what cannot be."""
-    modules = None if modules is None else list(modules)
-    given: list[Any] | None = None if states is None else list(states)
-    _check_ignored(modules, given)
-    return Ignored(modules, given)
-
-
-def _check_ignored(
-    modules: Sequence[nn.Module] | None, states: Sequence[nn.Parameter | nn.Module] | None
-) -> None:
     if modules is not None and states is not None:
         raise ValueError("give ignored_modules or ignored_states, not both: ignored_states takes modules too")
-    for name, given, kinds in (
-        ("ignored_modules", modules, (nn.Module,)),
-        ("ignored_states", states, (nn.Parameter, nn.Module)),
+    own_modules, own_states = list(modules or ()), list[Any](states or ())
+    for name, found, kinds in (
+        ("ignored_modules", own_modules, (nn.Module,)),
+        ("ignored_states", own_states, (nn.Parameter, nn.Module)),
     ):
-        found = given or ()
         if found and not any(all(isinstance(each, kind) for each in found) for kind in kinds):
             types = ", ".join(sorted({type(each).__name__ for each in found}))
             wanted = " or all ".join(f"nn.{kind.__name__}" for kind in kinds)
@@ -145,3 +134,4 @@ def _check_ignored(
                     f"{name} has a {type(each).__name__} that is wrapped already: it takes care of its own "
                     "parameters, so leave it out"
                 )
+    return Ignored(own_modules, own_states)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, NoReturn, cast
 
 import torch
@@ -26,13 +27,12 @@ from ..runtime.presentation import (
     ModulePlace,
     Presentation,
     UnitParameter,
-    Unreduced,
     assignments,
     is_shown,
     show,
 )
 from ..runtime.reduce_ways import fill_missing
-from ..shared.layout import Segment, UnitLayout, check_rank, copy_in
+from ..shared.layout import Segment, UnitLayout, copy_in
 from ..shared.torch_internals import ActivationWrapper
 from .unreduced import UnreducedFlat
 
@@ -101,7 +101,6 @@ def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
     """Return the FSDP1 layout: flattened parameters in a row, padded at its end to a multiple of ranks."""
-    check_rank(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)
     begin = rank * shard_numel
@@ -155,8 +154,7 @@ def flatten(
     """Return this rank's shard of a unit, one-dimensional, filled from its original parameters."""
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
-    for segment, original in zip(layout.segments, originals, strict=True):
-        segment.store(original, shard)
+    layout.store(originals, shard)
     return shard
 
 
@@ -208,7 +206,7 @@ class FlatPresentation(Presentation):
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
         # What the modules show as attributes: parts of the shard until the unit was first gathered.
         self._attributes: list[torch.Tensor] = []
-        self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
+        self.unreduced: UnreducedFlat = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []
@@ -422,42 +420,35 @@ def _check_elements(given: int, expected: int) -> None:
 _REPLACED = "_fsdp_replaced_by"
 
 
-class _OptimizerGuard:
-    """Looks at every optimizer before its first step after something was wrapped."""
-
-    def __init__(self) -> None:
-        self._wrapped = 0
-        self._seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-
-    def wrapped(self) -> None:
-        """Look at all optimizers once more, as parameters were replaced."""
-        if not self._wrapped:
-            register_optimizer_step_pre_hook(self._before_step)
-        self._wrapped += 1
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._seen.get(optimizer) == self._wrapped:
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                title = parameter.__dict__.get(_REPLACED)
-                if title is not None:
-                    raise RuntimeError(
-                        f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
-                        f"that {title} does not train: it was made before the model was wrapped, inside of "
-                        "summon_full_params, or of a module's attribute; give it the wrapped model's "
-                        "parameters(), or pass use_orig_params=True"
-                    )
-        self._seen[optimizer] = self._wrapped
-
-
-_optimizers = _OptimizerGuard()
+# Optimizers whose parameters were looked at since parameters were replaced last.
+_looked_at: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
     """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
-    marked = list(parameters)
-    for parameter in marked:
+    for parameter in parameters:
         parameter.__dict__[_REPLACED] = title
-    if marked:
-        _optimizers.wrapped()
+        _looked_at.clear()
+        _guard_optimizers()
+
+
+@cache
+def _guard_optimizers() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Look at an optimizer before its first step after something was wrapped."""
+    if optimizer in _looked_at:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            title = parameter.__dict__.get(_REPLACED)
+            if title is not None:
+                raise RuntimeError(
+                    f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
+                    f"that {title} does not train: it was made before the model was wrapped, inside of "
+                    "summon_full_params, or of a module's attribute; give it the wrapped model's "
+                    "parameters(), or pass use_orig_params=True"
+                )
+    _looked_at.add(optimizer)

@@ -18,11 +18,11 @@ from ..deferred_init.materialise import materialise
 from ..runtime.buffer import HostOffload
 from ..runtime.hooks import stage_of
 from ..runtime.ownership import Ignored, Owned
-from ..runtime.presentation import WholeForm
+from ..runtime.streams import current_device
 from ..runtime.unit import Unit
 from ..shared.placement import TensorParallel
 from ..shared.pytree import caster, map_tensors
-from ..shared.settings import KeptGradients, MemoryHandover, PrefetchTiming, ScheduleSettings, UnitPrecision
+from ..shared.settings import KeptGradients, PrefetchTiming, UnitPrecision
 from ..shared.torch_internals import is_traceable_wrapper_subclass
 from .flat_checks import check_first_calls, check_unchanged, warn_of_frozen
 from .flat_param import (
@@ -45,78 +45,35 @@ RESHARDS_AFTER_FORWARD = {
     ShardingStrategy.HYBRID_SHARD: None,
     ShardingStrategy._HYBRID_SHARD_ZERO2: False,
 }
-_TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
+PREFETCH_TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
     BackwardPrefetch.BACKWARD_PRE: "pre",
     BackwardPrefetch.BACKWARD_POST: "post",
     None: None,
 }
 
 
-def by_name(kind: Any, value: Any) -> Any:
-    """Accept torch's enum of the same name too, so that a script need change only one import."""
-    if value is None or isinstance(value, kind):
-        return value
-    name = getattr(value, "name", None)
-    if name not in kind.__members__:
-        known = ", ".join(kind.__members__)
-        raise ValueError(f"{value!r} is not a {kind.__name__}; one of {known} is")
-    return kind[name]
-
-
-def own_precision(value: Any) -> MixedPrecision:
-    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` else."""
-    if value is None:
-        return MixedPrecision()
-    if not isinstance(value, MixedPrecision):
-        if not hasattr(value, "cast_root_forward_inputs"):
-            raise ValueError(f"mixed_precision must be a MixedPrecision, not {value!r}")
-        value = MixedPrecision(**{name: getattr(value, name) for name in MixedPrecision.__dataclass_fields__})
-    return value
-
-
-def schedule_settings(
-    backward_prefetch: BackwardPrefetch | None,
-    backward_depth: int,
-    forward_prefetch: bool,
-    forward_depth: int | None,
-    limit_all_gathers: bool | int | str,
-    memory_handover: str | MemoryHandover,
-) -> ScheduleSettings:
-    """Return the schedule's settings; ``ValueError`` if ``forward_prefetch`` and ``forward_depth`` clash."""
-    if forward_depth is None:
-        forward_depth = 1 if forward_prefetch else None
-    elif forward_prefetch and forward_depth == 0:
+def depth_of_forward_prefetch(forward_prefetch: bool, depth: int | None) -> int | None:
+    """Return how many units forward gathers ahead; ``ValueError`` if the two settings clash."""
+    if forward_prefetch and depth == 0:
         raise ValueError("forward_prefetch=True contradicts forward_prefetch_depth=0; give one of them")
-    return ScheduleSettings.decide(
-        backward_prefetch=_TIMING[by_name(BackwardPrefetch, backward_prefetch)],
-        backward_prefetch_depth=backward_depth,
-        forward_prefetch_depth=forward_depth,
-        limit_all_gathers=limit_all_gathers,
-        memory_handover=memory_handover,
-    )
+    return 1 if forward_prefetch and depth is None else depth
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
     """Return where the module computes: ``device_id``, else its parameters' device, else the accelerator."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    default = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if isinstance(device_id, int):
-        return torch.device(accelerator.type if accelerator else "cpu", device_id)
+        return torch.device(default.type, device_id)
     if device_id is not None:
         device = torch.device(device_id)
-        if device.type != "cpu" and device.index is None:
-            return torch.device(device.type, torch.get_device_module(device).current_device())
-        return device
+        return device if device.index is not None else current_device(device.type)
     found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
     if len(found) > 1:
         raise ValueError(
             f"the module's parameters are on {sorted(map(str, found))}: "
             "pass device_id, or move the module first"
         )
-    if found:
-        return found.pop()
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
+    return found.pop() if found else current_device(default.type)
 
 
 def check_wrapped_inside(
@@ -199,7 +156,7 @@ def shard_module(
 ) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
     """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
     owned = Owned([module], left_alone)
-    materialised = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
+    replayed = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
     owned.find_parameters()
     # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
     owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
@@ -208,8 +165,11 @@ def shard_module(
         _broadcast(owned, how.groups)
     buffer_dtypes = _cast_buffers(owned, how.precision.buffer_dtype)
     units = _make_units(module, owned, how)
-    for unit in units:
-        mark_replaced(materialised.settle(owned.places, unit), unit.name)
+    taken = [(old, new) for old, new in replayed.items() if new in owned.places]
+    for old, new in taken:
+        # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
+        old.__dict__.update(new.__dict__)
+    mark_replaced((old for old, _ in taken), owned.title)
     return units, buffer_dtypes
 
 
@@ -326,7 +286,7 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
 # Parameters that are more than plain tensors, in a flat parameter: the hook for tensor parallelism.
 #
 # A flat parameter holds plain elements. ``pre_flatten_transform`` says which tensor of a parameter goes into
-# it, and what turns the gathered tensor back (a ``WholeForm``: ``unsharded`` after the all-gather,
+# it, and what turns the gathered tensor back (``TensorParallel``: ``unsharded`` after the all-gather,
 # ``local_gradient`` before the reduction; torch calls the first ``post_unflatten_transform``). A kind of
 # parameter that is served is a line here; ``DTensor``s are, by the form that ``fully_shard`` uses too::
 #
@@ -335,7 +295,7 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
 # What is shown or saved whole outside of training is the local tensor; norms are over dp alone.
 
 
-def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
+def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, TensorParallel | None]:
     """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if plain.
 
     Raises:

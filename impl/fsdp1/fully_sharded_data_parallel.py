@@ -16,24 +16,30 @@ from ..runtime.hooks import ModuleHooks
 from ..runtime.presentation import FLAT_NAME, WRAPPED
 from ..runtime.stage import Stage
 from ..runtime.unit import Unit
-from ..shared.settings import MemoryHandover, ScheduleSettings
+from ..shared.settings import MemoryHandover, ScheduleSettings, own
 from .flat_checks import check_outside, check_summoning, ignored, warn_of_wrapping
 from .flat_param import FlatParameter, without_activation_wrapper
 from .flat_units import (
+    PREFETCH_TIMING,
     RESHARDS_AFTER_FORWARD,
     FlatSharding,
-    by_name,
     check_wrapped_inside,
     compute_device,
-    own_precision,
-    schedule_settings,
+    depth_of_forward_prefetch,
     shard_module,
     wrap_inside,
 )
 from .gradients import HookFunction, clip_grad_norm, comm_hook
 from .parameter_names import has_flat_shards
-from .process_groups import HYBRID, group_of, groups_inside, groups_of_strategy
-from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, TrainingState
+from .process_groups import HYBRID, given_or_by_node, group_of, groups_of_strategy
+from .settings import (
+    BackwardPrefetch,
+    CPUOffload,
+    MixedPrecision,
+    ShardingStrategy,
+    TrainingState,
+    by_name,
+)
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
@@ -94,21 +100,30 @@ class FullyShardedDataParallel(StateDictMethods):
         forward_prefetch_depth: int | None = None,
     ) -> None:
         super().__init__()
-        strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
-        precision = own_precision(mixed_precision)
-        settings = schedule_settings(
-            backward_prefetch, backward_prefetch_depth, forward_prefetch, forward_prefetch_depth,
-            limit_all_gathers, memory_handover,
-        )  # fmt: skip
+        strategy = ShardingStrategy.FULL_SHARD
+        if sharding_strategy is not None:
+            strategy = by_name(ShardingStrategy, sharding_strategy)
+        if backward_prefetch is not None:
+            backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
+        precision = MixedPrecision()
+        if mixed_precision is not None:
+            precision = own(MixedPrecision, mixed_precision, "mixed_precision")
+        settings = ScheduleSettings.decide(
+            backward_prefetch=PREFETCH_TIMING[backward_prefetch],
+            backward_prefetch_depth=backward_prefetch_depth,
+            forward_prefetch_depth=depth_of_forward_prefetch(forward_prefetch, forward_prefetch_depth),
+            limit_all_gathers=limit_all_gathers,
+            memory_handover=memory_handover,
+        )
         left_alone = ignored(ignored_modules, ignored_states)
-        groups = groups_of_strategy(strategy, process_group, device_mesh, auto_wrap_policy is not None)
+        process_group = given_or_by_node(strategy, process_group, device_mesh, auto_wrap_policy is not None)
+        groups = groups_of_strategy(strategy, process_group, device_mesh)
         check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
         if auto_wrap_policy is not None:
             full_precision = () if mixed_precision is None else precision._module_classes_to_ignore
             inner = {
-                # Hybrid strategies may have made their groups by node: the same ones for all units.
-                "process_group": groups_inside(strategy, process_group, device_mesh),
-                "sharding_strategy": strategy, "mixed_precision": precision, "cpu_offload": cpu_offload,
+                "process_group": process_group, "sharding_strategy": strategy,
+                "mixed_precision": precision, "cpu_offload": cpu_offload,
                 "ignored_states": left_alone.parameters, "param_init_fn": param_init_fn,
                 "device_id": device_id, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
                 "sync_module_states": sync_module_states, "limit_all_gathers": limit_all_gathers,
@@ -130,11 +145,11 @@ class FullyShardedDataParallel(StateDictMethods):
         units, buffer_dtypes = shard_module(module, left_alone, how)
         self.mixed_precision = precision
         self.cpu_offload = CPUOffload() if cpu_offload is None else cpu_offload
-        self.backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
+        self.backward_prefetch = backward_prefetch
         self.forward_prefetch = forward_prefetch
         self.limit_all_gathers = limit_all_gathers
         self.compute_device = device
-        self.process_group = group_of(self.sharding_strategy, process_group, device_mesh)
+        self.process_group = group_of(process_group, device_mesh)
         self._use_orig_params = use_orig_params
         self._hooks = self._hold(module, units, settings)
         self._stage = self._hooks.stage

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 
 from ..collectives import comm
 from ..runtime.gradient_state import CommHook
-from ..runtime.hooks import stage_of
+from ..runtime.hooks import stages_in
 
 
 class ShardedGradScaler(torch.amp.GradScaler):
@@ -115,9 +115,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
     seen: set[int] = set()
     device = next(model.parameters()).device
-    for module in model.modules():
-        stage = stage_of(module)
-        for unit in stage.units if stage is not None else ():
+    for stage in stages_in(model):
+        for unit in stage.units:
             device = unit.device  # the gradients themselves are elsewhere if they are offloaded
             grads = sharded.setdefault(unit.groups.shard, [])
             for parameter in unit.presentation.trained():

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, is_shown
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, is_shown
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
@@ -53,7 +53,7 @@ class OriginalPresentation(ShownInPlace):
         self.shard = flatten(layout, originals, offload)
         # The same objects as before, so that an optimizer made earlier still holds what is trained.
         self.sharded = list(originals)
-        self.unreduced: Unreduced = UnreducedOriginals(layout, self.sharded)
+        self.unreduced: UnreducedOriginals = UnreducedOriginals(layout, self.sharded)
         self._kept_gradients: list[torch.Tensor | None] = []
         self._trains = [parameter.requires_grad for parameter in originals]
         self._addresses: list[int] = []

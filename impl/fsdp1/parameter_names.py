@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..runtime.hooks import stage_of
+from ..runtime.hooks import stages_in
 from ..runtime.presentation import FLAT_NAME, INSERTED, plain_name
 from ..runtime.unit import Unit
 from .flat_param import FlatPresentation
@@ -23,18 +23,6 @@ def plain_text(text: str) -> str:
     for part in INSERTED:
         text = text.replace(f"{part}.", "")
     return text
-
-
-def names_in_wrapper(wrapper: nn.Module, unit: Unit) -> list[tuple[str, ...]]:
-    """Return all names of each of the unit's parameters, seen from its wrapper, in the order of the unit."""
-    names: dict[nn.Module, list[str]] = {}
-    for name, module in wrapper.named_modules(remove_duplicate=False):
-        names.setdefault(module, []).append(plain_name(f"{name}.") if name else "")
-    found: list[tuple[str, ...]] = []
-    for parameter in unit.parameters:
-        keys = [prefix + place.name for place in parameter.places for prefix in names.get(place.module, ())]
-        found.append(tuple(dict.fromkeys(keys)))
-    return found
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,13 @@ class NamedUnit:
 
 def named_unit(unit: Unit, wrapper: nn.Module, prefix: str) -> NamedUnit:
     """Return ``unit`` of ``wrapper``, whose own name is ``prefix``."""
-    names = [tuple(prefix + name for name in each) for each in names_in_wrapper(wrapper, unit)]
+    modules: dict[nn.Module, list[str]] = {}
+    for name, module in wrapper.named_modules(remove_duplicate=False):
+        modules.setdefault(module, []).append(prefix + (plain_name(f"{name}.") if name else ""))
+    names: list[tuple[str, ...]] = []
+    for parameter in unit.parameters:
+        keys = [name + place.name for place in parameter.places for name in modules.get(place.module, ())]
+        names.append(tuple(dict.fromkeys(keys)))
     return NamedUnit(unit, wrapper, prefix, names)
 
 
@@ -80,11 +74,10 @@ def named_units(model: nn.Module) -> list[NamedUnit]:
     Those of ``fully_shard`` are left out: their ``DTensor``s need no help.
     """
     found: list[NamedUnit] = []
-    for module_name, module in model.named_modules():
-        stage = stage_of(module)
-        prefix = plain_name(f"{module_name}.") if module_name else ""
-        units = stage.units if stage is not None else ()
-        found += [named_unit(unit, module, prefix) for unit in units if has_flat_shards(unit)]
+    for stage, name in stages_in(model).items():
+        prefix = plain_name(f"{name}.") if name else ""
+        units = filter(has_flat_shards, stage.units)
+        found += [named_unit(unit, stage.modules[0], prefix) for unit in units]
     return found
 
 

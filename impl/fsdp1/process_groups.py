@@ -23,31 +23,37 @@ Given = ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None
 _node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
 
 
-def groups_of_strategy(
-    strategy: ShardingStrategy,
-    process_group: Given,
-    mesh: DeviceMesh | None,
-    by_policy: bool = True,
-) -> comm.UnitGroups:
-    """Return the groups of one unit.
+def given_or_by_node(
+    strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None, by_policy: bool
+) -> Given:
+    """Return ``process_group``, or for a hybrid strategy without groups a pair by node, for all units.
 
     Args:
-        by_policy: whether one call wraps the whole model, so that hybrid strategies may make groups by node.
+        by_policy: whether one call wraps the whole model, so that its units share what is made here.
 
     Raises:
-        ValueError: both or unfitting ways of naming the groups.
+        ValueError: both ways of naming the groups, or none where modules are wrapped by hand.
         RuntimeError: no process group was initialised.
     """
     if not dist.is_initialized():
         raise RuntimeError("no process group: call torch.distributed.init_process_group() before wrapping")
     if process_group is not None and mesh is not None:
         raise ValueError("give process_group or device_mesh, not both")
+    if strategy not in HYBRID or process_group is not None or mesh is not None:
+        return process_group
+    if not by_policy:
+        raise ValueError(
+            f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
+            "are wrapped by hand must share their groups"
+        )
+    return _groups_by_node()
+
+
+def groups_of_strategy(
+    strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None
+) -> comm.UnitGroups:
+    """Return the groups of one unit. Raises ``ValueError`` for groups that do not fit the strategy."""
     if strategy in HYBRID:
-        if process_group is None and mesh is None and not by_policy:
-            raise ValueError(
-                f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
-                "are wrapped by hand must share their groups"
-            )
         return _hybrid(strategy, process_group, mesh)
     if process_group is not None and not isinstance(process_group, ProcessGroup):
         raise ValueError(
@@ -64,17 +70,8 @@ def groups_of_strategy(
     return comm.UnitGroups.of(group)
 
 
-def groups_inside(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> Any:
-    """Return the ``process_group`` for units inside; a hybrid strategy without groups has those by node."""
-    if strategy in HYBRID and process_group is None and mesh is None:
-        return _groups_by_node()
-    return process_group if mesh is None else None
-
-
-def group_of(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> ProcessGroup:
+def group_of(process_group: Given, mesh: DeviceMesh | None) -> ProcessGroup:
     """Return the ranks that share one copy; those that hold the replicas where nothing is sharded."""
-    if strategy in HYBRID and process_group is None and mesh is None:
-        return _groups_by_node()[0]
     if mesh is not None:
         return mesh.get_group(mesh.ndim - 1)
     group: Any = process_group[0] if isinstance(process_group, tuple) else process_group
@@ -92,14 +89,11 @@ def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
             )
 
 
-def _hybrid(strategy: ShardingStrategy, process_group: Given, mesh: DeviceMesh | None) -> comm.UnitGroups:
+def _hybrid(strategy: ShardingStrategy, pair: Any, mesh: DeviceMesh | None) -> comm.UnitGroups:
     if mesh is not None:
         if mesh.ndim != 2:
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
-    if process_group is None:
-        return comm.UnitGroups.of(*_groups_by_node())
-    pair: Any = process_group
     fits = isinstance(pair, tuple) and len(pair) == 2
     if not fits or not all(isinstance(group, ProcessGroup) for group in pair):
         raise ValueError(

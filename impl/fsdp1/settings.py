@@ -6,15 +6,25 @@ Names and fields that torch has too mean what torch means by them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..shared.settings import check_floating
+from ..shared.settings import Kind, check_floating, own
 from ..shared.torch_internals import BatchNorm
+
+
+def by_name(kind: type[Kind], value: Any) -> Kind:
+    """Return a member of our enum ``kind``; torch's of the same name is taken too, so that a script need
+    change only one import. Raises ``ValueError`` for anything else."""
+    name = str(getattr(value, "name", None))
+    if name not in kind.__members__:
+        known = ", ".join(kind.__members__)
+        raise ValueError(f"{value!r} is not a {kind.__name__}; one of {known} is")
+    return kind[name]
 
 
 class ShardingStrategy(Enum):
@@ -74,8 +84,7 @@ class MixedPrecision:
     _module_classes_to_ignore: Sequence[type[nn.Module]] = (BatchNorm,)
 
     def __post_init__(self) -> None:
-        for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):
-            check_floating("MixedPrecision", field, getattr(self, field))
+        check_floating(self, "param_dtype", "reduce_dtype", "buffer_dtype")
 
 
 @dataclass(frozen=True)
@@ -198,16 +207,12 @@ class StateDictSettings:
             RuntimeError: a config of another kind.
             ValueError: no kind at all.
         """
-        name = str(getattr(kind, "name", None))
-        if name not in StateDictType.__members__:
-            known = ", ".join(StateDictType.__members__)
-            raise ValueError(f"{kind!r} is not a StateDictType; one of {known} is")
-        own = StateDictType[name]
-        model_kind, optim_kind = _CONFIGS[own]
+        found = by_name(StateDictType, kind)
+        model_kind, optim_kind = _CONFIGS[found]
         return cls(
-            own,
-            _own_config(model_kind, config, "state_dict_config", own),
-            _own_config(optim_kind, optim_config, "optim_state_dict_config", own),
+            found,
+            _own_config(model_kind, config, "state_dict_config", found),
+            _own_config(optim_kind, optim_config, "optim_state_dict_config", found),
         )
 
     def with_mesh(self, has_mesh: bool) -> StateDictSettings:
@@ -242,4 +247,4 @@ def _own_config(expected: Any, given: Any, argument: str, kind: StateDictType) -
         raise RuntimeError(
             f"{argument} of {kind.name} must be a {expected.__name__}, not a {type(given).__name__}"
         )
-    return expected(**{field.name: getattr(given, field.name) for field in fields(expected)})
+    return own(expected, given, argument)

@@ -88,14 +88,8 @@ class ShownUnit:
             return
         values: Any = self._shown
         if writeback:
-            _write_back(self._unit, [value.data for value in values])
+            self._unit.layout.store([value.data for value in values], self._unit.shard)
             if self._with_grads:
                 self._presentation.keep_gradients([value.grad for value in values])
         self._presentation.hide_full()
         self._shown = []
-
-
-def _write_back(unit: Unit, values: Sequence[torch.Tensor]) -> None:
-    """Store this rank's part of whole ``values`` in the shard."""
-    for segment, value in zip(unit.layout.segments, values, strict=True):
-        segment.store(value, unit.shard)

@@ -7,7 +7,7 @@ of their gradients are views of what the reduce-scatter returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ class DTensorPresentation(ShownInPlace):
             self._make_sharded(plan, segment, original)
             for plan, segment, original in zip(plans, layout.segments, originals, strict=True)
         ]
-        self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
         self._sharded_changed()
         self.show_sharded()
 
@@ -69,6 +68,10 @@ class DTensorPresentation(ShownInPlace):
     def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
         tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)
         return nn.Parameter(tensor, requires_grad=original.requires_grad)
+
+    def _sharded_changed(self) -> None:
+        super()._sharded_changed()
+        self._specs: list[Any] = [cast(Any, parameter)._spec for parameter in self.sharded]
 
     # -- Presentation ----------------------------------------------------------------------------------------
 
@@ -160,7 +163,6 @@ class DTensorPresentation(ShownInPlace):
                 f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
             )
         self.half_converted = False
-        self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
         self._sharded_changed()
         return shard
@@ -207,10 +209,6 @@ def _of_its_own(part: torch.Tensor) -> torch.Tensor:
         return torch.from_dlpack(part.detach())
     except (BufferError, RuntimeError):  # a dtype that has no name there
         return part.data
-
-
-def _spec_of(parameter: Any) -> Any:
-    return parameter._spec
 
 
 def is_extended(local: torch.Tensor, fqn: str) -> bool:

@@ -105,7 +105,8 @@ class Extension:
     stride: tuple[int, ...]
     module: nn.Module
     policy: Any
-    compute: torch.dtype
+    # The dtype of computation; given with the gather.
+    compute: torch.dtype | None = None
     metadata: Any = None
     shapes: list[torch.Size] = field(default_factory=list)
     # Tensors whose memory the unsharded one lives in; they are freed and taken with the unit.
@@ -241,12 +242,11 @@ class ByExtensions(Gather):
     def _take_bytes(self, numel: int, dtype: torch.dtype, context: Context) -> torch.Tensor:
         streams, buffer = context.streams, self._bytes
         stream = streams.all_gather if self._gathers else streams.compute
-        if buffer is not None and buffer.tensor.numel() == numel and buffer.tensor.dtype == dtype:
-            context.handover.reclaim(buffer)
-            buffer.take()
-        else:
+        if buffer is None or buffer.tensor.numel() != numel or buffer.tensor.dtype != dtype:
             buffer = make_buffer(numel, dtype, self.sharded.device, stream, self.sharded.custom)
             self._bytes = buffer
+        context.handover.reclaim(buffer)
+        buffer.take()
         return buffer.tensor
 
     def _make_outputs(self, inputs: list[torch.Tensor], context: Context) -> None:

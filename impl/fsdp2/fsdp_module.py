@@ -17,8 +17,7 @@ from ..collectives.comm import (
     SymmetricAllGather,
     SymmetricReduceScatter,
 )
-from ..runtime.hooks import ModuleHooks, hooks_of, outside_transforms, stage_of
-from ..runtime.stage import Stage
+from ..runtime.hooks import ModuleHooks, hooks_of, outside_transforms, stages_in
 from ..runtime.streams import Streams, stream_of
 from ..runtime.unit import Unit
 
@@ -267,15 +266,8 @@ class FSDPModule:
         return hooks
 
     def _units(self, recurse: bool) -> Iterator[Unit]:
-        if not recurse:
-            yield from self._hooks().stage.units
-            return
-        seen: set[Stage] = set()
-        for module in cast(nn.Module, self).modules():
-            stage = stage_of(module)
-            if stage is not None and stage not in seen:
-                seen.add(stage)
-                yield from stage.units
+        for stage in stages_in(cast(nn.Module, self)) if recurse else (self._hooks().stage,):
+            yield from stage.units
 
     def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
         """Return the units, which have to share one mesh in this module, as ``setting`` is one for all."""
@@ -366,6 +358,3 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     with_parameters.__name__ = method_name
     with_parameters.__doc__ = method.__doc__
     object.__setattr__(module, method_name, with_parameters)
-
-
-__all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method", "share_comm_ctx"]

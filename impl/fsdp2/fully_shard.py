@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, overload
+from functools import cache, wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from ..runtime.buffer import HostOffload
 from ..runtime.hooks import ModuleHooks, stage_of
 from ..runtime.ownership import Ignored, Owned, check_not_applied, mark_applied
 from ..runtime.stage import Stage
+from ..runtime.streams import current_device
 from ..runtime.unit import Unit, UnitState
 from ..shared.placement import DataParallelMeshDims, SpmdMesh
 from ..shared.settings import (
@@ -25,13 +26,12 @@ from ..shared.settings import (
     OffloadPolicy,
     PrefetchTiming,
     ScheduleSettings,
+    one_of,
+    own,
 )
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .sharded_units import Sharding, make_units
-
-_wrapped_classes: dict[type, type] = {}
-
 
 Settings = ParamSpec("Settings")
 
@@ -132,14 +132,14 @@ def fully_shard(
             raise ValueError(
                 f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
             )
-    communication = CommunicationLayout.decide(layout)
+    communication = one_of(CommunicationLayout, layout, "layout")
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
         _check_mesh(mesh)
     spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
     mesh = mesh if spmd is None else spmd.data
-    device = device_of_mesh(mesh)
-    policy = _own_policy(mp_policy)
+    device = current_device(mesh.device_type)
+    policy = own(MixedPrecisionPolicy, mp_policy, "mp_policy")
     owned = Owned(modules, Ignored(states=ignored_params))
     owned.find_parameters()
     offload = _offload(offload_policy, device)
@@ -158,7 +158,7 @@ def fully_shard(
     _register_hooks(modules, hooks)
     for each in modules:
         mark_applied(each)
-        _swap_class(each)
+        each.__class__ = _wrapped_class(cast(Any, type(each)))
     _hook_state_dicts(owned, units)
     return module
 
@@ -180,16 +180,6 @@ def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
             "Wrap its members instead"
         )
     return [given]
-
-
-def _own_policy(policy: Any) -> MixedPrecisionPolicy:
-    """Accept torch's policy object too, so that a script need change only one import."""
-    if isinstance(policy, MixedPrecisionPolicy):
-        return policy
-    fields = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
-    if not all(hasattr(policy, name) for name in fields):
-        raise ValueError(f"mp_policy must be a MixedPrecisionPolicy, not {policy!r}")
-    return MixedPrecisionPolicy(**{name: getattr(policy, name) for name in fields})
 
 
 def _offload(policy: Any, device: torch.device) -> HostOffload | None:
@@ -239,13 +229,6 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
     return SpmdMesh.of(mesh, dims)
 
 
-def device_of_mesh(mesh: DeviceMesh) -> torch.device:
-    """Return this rank's device: the current one of the mesh's type."""
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
-
-
 def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
     # A compiled module runs its hooks as they are, beside the graph of its forward.
     pre_forward = torch.compiler.disable(hooks.pre_forward)
@@ -282,14 +265,10 @@ def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
 # -- the class of a wrapped module ---------------------------------------------------------------------------
 
 
-def _swap_class(module: nn.Module) -> None:
-    kind = type(module)
-    wrapped = _wrapped_classes.get(kind)
-    if wrapped is None:
-        members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind)}
-        wrapped = type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
-        _wrapped_classes[kind] = wrapped
-    module.__class__ = wrapped
+@cache
+def _wrapped_class(kind: type[nn.Module]) -> type:
+    members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind)}
+    return type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
 
 
 def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:

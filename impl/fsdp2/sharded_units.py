@@ -93,7 +93,11 @@ def make_units(owned: Owned, how: Sharding) -> list[Unit]:
     _check_reshard(how.reshard_after_forward, groups_of_mesh(how.mesh, shards).shard_size)
     by_kind: dict[tuple[torch.dtype, DeviceMesh, bool], list[_Planned]] = {}
     for parameter, fqn in owned.fqns.items():
-        _check_parameter(parameter, fqn, owned.title)
+        if parameter.dim() == 0:
+            raise ValueError(
+                f"parameter '{fqn}' of {owned.title} is a scalar and has no rows to shard; give it the shape "
+                "(1,)"
+            )
         planned = how.plan(parameter, fqn)
         by_kind.setdefault((parameter.dtype, planned.plan.mesh, planned.extended), []).append(planned)
     owned.take()
@@ -124,10 +128,14 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
     presentation: DTensorPresentation
     make_gather: MakeGather = choose_gather
     if members[0].extended:
-        _check_not_smaller(smaller_size, described[0].fqn)
+        if smaller_size is not None:
+            raise NotImplementedError(
+                f"reshard_after_forward={smaller_size} is not supported for parameter '{described[0].fqn}', "
+                "which has all-gather extensions; use True or False"
+            )
         layout = replace(layout, rank_major=True)
         presentation = ExtendedPresentation(plans, layout, described, originals, how.offload)
-        extensions = _extensions(plans, described, layout, how.policy, precision)
+        extensions = _extensions(plans, described, layout, how.policy)
         make_gather = partial(ByExtensions, extensions=extensions, presentation=presentation)
     else:
         presentation = DTensorPresentation(plans, layout, described, originals, how.offload)
@@ -163,7 +171,6 @@ def _extensions(
     described: Sequence[UnitParameter],
     layout: UnitLayout,
     policy: MixedPrecisionPolicy,
-    precision: UnitPrecision,
 ) -> list[Extension]:
     return [
         Extension(
@@ -175,7 +182,6 @@ def _extensions(
             contiguous_strides(torch.Size(segment.shape)),
             one.places[0].module,
             policy,
-            precision.compute,
         )
         for one, plan, segment in zip(described, plans, layout.segments, strict=True)
     ]
@@ -190,21 +196,6 @@ def groups_of_mesh(mesh: DeviceMesh, shards: bool = True) -> comm.UnitGroups:
     if mesh.ndim == 2:
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
     raise ValueError(f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}")
-
-
-def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
-    if parameter.dim() == 0:
-        raise ValueError(
-            f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)"
-        )
-
-
-def _check_not_smaller(size: int | None, fqn: str) -> None:
-    if size is not None:
-        raise NotImplementedError(
-            f"reshard_after_forward={size} is not supported for parameter '{fqn}', which has all-gather "
-            "extensions; use True or False"
-        )
 
 
 def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:

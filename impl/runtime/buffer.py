@@ -24,7 +24,7 @@ import torch
 
 from ..collectives.comm import Comm
 from ..shared.settings import MemoryHandover
-from .streams import Stream
+from .streams import Event, Stream
 
 
 class FlatBuffer:
@@ -118,7 +118,7 @@ class Handover:
     def __init__(self, mode: MemoryHandover, has_streams: bool = True) -> None:
         self.mode = mode
         self._immediate = not has_streams
-        self._held: deque[tuple[FlatBuffer, Stream, object]] = deque()
+        self._held: deque[tuple[FlatBuffer, Event | None]] = deque()
 
     def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
         """Give ``buffer`` back once ``reader`` has done what it was given so far.
@@ -129,24 +129,23 @@ class Handover:
         """
         if self._immediate:
             buffer.free()
-            return
-        if self.mode is MemoryHandover.RECORD_STREAM:
+        elif self.mode is MemoryHandover.RECORD_STREAM:
             reader.keep(buffer.tensor)
             buffer.free()
-            return
-        self._held.append((buffer, reader, reader.record()))
-        self.trim(hold)
+        else:
+            self._held.append((buffer, reader.record()))
+            self.trim(hold)
 
     def trim(self, hold: int = 0) -> None:
         """Give back held buffers, oldest first, until ``hold`` are left."""
         while len(self._held) > hold:
-            buffer, _, event = self._held.popleft()
-            buffer.owner.wait(event)  # type: ignore[arg-type]
+            buffer, event = self._held.popleft()
+            buffer.owner.wait(event)
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
         """Finish the release of ``buffer``, if it is still held, before it is taken again."""
-        if self._held and any(held is buffer for held, _, _ in self._held):
+        if self._held and any(held is buffer for held, _ in self._held):
             self.trim(0)
 
 
@@ -263,8 +262,7 @@ class ShardCopy:
             return
         if self._staged is None:
             self._staged = FlatBuffer(self._numel, self._stored, self._device, stream)
-        else:
-            self._staged.take()
+        self._staged.take()
         self._staged.tensor.copy_(shard, non_blocking=True)
         target.copy_(self._staged.tensor)
         self._staged.free()
@@ -273,8 +271,7 @@ class ShardCopy:
         """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
-        else:
-            self._own.take()
+        self._own.take()
         return self._own
 
     def free(self) -> None:

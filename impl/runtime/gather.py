@@ -144,15 +144,12 @@ class Gather:
 
     def keep(self, context: Context) -> None:
         """Keep a part of the gathered parameters, which are freed next."""
-        raise NotImplementedError
 
     def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
         """Let the modules show what ``keep`` kept; ``trained`` are the sharded parameters."""
-        raise NotImplementedError
 
     def drop(self) -> None:
         """Free what ``keep`` kept, where backward did not gather it."""
-        raise NotImplementedError
 
     def take_over(self, before: Gather) -> bool:
         """Take over the parameters' memory from the gather ``before``; false where that is not possible."""
@@ -167,8 +164,7 @@ class Gather:
             compute = context.streams.compute
             dtype = self.sharded.precision.compute
             self._full = FlatBuffer(self.layout.full_numel, dtype, self.sharded.device, compute)
-        else:
-            self._full.take()
+        self._full.take()
         return self._full
 
 
@@ -227,9 +223,8 @@ class FromHost(Gather):
             sharded = self.sharded
             dtype = sharded.precision.compute
             self._gathered = make_buffer(self.numel, dtype, sharded.device, owner, sharded.custom)
-        else:
-            context.handover.reclaim(self._gathered)
-            self._gathered.take()
+        context.handover.reclaim(self._gathered)
+        self._gathered.take()
         return self._gathered
 
     def memory(self) -> torch.Tensor:
@@ -364,9 +359,9 @@ class Grouped(Flat):
         self._sizes = [segment.shard_padded_numel for segment in self._large]
         if small:
             shapes = [segment.shape for segment in small]
-            self._packed = chunked_layout(shapes, layout.world_size, layout.rank)
+            packed = chunked_layout(shapes, layout.world_size, layout.rank)
+            self._packed = packed.placed([segment.full_offset for segment in small])
             self._sizes.append(layout.shard_numel - sum(self._sizes))
-        self._starts = [segment.full_offset for segment in small]
         self._outputs: list[torch.Tensor] = []
         self._own: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
@@ -404,7 +399,7 @@ class Grouped(Flat):
         self._parts = list(self.sharded.shard.split(self._sizes))
         if self._packed is not None:
             self._outputs.append(buffer[self.layout.full_numel :])
-            self._copy_out = CopyOut(self._packed, buffer, self._starts)
+            self._copy_out = CopyOut(self._packed, buffer)
         self._own = [output.view(ranks, -1)[self.layout.rank] for output in self._outputs]
 
     def fill(self, context: Context, hold: int) -> None:

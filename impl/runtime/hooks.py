@@ -273,8 +273,7 @@ class ModuleHooks:
                     runtime.schedule.await_stage(stage)
                 else:
                     if runtime.order_check is not None:
-                        number = runtime.stages.index(stage)
-                        runtime.order_check.enter(number, stage.units[0].groups.shard)
+                        runtime.order_check.enter(stage.name, stage.units[0].groups.shard)
                     runtime.schedule.enter_forward(stage)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
@@ -308,15 +307,6 @@ class ModuleHooks:
 
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
-    def _hand_back(self, output: Any) -> Any:
-        """Let the caller see which inputs were changed in place; returns the output, with these."""
-        assert self.stage.entered is not None
-        inputs, passed, versions = self.stage.entered
-        self.stage.entered = None
-        if list(map(VERSION, passed)) == versions:
-            return output
-        return _hand_back(self, inputs, passed, output)
-
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Hook after a module's forward; returns the output to hand on."""
         stage = self.stage
@@ -325,8 +315,9 @@ class ModuleHooks:
                 if unit.presentation.refuses_writes:
                     unit.check_writes()
             return self._finish_output(output)
-        if stage.entered is not None:
-            output = self._hand_back(output)
+        entered, stage.entered = stage.entered, None
+        if entered is not None and list(map(VERSION, entered[1])) != entered[2]:
+            output = _hand_back(self, entered[0], entered[1], output)
         if stage.to_run:
             stage.to_run.discard(module)
             if stage.to_run:
@@ -412,6 +403,16 @@ class ModuleHooks:
 def hooks_of(module: nn.Module) -> ModuleHooks | None:
     """Return the hooks of a wrapped module, ``None`` for others."""
     return module.__dict__.get(_HOOKS)
+
+
+def stages_in(root: nn.Module) -> dict[Stage, str]:
+    """Return the stages of ``root`` and of the modules inside it, each with the name of its first module."""
+    found: dict[Stage, str] = {}
+    for name, module in root.named_modules():
+        stage = stage_of(module)
+        if stage is not None:
+            found.setdefault(stage, name)
+    return found
 
 
 def stage_of(module: nn.Module) -> Stage | None:

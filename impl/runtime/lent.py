@@ -19,8 +19,8 @@ first one's memory given back before the second is reduced, computation would wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -116,27 +116,14 @@ class LentMemory:
 # -- with CPU offload: reduced gradients on their way to the host (``buffer.py`` has the picture) -----------
 
 
-@dataclass(frozen=True, slots=True)
-class _Return:
-    """A reduced gradient on its way to the host."""
-
-    unit: Unit
-    gradient: torch.Tensor
-    which: Sequence[int]
-    offsets: Sequence[int]
-    event: Event | None
-
-    def deliver(self) -> None:
-        self.unit.presentation.deliver(self.gradient, self.which, self.offsets)
-
-
 class GradientReturns:
     """Copies reduced gradients to the host and delivers them there, in their order."""
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
         self._mode = mode
-        self._on_the_way: deque[_Return] = deque()
+        # What delivers a gradient, and when it has arrived.
+        self._on_the_way: deque[tuple[Callable[[], None], Event | None]] = deque()
         self._read: deque[tuple[torch.Tensor, Event | None]] = deque()
 
     def start(
@@ -150,18 +137,19 @@ class GradientReturns:
             host = gradient.to(HOST, non_blocking=unit.offload.pins)
             event = back.record()
         self._keep(gradient, event)
-        self._on_the_way.append(_Return(unit, host, which, offsets, event))
-        while self._on_the_way and _passed(self._on_the_way[0].event):
-            self._on_the_way.popleft().deliver()
+        self._on_the_way.append((partial(unit.presentation.deliver, host, which, offsets), event))
+        while self._on_the_way and _passed(self._on_the_way[0][1]):
+            arrived, _ = self._on_the_way.popleft()
+            arrived()
 
     def finish(self, *, deliver: bool = True) -> None:
         """Wait for all of them and ``deliver`` them, as the optimizer may come, or nothing."""
         while self._on_the_way:
-            arriving = self._on_the_way.popleft()
-            if arriving.event is not None:
-                arriving.event.synchronize()
+            arrived, event = self._on_the_way.popleft()
+            if event is not None:
+                event.synchronize()
             if deliver:
-                arriving.deliver()
+                arrived()
         self._read.clear()
 
     def _keep(self, gradient: torch.Tensor, event: Event | None) -> None:

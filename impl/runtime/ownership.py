@@ -53,12 +53,11 @@ class Ignored:
 
     def __init__(
         self,
-        modules: Iterable[nn.Module] | None = None,
+        modules: Iterable[nn.Module] = (),
         states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
     ) -> None:
-        modules = None if modules is None else list(modules)
         given: list[Any] = list(states or ())
-        roots = (modules or []) + [s for s in given if isinstance(s, nn.Module)]
+        roots = [*modules, *(s for s in given if isinstance(s, nn.Module))]
         self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
         self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}
         self.parameters |= {p for root in roots for p in root.parameters()}

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..shared.layout import Cuts, UnitLayout
+from ..shared.placement import TensorParallel
 from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState, any_gradient
 
@@ -44,16 +45,6 @@ TRAINS = attrgetter("requires_grad")
 VERSION = attrgetter("_version")
 
 
-class WholeForm(Protocol):
-    """The form of a parameter while it is gathered, where that is not a plain tensor (``placement.py``)."""
-
-    def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """Return what the modules see for the gathered ``local``."""
-
-    def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the plain tensor of this rank that is reduced for ``gradient``."""
-
-
 @dataclass(frozen=True)
 class ModulePlace:
     """Where a parameter is registered; a parameter tied inside its unit has several places."""
@@ -69,7 +60,8 @@ class UnitParameter:
     fqn: str
     places: tuple[ModulePlace, ...]
     requires_grad: bool
-    whole: WholeForm | None = None
+    # Its form while it is gathered, where that is not a plain tensor.
+    whole: TensorParallel | None = None
 
 
 # For each module, its registry and the parameters to show there, by name.
@@ -118,9 +110,6 @@ class Unreduced(Protocol):
 
     def take_back(self, unit: HoldsGradients) -> None:
         """Follow what the user did, and show reduced gradients again, as another backward starts."""
-
-    def check_hidden(self) -> None:
-        """Raise AssertionError where sharded gradients are needed and others are shown."""
 
 
 class Presentation(Protocol):

@@ -7,7 +7,7 @@ way            for                                     what the collective reads
 ``Grouped``    large parameters, where they are        gradients where autograd left them; small ones packed
 ``Pieces``     a unit of gigabytes whose dtype is      one piece of the gradients after the other, cast into
                cast                                    one buffer
-``Exchanged``  gloo                                    what other ranks own (``Exchange``)
+``Exchanged``  gloo                                    what other ranks own
 =============  ======================================  =====================================================
 """
 
@@ -18,113 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
 from ..collectives import comm
-from ..shared.layout import Segment, UnitLayout, copy_in
+from ..shared.layout import Segment, UnitLayout, chunk_rows, copy_in
 from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import chunk_cat, foreach_add_
 from .streams import Streams
 from .unit import Unit
-
-# A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it is.
-#
-# gloo's own reduce-scatter on one tensor all-reduces all of it and keeps a part. An exchange and a local sum
-# send half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::
-#
-#     gradients     a0 a1 a2   b0 b1 b2          a1: what rank 1 owns of a
-#     sent          a0 b0 | a2 b2                to rank 0 | to rank 2
-#     received      a1 b1 | a1 b1                of rank 0 | of rank 2
-#     result        their sum, and a1 b1 of this rank's own gradients added in place
-#
-# The order of a sum is that of the ranks, the owner last, so it is equal on every run.
-
-
-class Exchange:
-    """One reduction. The gradients are held until ``finish``, which reads this rank's part of them.
-
-    Args:
-        gradients: of the parameters, one rank's part after the other where the layout is chunked; of all of
-            them where it is flat.
-        offsets: start of each one's part in the result, where the layout is chunked.
-        numel: elements of the result.
-        before: divide by this before the sum.
-    """
-
-    def __init__(
-        self,
-        layout: UnitLayout,
-        gradients: Sequence[torch.Tensor],
-        offsets: Sequence[int],
-        numel: int,
-        dtype: torch.dtype,
-        before: float,
-    ) -> None:
-        self._layout = layout
-        self._numel = numel
-        gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
-        self.sent = torch.empty((layout.world_size - 1) * numel, dtype=dtype, device=gradients[0].device)
-        self._own: list[tuple[int, torch.Tensor]] = []
-        self._received = self.sent
-        if layout.rank_major:
-            self._cut_rows(gradients, offsets)
-        else:
-            self._cut_flat(gradients)
-        self._own = [(offset, part.to(dtype)) for offset, part in self._own]
-        if before != 1:
-            self.sent.div_(before)
-            self._own = [(offset, part / before) for offset, part in self._own]
-
-    def start(self, group: ProcessGroup) -> dist.Work | None:
-        """Send and receive, on the backend's own threads."""
-        self._received = torch.empty_like(self.sent)
-        return comm.exchange_shards(self._received, self.sent, group)
-
-    def finish(self) -> torch.Tensor:
-        """Return what all ranks' gradients of this rank's part sum up to, 1-D, once the exchange is done."""
-        others = self._received.view(self._layout.world_size - 1, self._numel)
-        result = others[0] if len(others) == 1 else others.sum(0)
-        parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
-        if parts:  # a rank past the last chunk owns nothing
-            foreach_add_(parts, [part for _, part in self._own])
-        return result
-
-    def _cut_rows(self, gradients: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
-        ranks, rank = self._layout.world_size, self._layout.rank
-        before: list[torch.Tensor] = []
-        after: list[torch.Tensor] = []
-        for gradient, offset in zip(gradients, offsets, strict=True):
-            rows = -(-gradient.size(0) // ranks)
-            begin = min(rank * rows, gradient.size(0))
-            own = gradient[begin : begin + rows]
-            if own.numel():
-                self._own.append((offset, own))
-            if gradient.size(0) < rows * ranks:  # each rank's part is padded to the largest
-                pad = gradient.new_zeros(rows * ranks - gradient.size(0), *gradient.shape[1:])
-                gradient = torch.cat((gradient, pad))
-            before.append(gradient[: rank * rows])
-            after.append(gradient[(rank + 1) * rows :])
-        split = rank * self._numel
-        for parts, sent in ((before, self.sent[:split]), (after, self.sent[split:])):
-            if sent.numel():
-                parts = [part for part in parts if part.numel()] if self._layout.has_empty else parts
-                copy_in(parts, sent.view(-1, self._numel))
-
-    def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> None:
-        before: list[torch.Tensor] = []
-        after: list[torch.Tensor] = []
-        for segment, gradient in zip(self._layout.segments, gradients, strict=True):
-            start, end = segment.shard_range
-            flat = gradient.reshape(-1)
-            before.append(flat[:start])
-            after.append(flat[end:])
-            if end > start:
-                self._own.append((segment.shard_offset, flat[start:end]))
-        parts = before + after
-        used = sum(part.numel() for part in parts)
-        torch.cat(parts, out=self.sent[:used])
-        self.sent[used:].zero_()
 
 
 def plain(gradient: torch.Tensor) -> torch.Tensor:
@@ -417,21 +317,88 @@ class Pieces(Reduction):
 
 
 class Exchanged(Reduction):
-    """An exchange of what each rank owns, and a local sum, where gloo reduces."""
+    """A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it is.
+
+    gloo's own reduce-scatter on one tensor all-reduces all of it and keeps a part. An exchange and a local
+    sum send half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::
+
+        gradients     a0 a1 a2   b0 b1 b2          a1: what rank 1 owns of a
+        sent          a0 b0 | a2 b2                to rank 0 | to rank 2
+        received      a1 b1 | a1 b1                of rank 0 | of rank 2
+        result        their sum, and a1 b1 of this rank's own gradients added in place
+
+    The order of a sum is that of the ranks, the owner last, so it is equal on every run. The gradients are
+    held until ``finish``, which reads this rank's part of them.
+    """
 
     def __init__(self, given: Given) -> None:
         unit, plan, before = given.unit, given.plan, given.average.before
-        numel, dtype = plan.numel // unit.layout.world_size, unit.precision.reduce
-        self._exchange = Exchange(unit.layout, given.gradients, plan.offsets, numel, dtype, before)
-        super().__init__(unit, given.which, plan.offsets, self._exchange.sent, given.average)
+        self._layout, dtype = unit.layout, unit.precision.reduce
+        self._numel = plan.numel // self._layout.world_size
+        sent = torch.empty((self._layout.world_size - 1) * self._numel, dtype=dtype, device=unit.device)
+        super().__init__(unit, given.which, plan.offsets, sent, given.average)
+        gradients = [g if type(g) is torch.Tensor else plain(g) for g in given.gradients]
+        cut = self._cut_rows if self._layout.rank_major else self._cut_flat
+        # This rank's part of each gradient, and where it is in the result.
+        self._own = [(offset, part.to(dtype)) for offset, part in cut(gradients)]
+        if before != 1:
+            sent.div_(before)
+            self._own = [(offset, part / before) for offset, part in self._own]
 
     def start(self, streams: Streams) -> None:
-        assert self.unit.groups.reduce is not None
-        self.work = self._exchange.start(self.unit.groups.reduce)
+        group = self.unit.groups.reduce
+        assert group is not None
+        sent, self.output = self.output, torch.empty_like(self.output)
+        self.work = comm.exchange_shards(self.output, sent, group)
 
     def finish(self) -> None:
-        self.output = self._exchange.finish()
-        del self._exchange
+        others = self.output.view(self._layout.world_size - 1, self._numel)
+        self.output = result = others[0] if len(others) == 1 else others.sum(0)
+        parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
+        if parts:  # a rank past the last chunk owns nothing
+            foreach_add_(parts, [part for _, part in self._own])
+        self._own = []
+
+    def _cut_rows(self, gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+        """Lay what others own of chunked ``gradients`` into what is sent; returns this rank's own parts."""
+        ranks, rank = self._layout.world_size, self._layout.rank
+        own: list[tuple[int, torch.Tensor]] = []
+        before: list[torch.Tensor] = []
+        after: list[torch.Tensor] = []
+        for gradient, offset in zip(gradients, self.offsets, strict=True):
+            start, end = chunk_rows(gradient.size(0), ranks, rank)
+            if gradient[start:end].numel():
+                own.append((offset, gradient[start:end]))
+            rows = -(-gradient.size(0) // ranks)
+            if gradient.size(0) < rows * ranks:  # each rank's part is padded to the largest
+                pad = gradient.new_zeros(rows * ranks - gradient.size(0), *gradient.shape[1:])
+                gradient = torch.cat((gradient, pad))
+            before.append(gradient[: rank * rows])
+            after.append(gradient[(rank + 1) * rows :])
+        split = rank * self._numel
+        for parts, sent in ((before, self.output[:split]), (after, self.output[split:])):
+            if sent.numel():
+                parts = [part for part in parts if part.numel()] if self._layout.has_empty else parts
+                copy_in(parts, sent.view(-1, self._numel))
+        return own
+
+    def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+        """Do the same for gradients of all parameters of a flat layout."""
+        own: list[tuple[int, torch.Tensor]] = []
+        before: list[torch.Tensor] = []
+        after: list[torch.Tensor] = []
+        for segment, gradient in zip(self._layout.segments, gradients, strict=True):
+            start, end = segment.shard_range
+            flat = gradient.reshape(-1)
+            before.append(flat[:start])
+            after.append(flat[end:])
+            if end > start:
+                own.append((segment.shard_offset, flat[start:end]))
+        parts = before + after
+        used = sum(part.numel() for part in parts)
+        torch.cat(parts, out=self.output[:used])
+        self.output[used:].zero_()
+        return own
 
 
 # -- which way -----------------------------------------------------------------------------------------------

@@ -248,17 +248,13 @@ class FirstGradient:
         self.expected = False
         if len(self._hooks) > 1:
             own = self._hooks.pop(parameter)
-            self.forget()
+            self.miss()
             self._hooks[parameter] = own
         self._arrived()
 
     def miss(self) -> None:
         """Ask all parameters next time: none came, or the one that is asked is no longer the first."""
         self.expected = False
-        self.forget()
-
-    def forget(self) -> None:
-        """Ask no parameter any more."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()

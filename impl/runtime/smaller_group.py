@@ -24,13 +24,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 from ..collectives import comm
-from ..shared.layout import CopyOut, chunked_layout
+from ..shared.layout import chunked_layout
 from ..shared.placement import contiguous_strides, new_dtensor
+from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import DTensorSpec, TensorMeta, foreach_copy_
-from .buffer import FlatBuffer, make_buffer
+from .buffer import FlatBuffer
 from .context import Context
-from .gather import Gather, Sharded, choose_gather
-from .presentation import UnitParameter
+from .gather import Gather, Packed, Sharded, choose_gather
+from .presentation import Assignments, UnitParameter, assignments, show
 
 
 class InSmallerGroup(Gather):
@@ -50,55 +51,42 @@ class InSmallerGroup(Gather):
         self._parameters = parameters
         self._mesh = mesh
         self.group = group = mesh.get_group(1)
-        layout, itemsize = sharded.layout, sharded.precision.compute.itemsize
-        shapes = [segment.shape for segment in layout.segments]
-        self._kept_layout = chunked_layout(shapes, group.size(), group.rank(), itemsize)
-        self._starts = [segment.full_offset for segment in layout.segments]
+        itemsize = sharded.precision.compute.itemsize
+        layout = chunked_layout(
+            [segment.shape for segment in sharded.layout.segments], group.size(), group.rank(), itemsize
+        )
+        # The parameters are where the usual gather has them.
+        self._kept_layout = layout.placed([segment.full_offset for segment in sharded.layout.segments])
+        # Gathers the larger shard, in its memory, which comes and goes.
+        self._smaller: Packed | None = None
         self._kept: FlatBuffer | None = None
-        self._gathered: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []
-        self._copy_out: CopyOut | None = None
         self._kept_at: Any = None
-        self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._show: Assignments = []
         self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
 
     # -- as the usual one, unless a larger shard is there ----------------------------------------------------
 
+    @property
+    def _now(self) -> Gather:
+        """Return the gather that comes next, or is under way."""
+        return self._smaller if self.holds and self._smaller is not None else self._usual
+
     def start(self, context: Context) -> None:
-        if not self.holds:
-            self._usual.start(context)
-            return
-        assert self._kept is not None
-        streams, owner = context.streams, context.streams.all_gather
-        owner.wait(self._kept_at)
-        custom, shard = self.sharded.custom, self._kept.tensor
-        with owner:
-            if self._gathered is None:
-                numel = self._kept_layout.gathered_numel
-                self._gathered = make_buffer(numel, shard.dtype, shard.device, owner, custom)
-            else:
-                self._gathered.take()
-            gathered = self._gathered.tensor
-            self.work = comm.all_gather(gathered, shard, self.group, not streams.has_streams, custom)
-            self.event = owner.record()
+        if self.holds:
+            # A custom collective's input is written on the copy-in stream.
+            for stream in (context.streams.copy_in, context.streams.all_gather):
+                stream.wait(self._kept_at)
+        self._now.start(context)
 
     def finish(self, context: Context) -> None:
-        if self.holds:
-            super().finish(context)
-        else:
-            self._usual.finish(context)
-            self.work, self.event = self._usual.work, self._usual.event
+        self._now.finish(context)
+        self.work, self.event = self._now.work, self._now.event
 
     def fill(self, context: Context, hold: int) -> None:
-        if not self.holds:
-            self._usual.fill(context, hold)
-            return
-        self._usual.take_full(context)
-        assert self._gathered is not None
-        assert self._copy_out is not None
-        self._copy_out(self._gathered.tensor)
-        self._release(context)
+        self._now.fill(context, hold)
+        self.drop()
 
     def memory(self) -> torch.Tensor:
         return self._usual.memory()
@@ -107,23 +95,14 @@ class InSmallerGroup(Gather):
         self._usual.free(context, hold)
 
     def abandon(self, context: Context) -> None:
-        if self.holds:
-            self.finish(context)
-            self._release(context)
-        else:
-            self._usual.abandon(context)
+        self._now.abandon(context)
+        self.drop()
 
     def take_over(self, before: Gather) -> bool:
         return isinstance(before, InSmallerGroup) and self._usual.take_over(before._usual)
 
-    def _release(self, context: Context) -> None:
-        """Give back the gather's buffer and the larger shard."""
-        assert self._gathered is not None
-        context.handover.release(self._gathered, context.streams.compute)
-        self.drop()
-
     def drop(self) -> None:
-        """Free the larger shard."""
+        """Free the larger shard, if it is there."""
         if self._kept is not None:
             self._kept.free()
         self.holds = False
@@ -135,15 +114,23 @@ class InSmallerGroup(Gather):
         full, layout, compute = self._usual.memory(), self._kept_layout, context.streams.compute
         if self._kept is None:
             self._kept = FlatBuffer(layout.shard_numel, full.dtype, full.device, compute)
-            for segment, start in zip(layout.segments, self._starts, strict=True):
-                begin, end = segment.shard_range
-                self._parts += [segment.in_shard(self._kept.tensor), full[start + begin : start + end]]
-            self._copy_out = CopyOut(layout, full, self._starts)
-        else:
-            self._kept.take()
+            self._smaller = self._gather_of(self._kept.tensor)
+            for segment in layout.segments:
+                own = segment.own_part(segment.in_full(full))
+                self._parts += [segment.in_shard(self._kept.tensor), own]
+        self._kept.take()
         foreach_copy_(self._parts[::2], self._parts[1::2])
         self._kept_at = compute.record()
         self.holds = True
+
+    def _gather_of(self, shard: torch.Tensor) -> Packed:
+        """Return the gather of the larger shard, into the memory of the usual one's parameters."""
+        groups = comm.UnitGroups.of(self.group)
+        precision = UnitPrecision.decide(shard.dtype, None, None)
+        custom = self.sharded.custom
+        made = Packed(Sharded(self._kept_layout, shard, groups, precision, shard.device, custom=custom))
+        made.take_over(self._usual)
+        return made
 
     def show_kept(self, trained: Sequence[nn.Parameter]) -> None:
         """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
@@ -152,8 +139,7 @@ class InSmallerGroup(Gather):
         for index, shown in self._shown.items():
             if shown.requires_grad != trained[index].requires_grad:
                 shown.requires_grad_(trained[index].requires_grad)
-        for registry, name, parameter in self._show:
-            registry[name] = parameter
+        show(self._show)
 
     @torch.inference_mode(False)
     def _make_kept(self) -> None:
@@ -170,7 +156,9 @@ class InSmallerGroup(Gather):
                 new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
             )
             self._shown[index] = shown
-            self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
+        described = [self._parameters[index] for index in self._shown]
+        kept = list(self._shown.values())
+        self._show = assignments(described, kept, lambda module: module._parameters)
 
 
 # Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that

@@ -89,8 +89,7 @@ class Stage:
         for unit in self.units:
             unit.readopt()
             unit.join(context, name)
-            _check_materialised(unit)
-            _check_on_host(unit)
+            _check_memory(unit)
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = not is_root
@@ -183,21 +182,18 @@ class Stage:
         self.state = StageState.IDLE
 
 
-def _check_materialised(unit: Unit) -> None:
-    if unit.shard.device.type == "meta":
-        names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
+def _check_memory(unit: Unit) -> None:
+    """Raise RuntimeError if a unit's parameters have no data, or are not on the host though offloaded."""
+    device = unit.shard.device
+    names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
+    if device.type == "meta":
         raise RuntimeError(
             f"unit '{unit.name}' is still on the meta device (parameters {names}, ...): call "
             "module.to_empty(device=...) and initialise the parameters before the first forward"
         )
-
-
-def _check_on_host(unit: Unit) -> None:
-    """Raise RuntimeError if an offloaded unit's parameters were materialised on the device."""
-    if unit.offload is not None and unit.shard.device.type not in ("cpu", "meta"):
-        names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
+    if unit.offload is not None and device.type != "cpu":
         raise RuntimeError(
             f"FSDP parameters should be materialized on CPU when enabling CPU offloading, but those of unit "
-            f"'{unit.name}' ({names}, ...) are on {unit.shard.device}: call "
+            f"'{unit.name}' ({names}, ...) are on {device}: call "
             'module.to_empty(device="cpu"), or load a CPU state dict'
         )

@@ -11,9 +11,17 @@ Streams are made by ``torch.get_device_module(device)``, so any device with the 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
+
+
+def current_device(kind: str) -> torch.device:
+    """Return this rank's device of a type, such as ``"cuda"``: the current one."""
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 class Event(Protocol):
@@ -85,11 +93,22 @@ class _DeviceStream(Stream):
         tensor.record_stream(self._stream or self._module.current_stream())
 
 
+# The CPU's: the program itself. One object, so that what is on it is seen to be on one stream.
+_PROGRAM = Stream()
+
+
 def stream_of(stream: Any, device: torch.device) -> Stream:
-    """Return the stream that the user made, as one of ours; the CPU's, if ``device`` is one."""
-    if device.type == "cpu":
-        return Stream()
+    """Return a stream of ``device`` as one of ours, ``None`` for the current one; the CPU's, if it is one."""
+    if device.type in ("cpu", "meta"):
+        return _PROGRAM
     return _DeviceStream(torch.get_device_module(device), stream)
+
+
+def new_stream(device: torch.device, priority: int = 0) -> Stream:
+    """Return another stream of ``device``; -1 is the higher ``priority``."""
+    if device.type in ("cpu", "meta"):
+        return _PROGRAM
+    return stream_of(torch.get_device_module(device).Stream(priority=priority), device)
 
 
 class Streams:
@@ -102,26 +121,17 @@ class Streams:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.has_streams = device.type not in ("cpu", "meta")
-        self._to_host: Stream | None = None
-        if not self.has_streams:
-            stream = Stream()
-            self.compute = self.copy_in = self.all_gather = self.reduce_scatter = self.all_reduce = stream
-            return
-        module = torch.get_device_module(device)
-        self.compute = _DeviceStream(module)
-        self.copy_in = _DeviceStream(module, module.Stream(priority=-1))
-        self.all_gather = _DeviceStream(module, module.Stream(priority=-1))
-        self.reduce_scatter = _DeviceStream(module, module.Stream(priority=-1))
-        self.all_reduce = _DeviceStream(module, module.Stream(priority=0))
+        self.compute = stream_of(None, device)
+        self.has_streams = self.compute is not _PROGRAM
+        self.copy_in = new_stream(device, -1)
+        self.all_gather = new_stream(device, -1)
+        self.reduce_scatter = new_stream(device, -1)
+        self.all_reduce = new_stream(device)
 
-    @property
+    @cached_property
     def to_host(self) -> Stream:
         """Return the stream that copies to the host; made at its first use: only CPU offload has one."""
-        if self._to_host is None:
-            module = torch.get_device_module(self.device) if self.has_streams else None
-            self._to_host = Stream() if module is None else _DeviceStream(module, module.Stream(priority=0))
-        return self._to_host
+        return new_stream(self.device)
 
     def count_retries(self) -> int:
         """Return how often this device's allocator had to free its cache and try again, since the start."""
@@ -135,10 +145,5 @@ class HostLink:
     """Streams of computation and of both directions of the link to the host, which work at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        if device.type == "cpu":
-            self.compute = self.to_host = self.from_host = Stream()
-            return
-        module = torch.get_device_module(device)
-        self.compute = _DeviceStream(module)
-        self.to_host = _DeviceStream(module, module.Stream(priority=0))
-        self.from_host = _DeviceStream(module, module.Stream(priority=0))
+        self.compute = stream_of(None, device)
+        self.to_host, self.from_host = new_stream(device), new_stream(device)

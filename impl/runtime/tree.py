@@ -20,7 +20,7 @@ from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .buffer import keep_freed_pages
 from .context import Context, span
 from .gradient_state import any_gradient
-from .presentation import count_steps
+from .presentation import Unreduced, count_steps
 from .reduction import Reducer, keep_gradients, take_gradients
 from .schedule import Schedule
 from .stage import Stage, StageState
@@ -46,9 +46,7 @@ class Runtime:
             keep_freed_pages(_bytes_of_steps(units))
         self.reducer = Reducer(streams, settings.memory_handover)
         self.schedule = Schedule(settings, self.context.limiter, self.reducer.lent, streams.has_streams)
-        self.order_check: OrderCheck | None = None
-        if OrderCheck.is_asked_for():
-            self.order_check = OrderCheck(lambda number: stages[number].name, root.device)
+        self.order_check = OrderCheck() if OrderCheck.is_asked_for() else None
         count_steps(unit.presentation for unit in units)
         # The stage whose forward is the outermost one running now; not the root where a part runs alone.
         self.forward_root: Stage | None = None
@@ -56,7 +54,7 @@ class Runtime:
         # An event that the user recorded after the optimizer, for gathers to wait on instead of everything.
         self.optimizer_event: Event | None = None
         # Units that show gradients of ``no_sync()``.
-        self._unreduced: list[Unit] = []
+        self._unreduced: list[tuple[Unreduced, Unit]] = []
         # Whether a forward ran; before that the tree may become part of a larger one.
         self.ran = False
         self._callback_queued = False
@@ -174,8 +172,8 @@ class Runtime:
         for unit in stage.units:
             state = unit.gradients
             state.held_back = not state.synchronize or state.partial is not None
-            if not state.synchronize and unit.presentation.unreduced is not None:
-                self.show_unreduced(unit)
+            if not state.synchronize:
+                self._show_unreduced(unit)
         stage.end_backward()
 
     def _end_backward(self) -> None:
@@ -217,19 +215,17 @@ class Runtime:
             )
 
     @torch.no_grad()
-    def show_unreduced(self, unit: Unit) -> None:
-        """Let ``unit`` show the gradients that it keeps for a later backward."""
+    def _show_unreduced(self, unit: Unit) -> None:
+        """Let ``unit`` show the gradients that it keeps for a later backward, where its front end does so."""
         unreduced = unit.presentation.unreduced
-        assert unreduced is not None
-        unreduced.show(unit)
-        if unreduced.shown:
-            self._unreduced.append(unit)
+        if unreduced is not None:
+            unreduced.show(unit)
+            if unreduced.shown:
+                self._unreduced.append((unreduced, unit))
 
     @torch.no_grad()
     def _take_back_unreduced(self) -> None:
-        for unit in self._unreduced:
-            unreduced = unit.presentation.unreduced
-            assert unreduced is not None
+        for unreduced, unit in self._unreduced:
             unreduced.take_back(unit)
         self._unreduced.clear()
 
@@ -289,8 +285,8 @@ class Runtime:
         for stage in self.stages:
             stage.reset(keep=keep)
             for unit in stage.units if failed_backward else ():
-                if unit.gradients.held_back and unit.presentation.unreduced is not None:
-                    self.show_unreduced(unit)
+                if unit.gradients.held_back:
+                    self._show_unreduced(unit)
         self.context.await_host_read()
         self.context.handover.trim()
         self.schedule.reset()

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 
@@ -106,6 +105,16 @@ class UnitLayout:
         """Return elements an all-gather returns: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
 
+    def store(self, values: Sequence[torch.Tensor], shard: torch.Tensor) -> None:
+        """Copy this rank's part of whole ``values``, one for each parameter, into ``shard``."""
+        for segment, value in zip(self.segments, values, strict=True):
+            segment.store(value, shard)
+
+    def placed(self, starts: Sequence[int]) -> UnitLayout:
+        """Return the same layout with the parameters at other ``starts`` in the full buffer."""
+        pairs = zip(self.segments, starts, strict=True)
+        return replace(self, segments=tuple(replace(each, full_offset=start) for each, start in pairs))
+
     @cached_property
     def parameter_numel(self) -> int:
         """Return elements of the parameters themselves, without any padding."""
@@ -142,12 +151,6 @@ def _align(numel: int, element_size: int) -> int:
     return -(-numel // step) * step
 
 
-def check_rank(world_size: int, rank: int) -> None:
-    """Raise ``ValueError`` unless ``rank`` is one of ``world_size`` ranks."""
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is not a rank of a group of {world_size}")
-
-
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
     """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty past the last chunk."""
     step = -(-rows // world_size)
@@ -165,18 +168,13 @@ def chunked_layout(
     """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
-        shapes: shape of each parameter, at least one dimension each.
+        shapes: shape of each parameter, at least one dimension each (``make_units`` refuses others).
         element_size: bytes of the widest dtype the full buffer is held in, for alignment.
-        dims: the dim on which each is cut, by default 0; parameters with another dim come last.
+        dims: the dim on which each is cut, by default 0; parameters with another dim, which divides
+            (``check_even``), come last (``order_for_groups``).
         grouped: how many, the first ones, may have collectives of their own.
-
-    Raises:
-        ValueError: a shape without dimensions, a dim that does not divide, or an order that cannot be served.
     """
-    check_rank(world_size, rank)
-    dims = [0] * len(shapes) if dims is None else list(dims)
-    if any(before > 0 and after == 0 for before, after in pairwise(dims)):
-        raise ValueError(f"parameters that are cut on dim 0 come first, not in the order {dims}")
+    dims = [0] * len(shapes) if dims is None else dims
     segments: list[Segment] = []
     shard_offset = full_offset = 0
     for shape, dim in zip(shapes, dims, strict=True):
@@ -201,10 +199,6 @@ def chunked_layout(
 def _chunked_segment(
     shape: tuple[int, ...], dim: int, world_size: int, rank: int, shard_offset: int, full_offset: int
 ) -> Segment:
-    if len(shape) == 0:
-        raise ValueError("a parameter without dimensions has no rows to shard; give it the shape (1,)")
-    if dim > 0 and shape[dim] % world_size:
-        raise ValueError(f"dim {dim} of the shape {shape} does not divide by {world_size} ranks")
     numel, row = math.prod(shape), math.prod(shape[1:])
     start, end = chunk_rows(shape[dim], world_size, rank)
     # Room for rows of any number of ranks that divides this one (``smaller_group.py``), whatever dim is cut.
@@ -233,17 +227,12 @@ def _chunked_segment(
 #     full        a0 a1 a2   b0 b1 b2         each parameter contiguous
 
 
-def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """Return where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
-
-    Args:
-        starts: where each parameter starts, if not where ``layout`` says.
-    """
-    if starts is None:
-        starts = [segment.full_offset for segment in layout.segments]
+def places(layout: UnitLayout, full: torch.Tensor) -> list[torch.Tensor]:
+    """Return where parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part)."""
+    ranks = layout.world_size
     return [
-        full[start : start + segment.shard_padded_numel * layout.world_size].view(layout.world_size, -1)
-        for start, segment in zip(starts[: layout.fused], layout.segments, strict=False)
+        full[segment.full_offset : segment.full_offset + segment.shard_padded_numel * ranks].view(ranks, -1)
+        for segment in layout.segments[: layout.fused]
     ]
 
 
@@ -253,24 +242,17 @@ class CopyOut:
     Args:
         layout: of the gather; rank-major.
         full: 1-D, the parameters; its memory may come and go.
-        starts: where each parameter starts in ``full``, if not where ``layout`` says.
         source: what every call copies, where that is one tensor of the CPU: there one copy after the other
             costs less than to split again.
     """
 
-    def __init__(
-        self,
-        layout: UnitLayout,
-        full: torch.Tensor,
-        starts: Sequence[int] | None = None,
-        source: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, layout: UnitLayout, full: torch.Tensor, source: torch.Tensor | None = None) -> None:
         self._layout = layout
         self._parts: list[torch.Tensor] = []
         if source is not None and not layout.interleaved:
             rows = source.view(layout.world_size, -1)
             self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
-        self._fused = places(layout, full, starts)
+        self._fused = places(layout, full)
         # Parameters that are cut on another dim than the first.
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])

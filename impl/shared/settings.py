@@ -5,9 +5,9 @@ Names and fields that torch has too mean what torch means by them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -30,20 +30,37 @@ class CommunicationLayout(Enum):
     # All are copied out of one all-gather and into one reduce-scatter, as torch does.
     PACKED = "packed"
 
-    @classmethod
-    def decide(cls, value: str | CommunicationLayout) -> CommunicationLayout:
-        """Read the front end's argument, which may be a name."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(layout.value) for layout in cls)
-            raise ValueError(f"layout must be one of {names}, not {value!r}") from None
+
+Kind = TypeVar("Kind", bound=Enum)
+Own = TypeVar("Own")
 
 
-def check_floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
-    """Raise ``ValueError`` unless ``dtype`` is ``None`` or a floating point dtype."""
-    if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
-        raise ValueError(f"{owner}.{field} must be a floating point torch.dtype or None, not {dtype!r}")
+def one_of(kind: type[Kind], value: str | Kind, argument: str) -> Kind:
+    """Return the member of ``kind`` that an argument names, or is. Raises ``ValueError`` if none is."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{argument} must be one of {names}, not {value!r}") from None
+
+
+def own(kind: type[Own], given: Any, argument: str) -> Own:
+    """Return an argument as our dataclass ``kind``; torch's is taken too, so that a script need change only
+    one import. Raises ``ValueError`` for what has not its fields."""
+    if isinstance(given, kind):
+        return given
+    names = [field.name for field in fields(cast(Any, kind))]
+    if not all(hasattr(given, name) for name in names):
+        raise ValueError(f"{argument} must be a {kind.__name__}, not {given!r}")
+    return kind(**{name: getattr(given, name) for name in names})
+
+
+def check_floating(owner: object, *names: str) -> None:
+    """Raise ``ValueError`` unless the fields of these ``names`` are ``None`` or floating point dtypes."""
+    for name in names:
+        dtype, where = getattr(owner, name), f"{type(owner).__name__}.{name}"
+        if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
+            raise ValueError(f"{where} must be a floating point torch.dtype or None, not {dtype!r}")
 
 
 @dataclass(frozen=True)
@@ -63,8 +80,7 @@ class MixedPrecisionPolicy:
     cast_forward_inputs: bool = True
 
     def __post_init__(self) -> None:
-        for field in ("param_dtype", "reduce_dtype", "output_dtype"):
-            check_floating("MixedPrecisionPolicy", field, getattr(self, field))
+        check_floating(self, "param_dtype", "reduce_dtype", "output_dtype")
 
 
 @dataclass(frozen=True)
@@ -190,11 +206,7 @@ class ScheduleSettings:
                 f'"auto", not {limit_all_gathers!r}'
             )
         limit = 2 if adapt or limit_all_gathers is True else int(limit_all_gathers)
-        try:
-            handover = MemoryHandover(memory_handover)
-        except ValueError:
-            names = ", ".join(repr(mode.value) for mode in MemoryHandover)
-            raise ValueError(f"memory_handover must be one of {names}, not {memory_handover!r}") from None
+        handover = one_of(MemoryHandover, memory_handover, "memory_handover")
         if not isinstance(check_ranks, int) or check_ranks < 0:
             raise ValueError(
                 f"check_ranks must be True, False or a number of iterations, not {check_ranks!r}"

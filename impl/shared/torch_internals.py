@@ -80,16 +80,11 @@ def _find(internal: Internal) -> Any:
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
             raise  # something that torch itself needs
-        raise _gone(internal) from error
+        raise TorchInternalError(
+            f"torch {torch.__version__} has no {internal.path.replace(':', '.')}, needed for "
+            f"{internal.needed_for}: install a version of torch that has it"
+        ) from error
     return partial(getattr, owner, name) if internal.changes else found
-
-
-def _gone(internal: Internal) -> TorchInternalError:
-    name = internal.path.replace(":", ".")
-    return TorchInternalError(
-        f"torch {torch.__version__} has no {name}, needed for {internal.needed_for}: "
-        "install a version of torch that has it"
-    )
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
+from ...collectives.agreement import some
 from ...runtime.presentation import plain_name
 from ..parameter_names import NamedUnit
 from .optim_parameters import Key, LoadFrom, Outline, State, TrainedModel, entries_of, loaded_groups
@@ -201,9 +202,9 @@ def _misplaced(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
     ]
     if not names:
         return nested
-    some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     hint = "; numbers have to become names first: rekey_optim_state_dict" if isinstance(names[0], int) else ""
-    return [f"the state dict has states of {some}, which are not parameters of the model{hint}", *nested]
+    unknown = some([repr(name) for name in names])
+    return [f"the state dict has states of {unknown}, which are not parameters of the model{hint}", *nested]
 
 
 def _nests_tensors(value: Any) -> bool:
@@ -245,15 +246,11 @@ def _by_key(
             here = unit.named.unit.layout.segments[index].shard_numel > 0
             own = dict(existing.get(parameter, {}))
             if here:
-                parts = unit.parts.get(index, {})
-                own = {name: _shaped(value, parameter) for name, value in parts.items()}
+                own = {
+                    # Elements in the shape of the parameter as this rank shows it.
+                    name: v.view(parameter.shape) if isinstance(v, torch.Tensor) and v.dim() else v
+                    for name, v in unit.parts.get(index, {}).items()
+                }
         if own:
             state[key] = own
     return state
-
-
-def _shaped(value: Any, parameter: nn.Parameter) -> Any:
-    """Return elements of a state in the shape of the parameter as this rank shows it."""
-    if isinstance(value, torch.Tensor) and value.dim():
-        return value.view(parameter.shape)
-    return value

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim.optimizer import StateDict
 
-from ...runtime.hooks import stage_of
+from ...runtime.hooks import stages_in
 from ...runtime.presentation import plain_name
 from ..parameter_names import named_units
 from .sharded_values import is_sharded
@@ -67,10 +67,8 @@ class TrainedModel:
     """
 
     def __init__(self, model: nn.Module, call: str) -> None:
-        for module in model.modules():
-            stage = stage_of(module)
-            if stage is not None:
-                stage.check_idle(call)
+        for stage in stages_in(model):
+            stage.check_idle(call)
         self.units = named_units(model)
         self.held: dict[nn.Parameter, Held] = {}
         self.places: dict[str, tuple[int, int]] = {}
@@ -206,8 +204,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
 def named_group(known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]) -> Group:
     """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
     names = [name for key in group["params"] for name in known.of(key, keys[key]).names]
-    rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    return {**copy.deepcopy(rest), "params": names}
+    return _settings(group, names, None)
 
 
 def loaded_groups(
@@ -263,6 +260,7 @@ def _saved_group(
 
 
 def _settings(group: Mapping[str, Any], params: Sequence[Key], param_names: Sequence[str] | None) -> Group:
+    """Return a group of other ``params`` with the settings of ``group``."""
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     named = {} if param_names is None else {"param_names": list(param_names)}
     return {**copy.deepcopy(rest), **named, "params": list(params)}

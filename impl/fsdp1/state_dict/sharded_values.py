@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
+from ...collectives.agreement import some
 from ...runtime.unit import Unit
 from ...shared.layout import UnitLayout, chunk_rows
 from ...shared.torch_internals import (
@@ -94,6 +95,35 @@ def _in_rows(layout: UnitLayout, rows: Mapping[int, torch.Tensor], piece: _Piece
     return rows[piece.index].reshape(-1)[piece.start - first : piece.end - first]
 
 
+def _move(
+    unit: Unit,
+    dtype: torch.dtype,
+    which: Sequence[int],
+    source: Callable[[_Piece], torch.Tensor],
+    target: Callable[[_Piece], torch.Tensor],
+    *,
+    to_rows: bool,
+) -> None:
+    """Copy all pieces of the parameters ``which`` from shards to rows, or back. A collective.
+
+    Args:
+        source, target: where a piece is on this rank that gives or gets it: 1-D.
+    """
+    layout = unit.layout
+    world, rank = layout.world_size, layout.rank
+
+    def pieces(giver: int, getter: int) -> Iterator[_Piece]:
+        return _pieces(layout, giver, getter, which) if to_rows else _pieces(layout, getter, giver, which)
+
+    if unit.groups.shard is None:
+        for piece in pieces(rank, rank):
+            target(piece).copy_(source(piece))
+        return
+    sent = [list(map(source, pieces(rank, other))) for other in range(world)]
+    received = [list(map(target, pieces(other, rank))) for other in range(world)]
+    _exchange(unit, dtype, sent, received)
+
+
 def _exchange(
     unit: Unit, dtype: torch.dtype, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]
 ) -> None:
@@ -120,20 +150,10 @@ def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list
         which: indices of parameters, the same on all ranks.
     """
     layout = unit.layout
-    world, rank = layout.world_size, layout.rank
-    segments = [layout.segments[index] for index in which]
-    rows = [shard.new_empty(rows_shape(segment.shape, world, rank)) for segment in segments]
-    held = partial(_in_shard, layout, shard)
-    wanted = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
-    if unit.groups.shard is None:
-        for piece in _pieces(layout, rank, rank, which):
-            wanted(piece).copy_(held(piece))
-    else:
-        sent = [[held(piece) for piece in _pieces(layout, rank, other, which)] for other in range(world)]
-        received = [
-            [wanted(piece) for piece in _pieces(layout, other, rank, which)] for other in range(world)
-        ]
-        _exchange(unit, shard.dtype, sent, received)
+    shapes = [layout.segments[index].shape for index in which]
+    rows = [shard.new_empty(rows_shape(shape, layout.world_size, layout.rank)) for shape in shapes]
+    place = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
+    _move(unit, shard.dtype, which, partial(_in_shard, layout, shard), place, to_rows=True)
     return rows
 
 
@@ -145,21 +165,15 @@ def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequ
         rows: this rank's rows of each of them; a parameter without dimensions whole.
     """
     layout = unit.layout
-    world, rank = layout.world_size, layout.rank
-    alone = unit.groups.shard is None
-    moving = [] if alone else [index for index in which if layout.segments[index].shape]
-    staying = [index for index in which if index not in moving]
-
     owned = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
     place = partial(_in_shard, layout, shard)
-    for piece in _pieces(layout, rank, rank, staying):
+    # A parameter without dimensions is whole on all ranks.
+    whole = [index for index in which if not layout.segments[index].shape]
+    for piece in _pieces(layout, layout.rank, layout.rank, whole):
         place(piece).copy_(owned(piece))
+    moving = [index for index in which if index not in whole]
     if moving:
-        sent = [[owned(piece) for piece in _pieces(layout, other, rank, moving)] for other in range(world)]
-        received = [
-            [place(piece) for piece in _pieces(layout, rank, other, moving)] for other in range(world)
-        ]
-        _exchange(unit, shard.dtype, sent, received)
+        _move(unit, shard.dtype, moving, owned, place, to_rows=False)
 
 
 def is_sharded(value: object) -> bool:
@@ -174,8 +188,9 @@ def sharded_value(
     if unit.groups.shard is None or not shape:
         return rows
     if mesh is None:
-        spans = [(first, end) for first, end in _all_rows(unit, shape[0]) if end > first]
-        return sharded_tensor(unit, rows, shape, spans)
+        world = unit.layout.world_size
+        spans = [chunk_rows(shape[0], world, rank) for rank in range(world)]
+        return sharded_tensor(unit, rows, shape, [(first, end) for first, end in spans if end > first])
     placements = [*([Replicate()] * (mesh.ndim - 1)), ShardPlacement(0)]
     stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(rows, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
@@ -214,11 +229,6 @@ def _where(group: Any, rank: int, device: torch.device) -> str:
         return f"rank:{everywhere}/cpu"
     count = torch.get_device_module(device).device_count()
     return f"rank:{everywhere}/{device.type}:{everywhere % count}"
-
-
-def _all_rows(unit: Unit, rows: int) -> list[tuple[int, int]]:
-    world = unit.layout.world_size
-    return [chunk_rows(rows, world, rank) for rank in range(world)]
 
 
 def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
@@ -288,6 +298,5 @@ def check_agreement(
     for rank, theirs in enumerate(gathered):
         own = [item for item in theirs if item not in everywhere]
         if own:
-            some = ", ".join(own[:5]) + (f" and {len(own) - 5} more" if len(own) > 5 else "")
-            lines.append(f"  not on all ranks, but on rank {rank} of the group: {some}")
+            lines.append(f"  not on all ranks, but on rank {rank} of the group: {some(own)}")
     raise RuntimeError("\n".join(lines))

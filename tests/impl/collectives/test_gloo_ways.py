@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, s
 
 from fsdpbench.impl.collectives import comm
 from fsdpbench.impl.fsdp1.flat_param import flat_layout
-from fsdpbench.impl.runtime.reduce_ways import Exchange
+from fsdpbench.impl.runtime.reduce_ways import Exchanged, Given, plan_of
+from fsdpbench.impl.runtime.streams import Streams
 from fsdpbench.impl.shared.layout import chunked_layout
+from fsdpbench.impl.shared.settings import UnitPrecision
 
 SHAPES = {
     "even": ((8, 3), (4,)),
@@ -33,11 +36,20 @@ def case_exchange(rank: int, *, shapes: tuple[tuple[int, ...], ...], kind: str, 
         ]
         for r in range(ranks)
     ]
-    offsets = [segment.shard_offset for segment in layout.segments]
-    exchange = Exchange(layout, everyone[rank], offsets, layout.shard_numel, torch.float32, before)
-    work = exchange.start(dist.group.WORLD)
-    work.wait()
-    result = exchange.finish()
+    unit: Any = SimpleNamespace(
+        layout=layout,
+        precision=UnitPrecision.decide(torch.float32, None, None),
+        device=torch.device("cpu"),
+        groups=comm.UnitGroups.of(dist.group.WORLD),
+        gathers=True,
+    )
+    which = range(len(shapes))
+    average = comm.Averaging(dist.ReduceOp.SUM, before, 1.0)
+    exchange = Exchanged(Given(unit, which, everyone[rank], average, plan_of(unit, which)))
+    exchange.start(Streams(unit.device))
+    exchange.work.wait()
+    exchange.finish()
+    result = exchange.output
     assert result.numel() == layout.shard_numel
     for index, segment in enumerate(layout.segments):
         total = sum(everyone[r][index] for r in range(ranks)) / before

@@ -32,7 +32,7 @@ from fsdpbench.impl.shared.settings import CommunicationLayout
     ],
 )
 def test_the_layout_says_who_has_its_own(layout: str, backend: str, smallest: float) -> None:
-    assert smallest_with_own(CommunicationLayout.decide(layout), backend) == smallest
+    assert smallest_with_own(CommunicationLayout(layout), backend) == smallest
 
 
 @given(

@@ -174,8 +174,8 @@ def test_misuse(two_ranks, case: Any) -> None:
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ((1, 0), r"rank 0 is at unit 'blocks.0', rank 1 is at unit 'blocks.1'"),
-        ((0,), r"rank 0 is at unit 'blocks.1', rank 1 ended its forward"),
+        ((1, 0), r"rank 0: forward of unit 'blocks.0'; rank 1: forward of unit 'blocks.1'"),
+        ((0,), r"rank 0: forward of unit 'blocks.1'; rank 1: end of forward"),
     ],
 )
 def test_ranks_disagree(two_ranks, others: tuple[int, ...], message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,17 +113,6 @@ def test_flat_ranges_cover_each_parameter_once(shapes: list[tuple[int, ...]], wo
         assert covered == list(range(math.prod(shape)))
 
 
-def test_a_scalar_has_no_rows() -> None:
-    with pytest.raises(ValueError, match="no rows"):
-        chunked_layout([()], 2, 0)
-
-
-@pytest.mark.parametrize(("world", "rank"), [(0, 0), (2, 2), (2, -1)])
-def test_impossible_ranks_are_refused(world: int, rank: int) -> None:
-    with pytest.raises(ValueError, match="is not a rank of"):
-        flat_layout([(2,)], world, rank)
-
-
 @given(
     shapes=st.lists(st.lists(st.integers(1, 5), min_size=2, max_size=3).map(tuple), min_size=1, max_size=3),
     world=WORLDS,
@@ -144,10 +132,3 @@ def test_parts_of_other_dims(shapes: list[tuple[int, ...]], world: int, data: st
             assert segment.shard_shape == part.shape
             assert segment.shard_padded_numel == segment.shard_numel == part.numel()
             assert torch.equal(whole[:, rank].reshape(-1), part.reshape(-1))
-
-
-def test_other_dims_refused() -> None:
-    with pytest.raises(ValueError, match=r"dim 1 of the shape \(4, 3\) does not divide by 2 ranks"):
-        chunked_layout([(4, 3)], 2, 0, dims=[1])
-    with pytest.raises(ValueError, match="dim 0 come first"):
-        chunked_layout([(4, 4), (4, 4)], 2, 0, dims=[1, 0])
