@@ -147,10 +147,9 @@ def _fit_group(
     profile: HardwareProfile, keys: Sequence[str], observed: Sequence[_Observation], ranks: int, fewest: int
 ) -> tuple[HardwareProfile, list[Figure]]:
     """Return the profile with what the group's own calls determine, and a figure for each key."""
-    # Each profile that is tried is checked: without what prices no run that is quick.
+    # Each profile tried is checked, so it is lean. No figure changes the tables of products in 8 or 4 bits.
     used = {library: profile.libraries[library] for library in profile.runs_use}
     lean = dataclasses.replace(profile, libraries=used, estimated=(), sources={}, older=None)
-    # Products in 8 or 4 bits have tables of their own, which no figure here changes.
     among = [each for each in observed if not each[0].func._schema.name.startswith("aten::_scaled_mm")]
 
     def errors(values: Mapping[str, float]) -> np.ndarray:
