@@ -32,22 +32,38 @@ _OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for eac
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # `module_call_us` is their time
 _GENERATORS = 0x20 | 0x80 | 0x200
 _END = "end of the step"
+_PAUSES = sys.version_info < (3, 12)  # later ones instrument all functions again each time
 FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
 
 
-class _Counted(dict[CodeType, int]):
-    """Whether a function is the program's. Comprehensions are calls in some versions of Python alone."""
+class _Codes(dict[int, int]):
+    """The number of each function's code by its `id`, equal codes alike; 0 of those that are not the program's.
 
-    def __missing__(self, code: CodeType) -> int:
-        name, file = code.co_name, code.co_filename
-        if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
-            counted = False
-        elif file.startswith(_PACKAGE):
-            counted = file.startswith(_OF_PROGRAMS)
-        else:
-            counted = _INSTALLED in file or not file.startswith(_STANDARD)
-        self[code] = int(counted and (name == "<lambda>" or not name.startswith("<")))
-        return self[code]
+    A lookup by the code itself would hash all of it, which takes longer than its call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: dict[CodeType, int] = {}
+        self._alive: list[CodeType] = []
+
+    def meet(self, code: CodeType) -> int:
+        """Return the number of a code that is not here yet."""
+        self._alive.append(code)
+        self[id(code)] = found = _is_counted(code) and self._numbers.setdefault(code, len(self._alive))
+        return found
+
+
+def _is_counted(code: CodeType) -> bool:
+    """Return whether a function is the program's. Comprehensions are calls in some versions of Python alone."""
+    name, file = code.co_name, code.co_filename
+    if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
+        return False
+    if name.startswith("<") and name != "<lambda>":
+        return False
+    if file.startswith(_PACKAGE):
+        return file.startswith(_OF_PROGRAMS)
+    return _INSTALLED in file or not file.startswith(_STANDARD)
 
 
 class PythonCalls:
@@ -55,11 +71,12 @@ class PythonCalls:
 
     counting = False
     """Whether they are counted now."""
+    _paused = False
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
-        self._counted = _Counted()
-        self._called: set[CodeType] = set()
+        self._codes = _Codes()
+        self._called: set[int] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -104,17 +121,31 @@ class PythonCalls:
         if threading.get_ident() == self._thread:
             self.calls = 0
             self._called.clear()
+            if self._paused:
+                self._paused = False
+                sys.setprofile(self._function)
+
+    def pause(self) -> None:
+        """See no calls until `leave`, in a kernel that calls no others: they would be forgotten there."""
+        if self.counting and _PAUSES and sys.getprofile() is self._function:
+            sys.setprofile(None)
+            self._paused = True
 
     def _count(self) -> None:
         """Count calls from here to the end of the step."""
-        self.counting, counted, known = True, self._counted, self._called
+        self.counting, codes, known = True, self._codes, self._called
         self.leave()
         self._previous: Any = sys.getprofile()
 
         def called(frame: Any, event: str, argument: Any) -> None:
-            if event == "call" and counted[frame.f_code]:
-                self.calls += AGAIN if frame.f_code in known else FIRST
-                known.add(frame.f_code)
+            if event == "call":
+                code = frame.f_code
+                number = codes.get(id(code))
+                if number is None:
+                    number = codes.meet(code)
+                if number:
+                    self.calls += AGAIN if number in known else FIRST
+                    known.add(number)
 
         self._function = called
         sys.setprofile(called)

@@ -24,7 +24,8 @@ def config(gpus: int = 16, **settings: object) -> Config:
     """Return two blocks of a small GPT on A100s, in bf16."""
     return Config(
         model="gpt-125m",
-        shape={"layers": 2},
+        shape={},
+        shape_given={"layers": 2},
         system="torch-fsdp2",
         device="sim",
         hardware="a100-80gb",

@@ -98,28 +98,31 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         python.before(operator)
-        if accelerator.backward.is_active:
-            accelerator.backward.arrive(args)
-        key: list[Any] = []
-        tensors: list[_Tensor] = []
-        _describe(args, key, tensors, by_type)
-        if kwargs:
-            key += kwargs  # the names
-            _describe(kwargs.values(), key, tensors, by_type)
-        frozen = tuple(key)
-        plan = plans.get(frozen)
-        if plan is None:
-            accelerator.require_started()
-            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs, by_type)
-        inputs = ""
-        if accelerator.trace is not None:
-            inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
-        result = carry_out(accelerator, plan, tensors, inputs)
-        if accelerator.known_values:
-            follow(operator, args, kwargs, result)
-        if python.counting:
-            python.leave()
-        return result
+        python.pause()
+        try:
+            if accelerator.backward.is_active:
+                accelerator.backward.arrive(args)
+            key: list[Any] = []
+            tensors: list[_Tensor] = []
+            _describe(args, key, tensors, by_type)
+            if kwargs:
+                key += kwargs  # the names
+                _describe(kwargs.values(), key, tensors, by_type)
+            frozen = tuple(key)
+            plan = plans.get(frozen)
+            if plan is None:
+                accelerator.require_started()
+                plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs, by_type)
+            inputs = ""
+            if accelerator.trace is not None:
+                inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
+            result = carry_out(accelerator, plan, tensors, inputs)
+            if accelerator.known_values:
+                follow(operator, args, kwargs, result)
+            return result
+        finally:
+            if python.counting:
+                python.leave()
 
     return kernel
 
