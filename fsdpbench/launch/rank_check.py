@@ -60,6 +60,12 @@ def run_checked(config: Config, folder: Path) -> Outcome:
         ends |= _run_all(config, folder, ranks[1:], deadline)
         logs = [_log(folder, end) for end in ends.values()]
         difference = first_difference(logs)
+        if difference is not None and difference.kind == Ended.TIMEOUT:
+            had, took = ends[difference.rank].took_s, ends[ranks[0]].took_s
+            if had < took and outcome.status in (Status.OK, Status.RACE):  # no time to blame it
+                said = f"rank {difference.rank} had {had:.0f} s of it, and rank 0 took {took:.0f} s"
+                limit = f"ran past {config.measurement.timeout_s:g} s"
+                difference, outcome = None, Outcome(Status.TIMEOUT, f"{limit}: {said}", "stderr.log")
         _leave(folder, _record(logs, difference))
         outcome = _with_difference(config, outcome, difference)
     for rank in ranks[1:]:

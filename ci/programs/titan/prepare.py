@@ -1,6 +1,7 @@
 """Make TorchTitan's tokenizer and its dataset `c4_test` in the current folder."""
 
 import json
+import random
 from pathlib import Path
 
 from datasets import load_dataset
@@ -17,6 +18,7 @@ tokenizer.save("tokenizer/tokenizer.json")
 with open("tokenizer/tokenizer_config.json", "w") as file:
     json.dump({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True}, file)
 with open("tests/assets/c4_test/data.json", "w") as file:
-    for _ in range(400):
+    for row in range(400):
+        random.Random(row).shuffle(words)
         file.write(json.dumps({"text": " ".join(words)}) + "\n")
 load_dataset("tests/assets/c4_test", split="train")  # its cache

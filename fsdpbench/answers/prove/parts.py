@@ -120,10 +120,10 @@ class _Running:
     def _resume(self) -> PartVerdict:
         request = self._request
         ranks, folder = request.real_ranks, self._folder / "resume"
-        findings, missing = resuming.resume(
+        findings, done, missing = resuming.resume(
             request.config, folder, ranks, request.limit_s, request.resume_with
         )
-        said = f"saved on {ranks[0]} CPU ranks, loaded on {' and '.join(map(str, ranks))}"
+        said = f"saved on {ranks[0]} CPU ranks, loaded on {' and '.join(map(str, done or ranks))}"
         time_s = self._saving_words()
         if findings:
             return judged(Part.RESUME, findings, said)

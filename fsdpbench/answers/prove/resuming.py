@@ -22,10 +22,10 @@ _MOST_STEPS = 12
 
 def resume(
     config: Config, folder: Path, ranks: Sequence[int], timeout_s: float, arguments: tuple[str, ...]
-) -> tuple[list[str], str]:
-    """Let the script save on `ranks[0]` ranks and continue on each of `ranks`; return findings, and what was
-    not judged. `arguments`: of the runs that continue, behind the script's own. Raises `CannotJudgeError` if
-    it saves or loads nothing."""
+) -> tuple[list[str], list[int], str]:
+    """Let the script save on `ranks[0]` ranks and continue on each of `ranks`; return findings, the numbers
+    that it continued on, and what was not judged. `arguments`: of the runs that continue, behind the script's
+    own. Raises `CannotJudgeError` if it saves or loads nothing."""
     first = ranks[0]
     run = run_ranks(config, folder / "saves", first, timeout_s, Task(Way.SAVES, _MOST_STEPS))
     steps, place = saved_after(run.folder)
@@ -36,7 +36,7 @@ def resume(
     assert config.script is not None
     again = replace(config, script=replace(config.script, arguments=config.script.arguments + arguments))
     findings: dict[str, None] = {}
-    missing = ""
+    done, missing = [], ""
     for count in ranks:
         target = folder / f"resumes{count}"
         target.mkdir()
@@ -47,7 +47,10 @@ def resume(
             findings[f"saved on {first} ranks, fails on {count}: {continued.failure}"] = None
         elif not after:
             early = "the script ends before it takes a step with what it loaded"
-            raise CannotJudgeError(continued.failure or early)
+            if not done:
+                raise CannotJudgeError(continued.failure or early)
+            missing = f"on {count}: {continued.failure or early}"
+            continue
         elif not after[0].place:
             raise CannotJudgeError(
                 f"the checkpoint of {place} is not loaded when the script starts again; give the "
@@ -57,7 +60,8 @@ def resume(
             findings |= dict.fromkeys(f"{after[0].place}: {each}" for each in _compared(before, after))
             if not before[0].next or not after[0].next:
                 missing = "the data's position: no step follows the checkpoint"
-    return [*findings], missing
+            done.append(count)
+    return [*findings], done, missing
 
 
 def _compared(before: list[State], after: list[State]) -> Iterator[str]:

@@ -50,9 +50,14 @@ def judge(part: Part, result: Result, config: Config) -> PartVerdict:
     return unknown(part, why) if found is None else found
 
 
+def _is_measured(result: Result) -> bool:
+    """Return whether rank 0 came to its end; another rank may have had no time for that."""
+    return result.status in _MEASURED or (result.status is Status.TIMEOUT and result.rank_check is not None)
+
+
 def _races(result: Result, config: Config) -> PartVerdict | None:
     found = result.sanitizer
-    if found is None or result.status not in _MEASURED:
+    if found is None or not _is_measured(result):
         return None
     counts: Counter[str] = Counter()
     for each in found.findings:
@@ -78,7 +83,7 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
     if result.status is Status.OOM:
         return judged(Part.MEMORY, [result.message or "out of memory"], "does not fit", "oom")
     peak, total = result.reserved, result.stored("hardware.memory_bytes")
-    if result.status not in _MEASURED or peak is None:
+    if not _is_measured(result) or peak is None:
         return None
     of = f" of {total / _GIB:.1f}" if isinstance(total, int | float) else ""
     phases = {"in training": int(peak)} | (result.stored("script.peaks") or {})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,11 @@ class CheckpointWatch(Watch):
         marker = self.folder / _SAVED
         if not self._inside() and not self._resumes and self.count and not marker.exists():
             write_whole(marker, f"{self.count} {self._own_files.line() or ''}")
-        return original(*args, **kwargs)
+        saved = original(*args, **kwargs)
+        upload = getattr(saved, "upload_completion", saved)
+        if isinstance(upload, Future):
+            upload.result()  # the run may end before the script waits for it
+        return saved
 
     def _loading(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._inside() and self._is_written(args[0] if args else kwargs.get("f")):
@@ -138,6 +143,11 @@ class CheckpointWatch(Watch):
             self._state.next, self._state.first = self.record.inputs, self._first
             self._leave(self._state)
         if self._resumes:
+            raise MeasuredAllError
+
+    def stepped(self) -> None:
+        """End the run a step after a rank saved: a later checkpoint would take the place of the first."""
+        if not self._resumes and 0 < saved_after(self.folder)[0] < self.count:
             raise MeasuredAllError
 
     def finish(self) -> None:

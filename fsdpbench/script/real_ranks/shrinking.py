@@ -1,7 +1,8 @@
 """Makes a script's model small: by its arguments and configuration classes, and by lists of equal blocks.
 
 Widths are divided by one power of two and counts of heads by another, so that what divided before divides
-after. Steps, batches and sequences get short too. Nothing is shrunk that is small already.
+after. Steps, batches and sequences get short too. Nothing is shrunk that is small already. Where a vocabulary
+is, a token's row is its number modulo the rows that are left, in embeddings and in losses.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from fsdpbench.script.interposing import around
+from fsdpbench.script.interposing import around, around_init
 
 _WIDTHS = re.compile(
     r"(?:\w+_)?(?:width|dim|hidden|hidden_size|n?_?embd|d_model|d_ff|intermediate_size|n_embed|embedding_size|"
@@ -24,19 +26,21 @@ _WIDTHS = re.compile(
 )
 _HEADS = re.compile(r"(?:\w+_)?(?:n_?)?(?:kv_|key_value_|q_)?heads?", re.IGNORECASE)
 _HEAD_DIM = re.compile(r"(?:\w+_)?head_(?:dim|size)", re.IGNORECASE)
+_VOCABULARY = re.compile(r"(?:\w+_)?vocab(?:_?size)?", re.IGNORECASE)
+_OFTEN = re.compile(
+    r"(?:save|checkpoint|ckpt|eval|validate|validation|val|evaluation)_(?:every|interval|freq|steps|iters)",
+    re.IGNORECASE,
+)
 _MOST = {
     re.compile(r"(?:\w+_)?(?:layers?|blocks?|depth)", re.IGNORECASE): 2,
-    re.compile(r"(?:\w+_)?vocab(?:_?size)?", re.IGNORECASE): 512,
+    _VOCABULARY: 512,
     re.compile(
         r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)",
         re.IGNORECASE,
     ): 32,
-    re.compile(r"(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
+    re.compile(r"(?!global_|total_)(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
     re.compile(r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", re.IGNORECASE): 6,
-    re.compile(
-        r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)",
-        re.IGNORECASE,
-    ): 1,
+    _OFTEN: 1,
 }
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
@@ -48,6 +52,12 @@ class Shrinking:
 
     def __init__(self, notes: set[str]) -> None:
         self.notes = notes
+        self._rows: dict[int, int] = {}
+        """The vocabulary by what is left of it."""
+        around(nn.functional, "embedding", self._looking_up)
+        around_init(nn.Embedding, self._padding)
+        for loss in ("cross_entropy", "nll_loss"):
+            around(nn.functional, loss, self._choosing)
         around(argparse.ArgumentParser, "parse_known_args", self._parsing)
         around(dataclasses, "dataclass", self._dataclass)
         around(nn.ModuleList, "__init__", self._listing)
@@ -64,7 +74,9 @@ class Shrinking:
         return self._of_model(made) if cls is not None else lambda each: self._of_model(made(each))
 
     def _of_model(self, kind: Any) -> Any:
-        if any(_WIDTHS.fullmatch(each.name) for each in dataclasses.fields(kind)):
+        names = [each.name for each in dataclasses.fields(kind)]
+        saves = any(_OFTEN.fullmatch(f"{kind.__name__}_{name}") or _OFTEN.fullmatch(name) for name in names)
+        if saves or any(_WIDTHS.fullmatch(name) or name.endswith("batch_size") for name in names):
             self._configurations(kind)
         return kind
 
@@ -79,10 +91,32 @@ class Shrinking:
 
     def _change(self, made: Any) -> None:
         numbers = {name: value for name, value in vars(made).items() if type(value) is int and value > 0}
-        smaller = shrunk(numbers)
+        smaller = shrunk(numbers, type(made).__name__)
         for name, value in smaller.items():
             object.__setattr__(made, name, value)
             self.notes.add(f"{name} {numbers[name]:,} -> {value:,}")
+            if _VOCABULARY.fullmatch(name):
+                self._rows[value] = max(numbers[name], self._rows.get(value, 0))
+
+    def _folded(self, tokens: Any, rows: int, ignored: int | None = None) -> Any:
+        """Return tokens of a vocabulary that is shrunk to `rows` as numbers of these; others as they are."""
+        if not isinstance(tokens, torch.Tensor | int) or rows not in self._rows:
+            return tokens
+        known = torch.as_tensor(tokens)
+        if known.is_floating_point() or not known.numel() or not rows <= known.max() < self._rows[rows]:
+            return tokens
+        folded = torch.where((known < 0) | (known == ignored), known, known % rows)
+        return folded if isinstance(tokens, torch.Tensor) else int(folded)
+
+    def _looking_up(self, original: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self._folded(input, weight.shape[0]), weight, *args, **kwargs)
+
+    def _choosing(self, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = input.shape[min(1, input.ndim - 1)]
+        return original(input, self._folded(target, rows, kwargs.get("ignore_index")), *args, **kwargs)
+
+    def _padding(self, rows: int, kwargs: Any) -> None:
+        kwargs["padding_idx"] = self._folded(kwargs.get("padding_idx"), rows)
 
     def _listing(
         self, original: Callable[..., Any], made: Any, modules: Iterable[nn.Module] | None = None
@@ -98,13 +132,14 @@ class Shrinking:
         return blocks[:_BLOCKS]
 
 
-def shrunk(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the values that become smaller, of a model's sizes by name."""
+def shrunk(numbers: Mapping[str, int], kind: str = "") -> dict[str, int]:
+    """Return the values that become smaller, of a model's sizes by name; `kind`: the name of their class."""
     found = {
         name: most
         for pattern, most in _MOST.items()
         for name, value in numbers.items()
-        if value > most and pattern.fullmatch(name)
+        if value > most
+        and (pattern.fullmatch(name) or (pattern is _OFTEN and _OFTEN.fullmatch(f"{kind}_{name}")))
     }
     heads = {name: value for name, value in numbers.items() if _HEADS.fullmatch(name)}
     each = {name: value for name, value in numbers.items() if _HEAD_DIM.fullmatch(name)}

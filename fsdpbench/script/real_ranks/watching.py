@@ -85,7 +85,7 @@ class Watch:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
-        self._begins = True
+        self._begins, self._steps = True, False
         around(torch.autograd, "backward", self._around_backward)
         around(torch.optim.Optimizer, "__init__", self._making)
         register_optimizer_step_pre_hook(self._before_step)
@@ -164,9 +164,10 @@ class Watch:
             raise NotComparedError("an optimizer that steps in backward")
         self._leading = self._leading or optimizer
         if optimizer is not self._leading:
-            if self._begins:
+            if self._begins or self._steps:  # after the leading one, or inside of it
                 return
             raise NotComparedError("an optimizer whose forward follows another's step")
+        self._steps = True
         held = self.held()
         self.record.held = self.record.held or held
         self.record.clipped = {name: each.gradient for name, each in held.items()}
@@ -182,8 +183,12 @@ class Watch:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if optimizer is self._leading:
             self.count += 1
-            self._begins = True
+            self._begins, self._steps = True, False
             self.record = StepRecord({})
+            self.stepped()
+
+    def stepped(self) -> None:
+        """Do what belongs behind a step."""
 
     def finish(self) -> None:
         """Write the weights after the last step."""
