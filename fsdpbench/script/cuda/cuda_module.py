@@ -22,6 +22,7 @@ import torch.cuda.random
 import torch.cuda.streams
 
 from fsdpbench.base.torch_internals import INTERNALS, expect, find, last_part, patch, replace
+from fsdpbench.script.cuda.extension import extend
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.patches.torch_patches import as_function
 
@@ -62,10 +63,7 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
         patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
-    extension = find("c_extension")
-    for name, function in _OF_BUILDS_WITH_CUDA.items():
-        if not hasattr(extension, name):
-            setattr(extension, name, function)
+    extend(accelerator)
     _map_submodules(accelerator)
 
 
@@ -151,22 +149,8 @@ _ONLY_CUDA_PRIVATE: dict[str, Any] = {
     "cuda_is_compiled": lambda: True,
     "cuda_lazy_call": lambda callable, **kwargs: callable(),
 }
-_OF_BUILDS_WITH_CUDA: dict[str, Callable[..., Any]] = {
-    "_cuda_getCurrentRawStream": lambda device: torch.cuda.current_stream(device).cuda_stream,
-    "_cuda_getDevice": lambda: torch.cuda.current_device(),
-    "_cuda_getDeviceCount": lambda: torch.cuda.device_count(),
-    "_cuda_get_sync_debug_mode": lambda: 0,
-    "_cuda_set_sync_debug_mode": _nothing,
-    "_cuda_synchronize": lambda: torch.cuda.synchronize(),
-}
-"""Functions of torch's C++ extension that libraries call or look up, where torch is built without CUDA."""
-
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": lambda: _RUNTIME,
-    "ipc_collect": _nothing,
-    "get_sync_debug_mode": lambda: 0,
-    "set_sync_debug_mode": _nothing,
     "is_tf32_supported": lambda: True,
-    "can_device_access_peer": lambda device, peer: True,
     "get_arch_list": lambda: [f"sm_{''.join(map(str, torch.cuda.get_device_capability()))}"],
 }

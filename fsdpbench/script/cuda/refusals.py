@@ -39,8 +39,8 @@ def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
     """Replace what `refusals.toml` lists by something that says so when it is called."""
     for name, way_out in _table()["refused"].items():
         found = _find(name)
-        refusal = _refused_class if isinstance(found, type) else _refusal
-        replacements.add(found, refusal(name, way_out))
+        make = _refused_class if isinstance(found, type) else refusal
+        replacements.add(found, make(name, way_out))
 
 
 def _find(name: str) -> Any:
@@ -53,7 +53,9 @@ def _find(name: str) -> Any:
     return found
 
 
-def _refusal(name: str, way_out: str) -> Callable[..., Any]:
+def refusal(name: str, way_out: str) -> Callable[..., Any]:
+    """Make a function that raises `NotSimulatedError` when it is called."""
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotSimulatedError(name, way_out)
 

@@ -83,3 +83,43 @@ def test_a_checkpoint_loaded_onto_the_device_keeps_its_numbers(run_probe: RunScr
         f"{tmp_path}/saved.pt",
     )
     assert run.result["status"] == "ok", run.cause
+
+
+def test_whole_numbers_are_computed_beside(run_probe: RunScript) -> None:
+    """Masks of labels that were changed, offsets, partial writes, and positions of a mask."""
+    run = run_probe(
+        """
+        import torch.nn.functional as F
+        torch.manual_seed(3)
+        ids, mask = torch.randint(0, 50, (4, 32)), (torch.rand(4, 32) > 0.3).long()
+        there, shown = ids.cuda(), mask.cuda()
+        hidden = torch.randn(4, 32, 16, device="cuda")
+
+        def same(found, wanted):
+            assert found.device.type == "cuda" and torch.equal(found.cpu(), wanted), (found.cpu(), wanted)
+
+        labels, expected = there.masked_fill(shown == 0, -100), ids.masked_fill(mask == 0, -100)
+        same(labels, expected)
+        shifted, wanted = (F.pad(each, (0, 1), value=-100)[..., 1:] for each in (labels, expected))
+        same(shifted, wanted)
+        assert hidden[shifted != -100].shape[0] == int((wanted != -100).sum())
+        same(torch.add(there, shown, alpha=3), torch.add(ids, mask, alpha=3))
+        labels[:, :5], expected[:, :5] = -100, -100
+        labels[labels == 7], expected[expected == 7] = -1, -1
+        same(labels, expected)
+        blank, host = torch.full_like(there, -100), torch.full_like(ids, -100)
+        blank[:, 3:], host[:, 3:] = there[:, 3:], ids[:, 3:]
+        same(blank, host)
+        for ends, wanted in ((shown.sum(1).cumsum(0), mask.sum(1).cumsum(0)),):
+            same(torch.cat([ends.new_zeros(1), ends]), torch.cat([wanted.new_zeros(1), wanted]))
+        same(there[shown.bool()], ids[mask.bool()])
+        same(shown.nonzero(), mask.nonzero())
+        largest = torch.where(shown > 0, there, -1).max(dim=1).values
+        same(largest, torch.where(mask > 0, ids, -1).max(dim=1).values)
+        assert hidden[torch.ones(4, 32, dtype=torch.bool, device="cuda")].shape == (128, 16)
+        labels[:] = torch.argmax(torch.rand(4, 32, 9, device="cuda"), -1)  # unknown from here on
+        assert labels.cpu().sum() == 0
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause

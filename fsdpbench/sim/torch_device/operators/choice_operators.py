@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, numbers_in, rows_of
+from fsdpbench.sim.torch_device.operators.choices import choice_of, mark, numbers_in, placed, rows_of
 from fsdpbench.sim.torch_device.operators.known_values import Number, known_of
 from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
 from fsdpbench.sim.torch_device.strict.words import bind
-from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Numbered, is_on_device
+from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Numbered, Share, is_on_device
 
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
@@ -40,7 +40,8 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     rows = rows_of(mask)
     if rows is None:
         raise data_dependent(operator)
-    if ACCELERATOR.on_value is not None and not isinstance(choice_of(mask), Listed):
+    known = choice_of(mask)
+    if ACCELERATOR.on_value is not None and isinstance(known, Share):
         ACCELERATOR.on_value("torch.nonzero", f"balanced: {rows} of {mask.numel()}", False)
     count = torch.count_nonzero(mask)
     ACCELERATOR.copy_over_host_link("DtoH", _COUNT_BYTES, blocking=True, device=count)
@@ -51,7 +52,10 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
                 OperatorCost("nonzero_kernel", duration, nbytes=nbytes))  # fmt: skip
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
-    if rows == mask.numel() == len(mask):
+    if isinstance(known, Listed):
+        numbers = placed(known.values, mask).nonzero()
+        mark(places, Listed(numbers.t().reshape(-1)))
+    elif rows == mask.numel() == len(mask):
         mark(places, Numbered(rows))
     return places
 

@@ -36,13 +36,9 @@ _OF_FIRST = {"index", "index_select", "gather", "repeat", "sort", "flip", "roll"
 """Operators whose result has the choice of their first tensor."""
 _NEGATIONS = {"logical_not", "bitwise_not"}
 _SCATTERS = {"scatter", "scatter_"}
+MOST_LISTED = 1 << 22
+"""Bytes of the largest tensor whose whole numbers are kept."""
 _LARGEST = {"any", "max", "amax"}
-_OF_NUMBERS = {
-    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor",
-    "bitwise_and", "bitwise_or", "bitwise_not", "sum", "count_nonzero", "any", "all", "cumsum", "clone",
-    "roll", "clamp", "clamp_min", "add", "sub", "mul", "_to_copy", "max", "min", "amax", "copy_",
-}  # fmt: skip
-"""Operators on whole numbers that are computed on the host beside."""
 _SUMS = {"sum", "count_nonzero"}
 
 
@@ -76,11 +72,32 @@ def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
 def rows_of(mask: torch.Tensor) -> int | None:
     """Return the number of true elements of a mask; None if it depends on data."""
     share = choice_of(mask)
-    if isinstance(share, Listed):
-        return int(torch.count_nonzero(_known_numbers(mask)))
-    if not isinstance(share, Share) or not mask.numel():
+    if not isinstance(share, Share):
+        numbers = whole_numbers(mask)
+        return None if numbers is None else int(torch.count_nonzero(placed(numbers, mask)))
+    if not mask.numel():
         return None
     return max(1, round(share.of_all * mask.numel()))
+
+
+def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return all numbers of a tensor's storage in a row, on the host; None if unknown or not whole."""
+    record = record_of(tensor.untyped_storage())
+    if record is None or tensor.is_floating_point() or tensor.is_complex():
+        return None
+    if isinstance(record.choice, Listed):
+        return record.choice.values.view(tensor.dtype)
+    if record.known is None or record.choice is not None or record.nbytes > MOST_LISTED:
+        return None
+    if tensor.dtype is torch.bool and record.known.assumed:
+        return None  # equal to no number: that is no count
+    return record.known.value.to(tensor.dtype).repeat(record.nbytes // tensor.element_size())
+
+
+def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a storage in the place of a tensor on it."""
+    geometry = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+    return numbers.view(tensor.dtype).as_strided(*geometry)
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -88,45 +105,11 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     part of them, on the host; None for others."""
     numbered = choice_of(tensor)
     if isinstance(numbered, Listed) and not (tensor.is_floating_point() or tensor.is_complex()):
-        values = numbered.values.view(tensor.dtype)
-        return values.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        return placed(numbered.values, tensor)
     if not isinstance(numbered, Numbered):
         return None
     every = torch.arange(numbered.many)
     return every.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-
-
-def _known_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    values = numbers_in(tensor)
-    assert values is not None
-    return values
-
-
-def _computed(
-    name: str, args: Sequence[Any], taken: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
-) -> Found:
-    """Compute an operator on whole numbers on the host; its result is known too."""
-    if any(tensor.is_floating_point() for tensor in taken):
-        return Found()
-    hosts = [
-        _known_numbers(each) if isinstance(each, torch.Tensor) and is_on_device(each) else each
-        for each in args
-    ]
-    try:
-        values = (
-            hosts[0].to(results[0].dtype) if name == "_to_copy" else getattr(torch.ops.aten, name)(*hosts)
-        )
-    except (RuntimeError, TypeError, IndexError):
-        return Found()
-    same = isinstance(values, torch.Tensor) and results and results[0].shape == values.shape
-    if (
-        not same
-        or values.is_floating_point()
-        or values.dtype != results[0].dtype
-        or not results[0].is_contiguous()
-    ):
-        return Found()
-    return Found(Listed(values.reshape(-1)), int(values) if values.numel() == 1 else None)
 
 
 def followed_choice(
@@ -140,8 +123,7 @@ def followed_choice(
     if name in _SCATTERS:
         return Found(_one_hot(args))
     if any(isinstance(choice, Listed) for choice in choices):
-        known = all(isinstance(choice, Listed) for choice in choices) and name in _OF_NUMBERS
-        return _computed(name, args, taken, results) if known else Found()
+        return Found()
     first = choices[0] if name != "copy_" else choices[-1]
     if name in _OF_ALL:
         same = name == "copy_" or all(choice == first for choice in choices)

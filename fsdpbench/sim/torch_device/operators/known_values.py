@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.operators.choices import choice_of, followed_choice, mark
+from fsdpbench.sim.torch_device.operators.choices import MOST_LISTED, choice_of, followed_choice, mark
+from fsdpbench.sim.torch_device.operators.host_numbers import computed
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
@@ -74,7 +75,8 @@ def known_of(tensor: torch.Tensor) -> Known | None:
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
-    if ACCELERATOR.follows_numbers and target.numel() == 1:
+    is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
+    if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
         mark(target, Listed(source.detach().clone().reshape(-1)))
@@ -87,13 +89,11 @@ def _are_listed(target: torch.Tensor, source: Any) -> bool:
     if not isinstance(source, torch.Tensor) or source.dtype not in _WHOLE or holds_placeholders(source):
         return False
     record = record_of(target.untyped_storage())
-    fits = record is not None and record.nbytes == target.numel() * target.element_size() <= _MOST_LISTED
+    fits = record is not None and record.nbytes == target.numel() * target.element_size() <= MOST_LISTED
     return fits and target.dtype is source.dtype and target.is_contiguous()
 
 
 _WHOLE = (torch.uint8, torch.bool, torch.int32, torch.int64)
-_MOST_LISTED = 1 << 22
-"""Bytes of the largest tensor of the host whose numbers are kept."""
 _HOLDS_PLACEHOLDERS = "_sim_placeholders"
 _NUMBERS = 64
 """Elements of a copy that is numbers to print, not a part of a model."""
@@ -131,6 +131,9 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Set the known values of an operator's results, if any of its tensors has one."""
     taken = [tensor for tensor in tensors_in(args, kwargs) if is_on_device(tensor)]
+    changed = written(operator, args, kwargs)
+    if computed(operator, args, kwargs, taken, changed, _results(result)):
+        return
     _follow_known(operator, args, kwargs, result, taken)
     choices = [choice_of(tensor) for tensor in taken]
     if any(choice is not None for choice in choices):

@@ -30,6 +30,7 @@ from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
 from fsdpbench.sim.torch_device.strict.shapes import on_host_resolved
 from fsdpbench.sim.torch_device.tensors import (
     Known,
+    Listed,
     attach,
     contiguous_strides,
     is_on_device,
@@ -232,18 +233,26 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
     device = kwargs.get("device")
     if device is None or is_simulated(device):
-        return by_shape(*args, **kwargs)
+        result: torch.Tensor = by_shape(*args, **kwargs)
+        kind, _, of = operator._schema.name.removeprefix("aten::").partition("_")
+        number = (
+            args[-1] if "full" in (kind, of) else {"zeros": 0, "ones": 1}.get(of if kind == "new" else kind)
+        )
+        if number is not None:
+            learn_from_host(result, number)
+        return result
     pinned = kwargs.pop("pin_memory", None)
     made = operator(*meta_twin(args), **kwargs)
     return pin(made) if pinned else made
 
 
 def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run `fill_`, `full` or `ones`: a number that comes from the host."""
-    place = 1 if operator._schema.name != "aten::ones" else None
+    """Run `fill_`, `full`, `ones` or `scalar_tensor`: a number that comes from the host."""
+    name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
-    value = 1 if place is None else args[place]
-    if not (isinstance(value, torch.Tensor) and is_on_device(value)):
+    value = 1 if name == "ones" else args[name != "scalar_tensor"]
+    is_computed = isinstance(choice_of(result), Listed)
+    if not (is_computed or (isinstance(value, torch.Tensor) and is_on_device(value))):
         learn_from_host(result, value)
     return result
 
@@ -341,7 +350,7 @@ SPECIAL_OPERATORS: dict[str, Kernel] = {
     "set_": _set,
     "resize_": _resize,
     "record_stream": _record_stream,
-    **dict.fromkeys(("fill_", "full", "ones"), _filled),
+    **dict.fromkeys(("fill_", "full", "ones", "scalar_tensor"), _filled),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never),
     "index": _index,
