@@ -43,6 +43,7 @@ from fsdpbench.engine.results.records import Status, trace_path, write_record
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
 from fsdpbench.sim.torch_device.flops import compute_type
 from fsdpbench.systems import BuildContext, System, get_system, software_of
+from fsdpbench.systems.attention import attention_as_asked
 from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.decoder.experts import HasBuffers
@@ -67,7 +68,8 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
     device.on_out_of_memory(out_of_memory)
     try:
         device.open()
-        _measure(config, placement, device, record, folder)
+        with attention_as_asked(config):
+            _measure(config, placement, device, record, folder)
     except torch.OutOfMemoryError as error:
         out_of_memory(str(error))
     except BaseException as error:
@@ -274,7 +276,7 @@ def main(arguments: list[str]) -> int:
 # sweep over it would show equal configurations under different names.
 _OF_THE_BENCH = frozenset(
     {"batch", "graph", "grad_accum", "implementation", "lora", "lora_base", "lora_targets", "seed", "seq"}
-    | {"clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
+    | {"attention", "clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
 )
 """Settings that the bench carries out for every system, or refuses where the system cannot have them."""
 

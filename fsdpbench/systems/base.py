@@ -22,6 +22,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.software import CURRENT
+from fsdpbench.systems.attention import refuse_attention
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
@@ -97,6 +98,7 @@ class System(ABC):
             return {"device": f"it runs on {known}, not on {config.device}"}
         refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
         refused |= refuse_graph(config) | refuse_model_code(workload_of(config), config.settings)
+        refused |= refuse_attention(config, workload_of(config))
         if config.settings.compile and config.sanitize:
             # Dynamo silently compiles nothing while a mode sees every operator.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"

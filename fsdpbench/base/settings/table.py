@@ -326,6 +326,16 @@ class Settings:
         "Expert parallelism: ranks that share the experts of a layer and send tokens to each other.",
         "FSDP alone gathers all experts of a layer.",
         takes="ranks (at least 1)", example=("1", "2"), never_null=True)
+    attention: str = row("auto", one_of("auto", "flash2", "flash3", "cudnn", "efficient", "flex", "math"),
+        "Kernel of attention: flash attention 2 or 3, cuDNN, memory-efficient, FlexAttention, math.",
+        "`auto`: what torch takes by itself on that chip. `math` keeps all scores in memory.",
+        in_script=True, never_null=True,
+        trades=(
+            wins("auto", "a fused kernel, which keeps no scores in memory", of=("math",),
+                fsdp2="no sdpa_kernel(SDPBackend.MATH) around the step"),
+            speeds("auto", "the kernel that torch takes by itself on this chip", of=("efficient", "flex"),
+                fsdp2="no sdpa_kernel(...) around the step"),
+        ))
     norm: str = row("model", one_of("model", "fused", "composed"),
         "RMSNorm variant: fused (one kernel) or composed (single operators in fp32).",
         "`model`: as its shape or its software says.",

@@ -136,7 +136,14 @@ def _measure(run: _Run, load_seconds: float) -> Iterator[str]:
     yield "matrix products"
     run.take_fit("gemm", measure_gemm(machine, run.profile, load_seconds), "tiles")
     yield "attention"
-    run.take_fit("attention", measure_attention(machine, run.profile), "wave_quantisation", "flash_share")
+    run.take_fit(
+        "attention",
+        measure_attention(machine, run.profile),
+        "wave_quantisation",
+        "flash_share",
+        "kernel",
+        "doubt",
+    )
     yield "memory-bound operators"
     run.take("bandwidth", measure_bandwidth(machine, run.profile), "fused_gain")
     yield "kernels of two streams"

@@ -115,7 +115,18 @@ def _join(place: str, name: str) -> str:
 
 
 _NOT_FIGURES = frozenset(
-    ("base", "name", "title", "source", "gpus_per_node", "runs_use", "estimated", "sources", "libraries")
+    (
+        "base",
+        "name",
+        "title",
+        "source",
+        "gpus_per_node",
+        "runs_use",
+        "estimated",
+        "sources",
+        "libraries",
+        "attention_kernels",
+    )
 )
 
 

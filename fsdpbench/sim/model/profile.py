@@ -21,6 +21,7 @@ from fsdpbench.sim.model.sections import (
     DTYPES,
     GIB,
     MIB,
+    AttentionKernel,
     AttentionProfile,
     BandwidthProfile,
     ComputeProfile,
@@ -37,11 +38,17 @@ from fsdpbench.sim.model.sections import (
 )
 
 
+# Of flash attention 2, forward and backward: FlexAttention's announcement (pytorch.org, August 2024). Other
+# shapes and chips than those may be off by the third.
+_FLEX = (0.9, 0.85, 1.4)
+
+
 @dataclass(frozen=True)
 class HardwareProfile:
     """A kind of machine. `estimated` lists the dotted keys whose figures were not measured.
 
     `libraries` are tables of isolated operators; those in `runs_use` price training runs.
+    `attention_kernels`: those that a configuration can ask for, by name (`with_attention`).
     """
 
     name: str
@@ -64,6 +71,7 @@ class HardwareProfile:
     libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)
     runs_use: tuple[str, ...] = ()
     older: OlderKernels | None = None
+    attention_kernels: Mapping[str, AttentionKernel] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -123,6 +131,28 @@ class HardwareProfile:
         gemm = dataclasses.replace(self.gemm, weight_grad=self.older.gemm.weight_grad)
         return dataclasses.replace(self, attention=self.older.attention, gemm=gemm)
 
+    def with_attention(self, kernel: str) -> HardwareProfile:
+        """Return this machine with attention by `kernel`, a value of the setting `attention`.
+
+        Raises `ProfileError` where no figure of the kernel on this chip is known.
+        """
+        own, older = self.attention, self.older
+        if kernel in ("auto", "math") or (kernel == own.kernel and older is None):
+            return self  # math is priced operator by operator
+        torchs = {each.kernel: each for each in (own if older is None else older.attention, own)}
+        known = {**self.attention_kernels, **torchs}
+        if flash := known.get("flash2"):
+            known["flex"] = dataclasses.replace(flash.times(*_FLEX[:2]), doubt=flash.doubt * _FLEX[2])
+        if kernel not in known:
+            raise ProfileError(
+                f"no figure of {kernel} on {self.name} is known: take {', '.join(sorted(known))} or math, or "
+                f"measure it and add [attention_kernels.{kernel}] to a profile of yours"
+            )
+        chosen = dataclasses.replace(known[kernel], kernel=kernel)
+        tables = {name: dataclasses.replace(each, attention=None) for name, each in self.libraries.items()}
+        of_both = older and dataclasses.replace(older, attention=chosen)
+        return dataclasses.replace(self, attention=chosen, libraries=tables, older=of_both)
+
     def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
         """Return this machine with nodes of `gpus` GPUs and `nic_gb_s` of network each way; None: as now.
 
@@ -169,13 +199,22 @@ def _rebased(below: dict[str, Any], above: dict[str, Any]) -> None:
     """Adjust a base's table to the file that builds on it.
 
     NICs follow GPUs: where a file changes only the GPUs of a node, the network is scaled with them. Tables of
-    operators are of one chip: another peak leaves them behind, unless they price training runs; and of two
-    generations of kernels it takes the older.
+    operators and kernels are of one chip: another peak leaves them behind, unless they price training runs;
+    and of two generations of kernels it takes the older.
     """
-    other_chip = "peak_tflops" in above.get("compute", {})
+    peaks = above.get("compute", {}).get("peak_tflops")
+    other_chip = peaks is not None
+    same = not other_chip or (
+        isinstance(peaks, dict) and peaks.get("bf16") == below["compute"]["peak_tflops"]["bf16"]
+    )
+    kernels = below.pop("attention_kernels", {})
     if other_chip and (older := below.pop("older", None)) is not None:
+        kernels, own = {"flash2": older["attention"], **kernels}, below["attention"]
         below["attention"], below["gemm"] = older["attention"], {**below["gemm"], **older["gemm"]}
+        if same:  # as `calibrate` writes it: a measured kernel is the one that torch takes by itself
+            below["attention"] = {**below["attention"], "kernel": own["kernel"]}
         below["sources"] = {name.removeprefix("older."): text for name, text in _older_last(below["sources"])}
+    below["attention_kernels"] = kernels if same else {}
     if other_chip and not below.get("runs_use"):
         below["libraries"] = {}
     gpus, nic = above.get("gpus_per_node"), above.get("nic", {})

@@ -91,9 +91,10 @@ class AttentionProfile:
     """Flash attention, modelled by `kernel_costs.AttentionCost`.
 
     Rates are those of long sequences with heads of 128, `head_dim_64` the share that smaller heads reach.
-    They are of the kernel that torch takes by itself. The memory-efficient kernel (masks, biases) reaches
-    `efficient_share` of them, the flash-attn package `flash_share`. `backward_traffic`: traffic of backward
-    over that of a forward whose keys have as many heads as queries; 0: 2.5 times the forward's own.
+    They are of `kernel`, the one that torch takes by itself. The memory-efficient kernel (masks, biases)
+    reaches `efficient_share` of them, the flash-attn package `flash_share`. `backward_traffic`: traffic of
+    backward over that of a forward whose keys have as many heads as queries; 0: 2.5 times the forward's own.
+    `doubt`: the factor by which rates that nobody measured may be off.
     """
 
     forward_tflops: float
@@ -106,6 +107,21 @@ class AttentionProfile:
     efficient_share: float = 1.0
     flash_share: float = 1.0
     backward_traffic: float = 0.0
+    kernel: str = "flash2"
+    doubt: float = 1.0
+    table: ClassVar[str] = "attention"
+
+    def times(self, forward: float, backward: float) -> AttentionProfile:
+        """Return it with rates that are these shares of its own."""
+        rates = self.forward_tflops * forward, self.backward_tflops * backward
+        return dataclasses.replace(self, forward_tflops=rates[0], backward_tflops=rates[1])
+
+
+@dataclass(frozen=True)
+class AttentionKernel(AttentionProfile):
+    """Another kernel than that which torch takes by itself; `source`: origin of its figures."""
+
+    source: str = ""
 
 
 @dataclass(frozen=True)

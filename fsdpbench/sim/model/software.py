@@ -193,12 +193,14 @@ class SoftwareProfile:
     def applied_to(self, hardware: HardwareProfile) -> HardwareProfile:
         """Return `hardware` with the rates that this software reaches on it."""
         hardware = hardware.with_older_kernels() if self.kernels.older else hardware
-        attention = dataclasses.replace(
-            hardware.attention,
-            forward_tflops=hardware.attention.forward_tflops * self.attention.forward_rate,
-            backward_tflops=hardware.attention.backward_tflops * self.attention.backward_rate,
-        )
+        own = self.attention
+        attention = hardware.attention.times(own.forward_rate, own.backward_rate)
         return dataclasses.replace(hardware, attention=attention)
+
+    def with_attention(self, kernel: str) -> SoftwareProfile:
+        """Return it without the rates of its own kernel of attention, unless `kernel` is `auto`."""
+        own = dataclasses.replace(self.attention, forward_rate=1.0, backward_rate=1.0)
+        return self if kernel == "auto" else dataclasses.replace(self, attention=own)
 
     def _values(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield every key with its value and its default."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
+from fsdpbench.systems.attention import slides
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.systems.narrow import workload_of
 from fsdpbench.workloads import WorkloadError
@@ -49,12 +50,8 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
     if not workload.is_causal:
         return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
     shape = workload.shape
-    if shape.get("attention") == "explicit" or (
-        "S" in str(shape.get("layer_pattern")) and shape.get("window")
-    ):
-        return {
-            "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
-        }
+    if shape.get("attention") == "explicit" or slides(workload):
+        return {"cp": f"{workload.name} has a mask, which torch's ring attention does not take"}
     if shape.get("attention_dropout") or (workload.family != "decoder" and shape.get("dropout")):
         return {"cp": "torch's ring attention drops nothing: set the shape's dropout of attention to 0"}
     if config.settings.param_dtype == "fp32" and config.device == "sim":

@@ -64,7 +64,7 @@ OTHER = {
     "lora": 8, "lora_targets": "attention", "lora_base": "4bit", "implementation": "transformers",
     "keep_last_unsharded": True, "optimizer_dtype": "bf16", "linear_dtype": "fp8", "tp": 2, "cp": 2, "ep": 2,
     "checkpoint_first": 2, "clip": 1.0, "norm": "composed", "rotary": "complex", "loss": "fused",
-    "activation_offload": True, "graph": "step", "symmetric_memory": True,
+    "activation_offload": True, "graph": "step", "symmetric_memory": True, "attention": "math",
 }  # fmt: skip
 
 

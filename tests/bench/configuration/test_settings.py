@@ -103,6 +103,7 @@ def test_records_from_before_a_setting_ran_its_default() -> None:
         "checkpoint_first",
         "clip",
         "norm",
+        "attention",
         "rotary",
         "loss",
     ):

@@ -90,7 +90,7 @@ def test_every_setting_is_mapped_refused_or_absent(name: str) -> None:
     """Nothing is silently ignored: what the mapping does not read must be absent, or the bench's own."""
     system = get_system(name)
     bench_own = {"seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "seed"}
-    bench_own |= {"implementation", "checkpoint_first", "norm", "rotary", "loss"}
+    bench_own |= {"attention", "implementation", "checkpoint_first", "norm", "rotary", "loss"}
     mapped = {"param_dtype", "reduce_dtype", "strategy", "shard_size", "compile"}
     mapped |= {"cpu_offload"} if name == "deepspeed-zero3" else {"wrap", "zero_grad"}
     absent = set(system.absent_settings(config(name)))

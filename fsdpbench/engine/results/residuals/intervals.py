@@ -6,6 +6,7 @@ and changes no figure.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -52,6 +53,9 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
     time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
     time = time.with_network(result.network_share or 0.0, config.gpus, is_measured(config.hardware or ""))
+    if (doubt := _doubt(config)) > 1:
+        log = math.hypot(time.log, math.log(doubt))
+        time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
     low, high = time.around(step)
     return {
@@ -112,6 +116,17 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     ):
         found.append(Unknown.MODEL)
     return tuple(found)
+
+
+def _doubt(config: Config) -> float:
+    """Return the factor by which the step may be off for its kernel of attention, were it all of the step."""
+    kernel = config.settings.attention
+    if kernel in ("auto", "math") or not config.hardware:
+        return 1.0
+    try:
+        return load_profile(config.hardware).with_attention(kernel).attention.doubt
+    except ProfileError:
+        return 1.0
 
 
 def is_measured(hardware: str) -> bool:

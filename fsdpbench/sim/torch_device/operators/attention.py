@@ -35,7 +35,8 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """Return attention of (batch, heads, length, head size) tensors; a missing batch dimension is added.
 
-    `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for shapes that do not fit.
+    `attn_mask` is boolean or added to the scores. Raises `RuntimeError` for shapes that do not fit, and where
+    no kernel that `sdpa_kernel` leaves takes them.
     """
     _refuse_misfits(query, key, value, attn_mask, is_causal)
     ops = torch.ops.aten
@@ -44,6 +45,8 @@ def scaled_dot_product_attention(
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     kernel = _choose_kernel(query, key, value, attn_mask, enable_gqa)
     if kernel == _COMPOSED:
+        if not torch.backends.cuda.math_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")
         composed = ops._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]

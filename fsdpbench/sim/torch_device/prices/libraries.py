@@ -62,13 +62,13 @@ def _eight_bits(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def _flex(call: Call, costs: KernelCosts, *, backward: bool) -> OperatorCost:
-    """Price FlexAttention: dense attention, by the share of the scores that the mask leaves."""
+    """Price FlexAttention: by the share of the scores that the mask leaves."""
     query, key, value = call.args[:3]
     dtype = compute_type(query.dtype)
-    rule, rate = (attention_backward, 0.85) if backward else (attention_forward, 0.9)
+    rule = attention_backward if backward else attention_forward
     args = (query, query, key, value) if backward else (query, key, value)
-    dense = rule(call._replace(args=args, kwargs={}), costs, causal_at=99)
-    duration = round(dense.duration_ns * call.args[-1] / rate)
+    dense = rule(call._replace(args=args, kwargs={}), costs.of_flex, causal_at=99)
+    duration = round(dense.duration_ns * call.args[-1])
     name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
     return OperatorCost(name, duration, dense.workspace_bytes)
 
