@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.engine.devices.cpu", "fsdpbench.launch.elastic"]
-_PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.launch.preload_compiler"]
+_PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.engine.devices.preload_compiler"]
 
 
 def start(device: str | None, compiles: bool = False) -> None:

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,26 +105,15 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 
             run_script(config, placement, folder)
         else:
+            from fsdpbench.engine.devices.sim import sharing_plans
             from fsdpbench.engine.worker import run_rank
 
-            with _sharing_plans(config, shared):
+            with sharing_plans(shared):
                 run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
-
-
-@contextlib.contextmanager
-def _sharing_plans(config: Config, shared: str | None) -> Iterator[None]:
-    """Simulated, take the plans of the configurations before, and leave new ones."""
-    if shared is None or config.device != "sim":
-        yield
-        return
-    from fsdpbench.sim.simulation import sharing_plans
-
-    with sharing_plans(shared):
-        yield
 
 
 def record_result(

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under, shard_size_of
+from fsdpbench.base.configuration.config import Config, shard_size_of
+from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
 from fsdpbench.systems.narrow import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 

@@ -361,3 +361,15 @@ class Degrees:
     def data_rank(self, rank: int) -> int:
         """Return the number of the batch that `rank` works on."""
         return rank // self.group
+
+
+def shard_size_of(config: Config) -> int:
+    """Return the ranks over which FSDP shards one copy under the strategy of `config`; those of tensor
+    parallelism, which hold other parts of it, do not count."""
+    settings, degrees = config.settings, Degrees.of(config)
+    if settings.strategy == "NO_SHARD":
+        return 1
+    if "HYBRID" in settings.strategy:
+        node = max(min(config.gpus, config.ranks_per_node) // degrees.tp, 1)
+        return settings.shard_size or node
+    return degrees.sharding

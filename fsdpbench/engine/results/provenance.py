@@ -33,7 +33,7 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWING_ONLY = (
     *("reports/pages/", "cli/", "sweep/", "answers/tune/", "answers/check/", "answers/atlas/"),
-    *("answers/upgrade/", "lab/validation/", "lab/reproduce/", "lab/doctor.py"),
+    *("answers/upgrade/", "lab/validation/", "lab/reproduce/"),
 )
 
 

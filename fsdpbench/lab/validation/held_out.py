@@ -29,7 +29,7 @@ from fsdpbench.lab.validation.runs import runs_file
 from fsdpbench.lab.validation.runs.case import Case
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import load_software
-from fsdpbench.systems import get_system
+from fsdpbench.sweep.planning import own_software
 
 _KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
 
@@ -104,7 +104,7 @@ def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, 
 
 def _software_share(profile: HardwareProfile) -> float:
     """Attention's rate backward under the runs' software over that of the profile."""
-    software = load_software(get_system(runs_file.system_of(profile.name)).software)
+    software = load_software(own_software(runs_file.system_of(profile.name)))
     return software.attention.backward_rate
 
 
