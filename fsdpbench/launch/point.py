@@ -25,6 +25,7 @@ from typing import Any
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.shared_log import add_record
 from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import environment_of, observe
@@ -43,7 +44,7 @@ ASK = signal.SIGUSR1
 
 
 def run_point(
-    config_record: dict[str, Any],
+    config_record: JsonObject,
     folder: str,
     nodes: Nodes | None = None,
     parent: int | None = None,

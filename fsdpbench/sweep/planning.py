@@ -196,8 +196,8 @@ def check_software(name: str, device: str) -> str:
 
 
 def software_of_script(given: str | None) -> tuple[str | None, str]:
-    """Return the software profile of a script, None for the current one, and a note on the parts of it that the
-    script decides itself. Raises `UsageError`."""
+    """Return the software profile of a script, None for the current one, and a note on the keys of it that
+    the script decides itself. Raises `UsageError`."""
     name = CURRENT if given is None else check_software(given, "sim")
     profile = load_software(name)
     if profile.of_the_bench:

@@ -6,12 +6,10 @@ of a head, which is the same model with its weights in another order.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings import Settings
+from fsdpbench.base.settings import Settings, Value
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
@@ -27,9 +25,9 @@ def has_token_loss(workload: Workload) -> bool:
     return "vocab" in workload.shape or workload.family == LIBRARY
 
 
-def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
+def code_of_model(workload: Workload, settings: Settings) -> dict[str, Value]:
     """Return the fields of the shape that the settings replace, among those that the shape has."""
-    values = {
+    values: dict[str, Value] = {
         field: getattr(settings, name)
         for name, field in _FIELDS.items()
         if getattr(settings, name) != "model"

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, WhatIf
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
-from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim import Simulation
 from fsdpbench.sim import simulation as simulator
 from fsdpbench.sim.followers.account import Lines, MemoryAccount
