@@ -152,7 +152,7 @@ def nothing() -> dict[str, None]:
     return dict.fromkeys(sorted((path for path in paths if "." not in path), key=_place))
 
 
-def computed(records: Sequence[RankRecord], analysis: Analysis) -> dict[str, Any]:
+def computed(records: Sequence[RankRecord], analysis: Analysis) -> dict[str, object]:
     """Return all figures that are made of records and traces; None for what cannot be known.
 
     Args:
@@ -172,24 +172,22 @@ def ranges() -> dict[str, tuple[float, float]]:
     return {f"interval.{path}": (0.0, math.inf) for path in with_interval} | found
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, dict[str, object]]:
     """Return the JSON schema of every figure at the top of a result, by name."""
-    found: dict[str, Any] = {}
-    for figure in (figure for figure in FIGURES if figure.words):
-        head, _, tail = figure.path.partition(".")
-        if not tail:
-            found[head] = _described(figure)
-            continue
-        part = found[head]
-        part.setdefault("required", []).append(tail)
-        part.setdefault("properties", {})[tail] = _described(figure)
-        part["additionalProperties"] = False
+    described = {figure.path: _described(figure) for figure in FIGURES if figure.words}
+    found = {path: each for path, each in described.items() if "." not in path}
+    for head, each in found.items():
+        parts = {
+            path[len(head) + 1 :]: part for path, part in described.items() if path.startswith(f"{head}.")
+        }
+        if parts:
+            each |= {"required": list(parts), "properties": parts, "additionalProperties": False}
     return found
 
 
-def _described(figure: Figure) -> dict[str, Any]:
+def _described(figure: Figure) -> dict[str, object]:
     kind, _, items = figure.kind.partition(" of ")
-    described: dict[str, Any] = {"description": figure.words, "type": [kind, "null"]}
+    described: dict[str, object] = {"description": figure.words, "type": [kind, "null"]}
     if kind == "number":
         described |= {"minimum": 0} | ({"maximum": figure.most} if figure.most == 1 else {})
     return described | ({"items": {"type": items}} if items else {})

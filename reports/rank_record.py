@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from fsdpbench.base.files.documents import converted
-from fsdpbench.reports.result import JsonObject, Status
+from fsdpbench.base.reading import JsonObject
+from fsdpbench.reports.result import Status
 
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """Fields that the records of scripts alone have."""

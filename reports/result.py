@@ -16,10 +16,14 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from fsdpbench.base.files.documents import converted, to_json
-from fsdpbench.base.reading import LARGEST_JSON, UnreadableError, all_on_one_line, one_line, read_bytes
-
-JsonObject = dict[str, Any]
-"""An open part of a file: the words of a device, a script or the compiler, passed on as they are."""
+from fsdpbench.base.reading import (
+    LARGEST_JSON,
+    JsonObject,
+    UnreadableError,
+    all_on_one_line,
+    one_line,
+    read_bytes,
+)
 
 
 class Status(StrEnum):

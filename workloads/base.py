@@ -125,6 +125,14 @@ class Workload(ABC):
         checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
         return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
+    def units(self, wrap: str) -> int | None:
+        """Return the number of blocks (`wrap` is `block`), or of groups of them (`every-K`); None: other."""
+        if wrap != "block" and not wrap.startswith("every-"):
+            return None
+        size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
+        stacks = self.forward_flops(1, self.resolve_seq(None)).stacks
+        return sum(-(-len(stack) // size) for stack in stacks)
+
     def samples(self, batch: int) -> int:
         """Return the samples of one microbatch."""
         return batch

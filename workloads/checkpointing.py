@@ -30,7 +30,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError
@@ -158,10 +163,10 @@ def run_checkpointed(
 
     `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
     """
-    selection: dict[str, Any] = {}
-    if checkpointing.by_operator:
-        selection["context_fn"] = partial(_selection, checkpointing)
-    output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random, **selection)
+    contexts = partial(_selection, checkpointing) if checkpointing.by_operator else noop_context_fn
+    output: Tensor = checkpoint(
+        function, *args, use_reentrant=False, preserve_rng_state=random, context_fn=contexts
+    )
     return output
 
 

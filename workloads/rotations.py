@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +61,8 @@ class Rope:
         """
         kind, _, rest = text.partition(":")
         known = {field.name for field in fields(cls)} - {"kind"}
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, float] = {}
+        lists: dict[str, tuple[float, ...]] = {}
         try:
             for part in filter(None, rest.split(";")):
                 name, _, value = part.partition("=")
@@ -72,10 +72,10 @@ class Rope:
                 if not all(math.isfinite(each) and each >= 0 for each in found):
                     raise ValueError
                 if name in _LISTS:
-                    numbers[name] = found
+                    lists[name] = found
                 else:
                     (numbers[name],) = found
-            rope = cls(kind, **numbers)
+            rope = cls(kind, short=lists.get("short", ()), long=lists.get("long", ()), **numbers)
             if kind not in _KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
                 raise ValueError
         except ValueError:

@@ -25,6 +25,10 @@ from typing import IO, Any
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 
+JsonObject = dict[str, Any]
+"""An object of a JSON, TOML or pickled file as it is read, its values not checked yet, or an open part of a
+file: the words of a device, a script or the compiler, passed on as they are."""
+
 # Names, paths, causes and values may hold anything: escape sequences that a terminal obeys, line breaks that
 # make one line two, a megabyte. The text shown of them is printable and bounded.
 
@@ -108,7 +112,7 @@ def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
     return parse_json(read_bytes(path, largest), str(path))
 
 
-def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
+def read_toml(path: Path, largest: int = LARGEST_TOML) -> JsonObject:
     """Return the tables in a TOML file of at most `largest` bytes. Raises `UnreadableError`."""
     return parse_toml(read_bytes(path, largest), str(path))
 
@@ -129,12 +133,12 @@ def parse_json(content: bytes | str, origin: str) -> Any:
     return _parsed(json.loads, _text(content, origin), origin, "JSON")
 
 
-def parse_toml(content: bytes | str, origin: str) -> dict[str, Any]:
+def parse_toml(content: bytes | str, origin: str) -> JsonObject:
     """Return the tables of TOML that is read already; `origin` begins the message of an `UnreadableError`."""
     text = _text(content, origin)
     if _LONG_KEY.search(text):  # time and memory of the parser grow with the square of a key's parts
         raise UnreadableError(origin, f"is not usable TOML (a key of more than {_MOST_KEY_PARTS} parts)")
-    tables: dict[str, Any] = _parsed(tomllib.loads, text, origin, "TOML")
+    tables: JsonObject = _parsed(tomllib.loads, text, origin, "TOML")
     return tables
 
 

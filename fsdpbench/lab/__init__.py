@@ -1,1 +1,1 @@
-"""The commands that judge the simulator itself: calibrate, doctor, reproduce, validation."""
+"""The commands that judge the simulator itself: calibrate, reproduce, validation."""

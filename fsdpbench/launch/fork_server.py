@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fsdpbench.base.interruption import PARENT
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.engine.devices.cpu", "fsdpbench.launch.elastic"]
-_PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.launch.preload_compiler"]
+_PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.engine.devices.preload_compiler"]
 
 
 def start(device: str | None, compiles: bool = False) -> None:
@@ -102,7 +102,7 @@ def _is_simulated(device: str | None) -> bool:
 def plain_main() -> Iterator[None]:
     """Keep the fork server's children from importing the calling script again as their main module."""
     main = sys.modules["__main__"]
-    saved: dict[str, Any] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
+    saved: dict[str, object] = {n: main.__dict__[n] for n in ("__file__", "__spec__") if n in main.__dict__}
     main.__dict__.update(dict.fromkeys(saved))
     try:
         yield

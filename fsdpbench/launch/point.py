@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.shared_log import add_record
 from fsdpbench.base.interruption import die_with_parent
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.machine_state import environment_of, observe
@@ -43,7 +44,7 @@ ASK = signal.SIGUSR1
 
 
 def run_point(
-    config_record: dict[str, Any],
+    config_record: JsonObject,
     folder: str,
     nodes: Nodes | None = None,
     parent: int | None = None,
@@ -105,26 +106,15 @@ def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) 
 
             run_script(config, placement, folder)
         else:
+            from fsdpbench.engine.devices.sim import sharing_plans
             from fsdpbench.engine.worker import run_rank
 
-            with _sharing_plans(config, shared):
+            with sharing_plans(shared):
                 run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
-
-
-@contextlib.contextmanager
-def _sharing_plans(config: Config, shared: str | None) -> Iterator[None]:
-    """Simulated, take the plans of the configurations before, and leave new ones."""
-    if shared is None or config.device != "sim":
-        yield
-        return
-    from fsdpbench.sim.simulation import sharing_plans
-
-    with sharing_plans(shared):
-        yield
 
 
 def record_result(

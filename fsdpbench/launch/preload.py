@@ -20,12 +20,10 @@ def _import_all() -> None:
         importlib.import_module(name)
     import torch
 
-    from fsdpbench.base.configuration.config import DEFAULT_HARDWARE
     from fsdpbench.base.torch_internals import functorch_config  # noqa: F401
+    from fsdpbench.engine.devices.sim import preload
     from fsdpbench.engine.results.provenance import versions
     from fsdpbench.engine.results.residuals.intervals import read_ahead
-    from fsdpbench.sim import preload
-    from fsdpbench.sim.model.profile import load_profile
 
     torch.set_num_threads(1)
     with torch.device("cpu"):  # torch imports what this needs at its first use
@@ -34,7 +32,6 @@ def _import_all() -> None:
     # Files that every result needs, of which the answers are kept.
     versions()
     read_ahead()
-    load_profile(DEFAULT_HARDWARE)
 
 
 # Modules stay, so that looking for garbage among them is in vain, and takes longer than many imports; frozen,

@@ -23,7 +23,7 @@ from typing import Any
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import MIB, printable, read_tail
+from fsdpbench.base.reading import MIB, JsonObject, printable, read_tail
 from fsdpbench.base.writing import append_to, remove
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.result import Outcome
@@ -212,7 +212,7 @@ class SlurmPool:
                 subprocess.run(["scancel", *job_ids], capture_output=True, timeout=30, check=False)
 
 
-def run_job(config_record: dict[str, Any], folder: str) -> None:
+def run_job(config_record: JsonObject, folder: str) -> None:
     """Run a job's part on one of its nodes. Leaves `result.json` in `folder`."""
     import fsdpbench.launch.preload  # noqa: F401 - registers the simulated device
 

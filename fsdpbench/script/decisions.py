@@ -91,14 +91,14 @@ class Decisions:
         key = (self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno, operation)
         self._reads[key] = self._reads.get(key, 0) + 1
 
-    def reads(self) -> list[dict[str, Any]]:
+    def reads(self) -> list[dict[str, object]]:
         """Return the lines that took placeholders to the host, as in `result.json`."""
         return [
             {"file": file, "line": line, "operation": operation, "count": count}
             for (file, line, operation), count in self._reads.items()
         ]
 
-    def to_list(self) -> list[dict[str, Any]]:
+    def to_list(self) -> list[dict[str, object]]:
         """Return the decisions as in `result.json`, in the order in which they were taken first."""
         return [
             {"file": file, "line": line, "operation": operation, "answer": answer, "count": count}

@@ -28,7 +28,7 @@ class Blocks:
     path: str
     modules: tuple[nn.Module, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return path, class and count, as in `result.json`."""
         return {"path": self.path, "class": class_name(self.modules[0]), "count": len(self.modules)}
 

@@ -51,9 +51,9 @@ class Place:
         """Return `train.py:12`, empty for no line."""
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the place as in `result.json`."""
-        found: dict[str, Any] = {"file": self.file, "line": self.line, "text": self.text}
+        found: dict[str, object] = {"file": self.file, "line": self.line, "text": self.text}
         return found if self.span is None else found | {"span": [*self.span]}
 
 

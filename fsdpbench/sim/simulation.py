@@ -288,7 +288,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
             trace.alloc_retry(event.size, event.freed, event.time_ns)
 
 
-def _described(groups: Sequence[Any]) -> list[dict[str, Any]]:
+def _described(groups: Sequence[Any]) -> list[dict[str, object]]:
     """Return the process groups as torch.profiler writes them."""
     return [
         {

@@ -1,1 +1,1 @@
-"""Running a plan: many configurations, resumable, with progress."""
+"""Sweeps: what there is to choose from and can run here, plans, and many configurations, resumable."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, shard_size_of
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.prediction import saved_bytes
-from fsdpbench.systems.base import shard_size_of
 
 GPU_MTBF_H = 50_000.0
 """GPU-hours between failures, published: 419 unexpected interruptions in 54 days of 16,384 H100 (Llama 3,

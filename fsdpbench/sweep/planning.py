@@ -13,8 +13,8 @@ from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measur
 from fsdpbench.base.errors import UsageError, unknown
 from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.settings import SETTINGS, Settings, Value
-from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machine
-from fsdpbench.sim.model.software import load_software, software_names
+from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, stated_machine
+from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.narrow import adapted
 from fsdpbench.systems.wrapping import check_names
@@ -41,6 +41,11 @@ class Target:
 
     def workload(self) -> Workload:
         return get_workload(self.model, shape=dict(self.shape) or None)
+
+    @property
+    def profile(self) -> HardwareProfile:
+        """Return the profile of its simulated GPUs."""
+        return load_profile(self.hardware or "")
 
 
 def make_target(
@@ -160,10 +165,22 @@ def without_absent(config: Config) -> Config:
     return dataclasses.replace(config, settings=config.settings.changed(**{**nulls, **keep}))
 
 
-def check_systems(names: Sequence[str]) -> list[str]:
-    """Return the names, if all exist and their packages are installed. Raises `UsageError`."""
+def shards(config: Config) -> bool:
+    """Return whether the system of `config` shards the model."""
+    return get_system(config.system).shards
+
+
+def own_software(system: str) -> str:
+    """Return the software that a system is simulated with where none is named. Raises `UsageError`."""
+    return get_system(system).software
+
+
+def check_systems(names: Sequence[str], *, installed: bool = True) -> list[str]:
+    """Return the names, if all exist and, with `installed`, their packages do. Raises `UsageError`."""
     for name in names:
-        get_system(name).require()
+        system = get_system(name)
+        if installed:
+            system.require()
     return list(names)
 
 
@@ -176,6 +193,21 @@ def check_software(name: str, device: str) -> str:
     except ProfileError as error:
         raise UsageError(f"{error} (`fsdpbench list software` lists them all)") from None
     return name.lower() if name.lower() in software_names() else name
+
+
+def software_of_script(given: str | None) -> tuple[str | None, str]:
+    """Return the software profile of a script, None for the current one, and a note on the keys of it that
+    the script decides itself. Raises `UsageError`."""
+    name = CURRENT if given is None else check_software(given, "sim")
+    profile = load_software(name)
+    if profile.of_the_bench:
+        raise UsageError(
+            f"--software {given} changes {', '.join(profile.of_the_bench)}, which belong to the bench's own "
+            "models and training loop; leave them out of a profile for --script"
+        )
+    kept = ", ".join(profile.left_to_scripts)
+    note = f"note: {kept} of software {profile.name}: as the script has them" if kept else ""
+    return None if name == CURRENT else name, note
 
 
 def check_device(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, Measurement, shard_size_of
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.devices.detection import profile_of_this_machine
@@ -32,7 +32,6 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machi
 from fsdpbench.sweep.planning import workload_named
 from fsdpbench.sweep.trials import Trial, run_in, thrown_away
 from fsdpbench.systems import get_system
-from fsdpbench.systems.base import shard_size_of
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
 _ROOMY_HARDWARE = "h200"

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdpbench.base.configuration.config import PARALLEL, Config
+from fsdpbench.base.configuration.config import PARALLEL, Config, shard_size_of
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
 from fsdpbench.base.settings.values import is_mixed, spread
-from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads.checkpointing import ATTENTION, PRODUCTS
 
 if TYPE_CHECKING:

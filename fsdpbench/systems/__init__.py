@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from fsdpbench.systems.base import BuildContext, System
 from fsdpbench.systems.narrow import chosen_software, software_of
-from fsdpbench.systems.registry import get_system, offers
+from fsdpbench.systems.registry import get_system, offers, private_names
 from fsdpbench.systems.unsharded import NO_SHARDING

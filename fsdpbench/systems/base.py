@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
+from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.sim.model.software import CURRENT
@@ -161,18 +161,6 @@ class System(ABC):
     def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
         """Run backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
         loss.backward()
-
-
-def shard_size_of(config: Config) -> int:
-    """Return the ranks over which FSDP shards one copy under the strategy of `config`; those of tensor
-    parallelism, which hold other parts of it, do not count."""
-    settings, degrees = config.settings, Degrees.of(config)
-    if settings.strategy == "NO_SHARD":
-        return 1
-    if "HYBRID" in settings.strategy:
-        node = max(min(config.gpus, config.ranks_per_node) // degrees.tp, 1)
-        return settings.shard_size or node
-    return degrees.sharding
 
 
 def refuse_common(config: Config) -> dict[str, str]:

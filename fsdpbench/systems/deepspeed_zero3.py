@@ -79,13 +79,13 @@ class _EngineStep:
     def zero_grad(self, set_to_none: bool = True) -> None: ...
 
 
-def zero3_config(config: Config) -> dict[str, Any]:
+def zero3_config(config: Config) -> dict[str, object]:
     """Return DeepSpeed's configuration for `config` (deepspeed.ai, "DeepSpeed Configuration JSON").
 
     Everything that no setting names keeps DeepSpeed's default.
     """
     settings = config.settings
-    zero: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
+    zero: dict[str, object] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
     options = {
         "train_micro_batch_size_per_gpu": settings.batch,
         "gradient_accumulation_steps": settings.grad_accum,

@@ -35,7 +35,7 @@ class _FlatParameterSystem(System):
         """Return the namespace of the classes and enums of FSDP1, by torch's names."""
 
     @abstractmethod
-    def _extras(self, config: Config) -> dict[str, Any]:
+    def _extras(self, config: Config) -> dict[str, object]:
         """Return the constructor arguments beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
@@ -107,9 +107,9 @@ class ImplFsdp1(_FlatParameterSystem):
 
         return impl
 
-    def _extras(self, config: Config) -> dict[str, Any]:
+    def _extras(self, config: Config) -> dict[str, object]:
         settings = config.settings
-        extras = {
+        extras: dict[str, object] = {
             "limit_all_gathers": False if settings.limit_all_gathers == "off" else settings.limit_all_gathers,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
             "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
@@ -144,7 +144,7 @@ class TorchFsdp1(_FlatParameterSystem):
 
         return SimpleNamespace(**vars(fsdp), CustomPolicy=CustomPolicy)
 
-    def _extras(self, config: Config) -> dict[str, Any]:
+    def _extras(self, config: Config) -> dict[str, object]:
         settings = config.settings
         return {
             "limit_all_gathers": settings.limit_all_gathers != "off",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import Shard
 
-from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees
+from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.profile import load_profile
@@ -22,7 +22,6 @@ from fsdpbench.systems.base import (
     compile_as_asked,
     offload_if_asked,
     refuse_common,
-    shard_size_of,
 )
 from fsdpbench.systems.fsdp1 import materialise
 from fsdpbench.systems.narrow import TORCH_DTYPES, gather_as_asked, refuse_narrow_gathers, scale_after_steps

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpbench.base.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under, shard_size_of
+from fsdpbench.base.configuration.config import Config, shard_size_of
+from fsdpbench.base.settings import Settings
+from fsdpbench.systems.base import BuildContext, System, absent_from, refuse_under
 from fsdpbench.systems.narrow import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 
@@ -51,18 +50,16 @@ class MegatronFsdp(System):
         from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
         config = context.config
-        arguments = megatron_arguments(config)
-        dtypes = {name: TORCH_DTYPES[value] for name, value in arguments.pop("precision").items()}
         # Compute happens in the dtype of the model; the fp32 weights are those of the optimizer.
         model = context.build_model().to(TORCH_DTYPES[config.settings.param_dtype])
         units = select_units(model, context.workload, config.settings.wrap)
         wrapped: nn.Module = fully_shard_model(
             module=model,
             fsdp_unit_modules=list(dict.fromkeys(type(unit) for unit in units)),
-            mixed_precision_policy=MixedPrecisionPolicy(**dtypes),
+            mixed_precision_policy=MixedPrecisionPolicy(**megatron_precision(config.settings)),
             device=None if context.deferred else context.device,
             init_model_with_meta_device=context.deferred and config.settings.strategy != "NO_SHARD",
-            **arguments,
+            **megatron_arguments(config),
             **_mesh(context),
         )
         return wrapped
@@ -74,9 +71,8 @@ class MegatronFsdp(System):
         return sharded
 
 
-def megatron_arguments(config: Config) -> dict[str, Any]:
-    """Return the arguments of `fully_shard_model` that the settings decide, `precision` as names of dtypes.
-    Gradients are accumulated in fp32, as FSDP's sharded ones are, and reduced in `reduce_dtype`."""
+def megatron_arguments(config: Config) -> dict[str, str | bool | None]:
+    """Return the arguments of `fully_shard_model` that the settings decide, without those of dtypes."""
     settings = config.settings
     return {
         "zero_dp_strategy": _STRATEGIES[settings.strategy],
@@ -85,15 +81,18 @@ def megatron_arguments(config: Config) -> dict[str, Any]:
         "dp_outer_dim": "replicate" if "HYBRID" in settings.strategy else None,
         "sync_model_each_microbatch": True,
         "preproc_state_dict_for_dcp_ckpt": False,
-        "precision": {
-            "main_params_dtype": "fp32",
-            "main_grads_dtype": "fp32",
-            "grad_comm_dtype": settings.reduce_dtype or settings.param_dtype,
-        },
     }
 
 
-def _mesh(context: BuildContext) -> dict[str, Any]:
+def megatron_precision(settings: Settings) -> dict[str, torch.dtype]:
+    """Return the dtypes that Megatron-FSDP asks for. Gradients are accumulated in fp32, as FSDP's sharded
+    ones are, and reduced in `reduce_dtype`."""
+    reduced = TORCH_DTYPES[settings.reduce_dtype or settings.param_dtype]
+    both = dict.fromkeys(("main_params_dtype", "main_grads_dtype"), torch.float32)
+    return {**both, "grad_comm_dtype": reduced}
+
+
+def _mesh(context: BuildContext) -> dict[str, object]:
     """Return the device mesh, and for hybrid sharding also Megatron-FSDP's group of all ranks."""
     config = context.config
     if "HYBRID" not in config.settings.strategy:

@@ -6,12 +6,10 @@ of a head, which is the same model with its weights in another order.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings import Settings
+from fsdpbench.base.settings import Settings, Value
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.library_model import LIBRARY
@@ -27,9 +25,9 @@ def has_token_loss(workload: Workload) -> bool:
     return "vocab" in workload.shape or workload.family == LIBRARY
 
 
-def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
+def code_of_model(workload: Workload, settings: Settings) -> dict[str, Value]:
     """Return the fields of the shape that the settings replace, among those that the shape has."""
-    values = {
+    values: dict[str, Value] = {
         field: getattr(settings, name)
         for name, field in _FIELDS.items()
         if getattr(settings, name) != "model"
@@ -68,7 +66,7 @@ def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, st
     for name in ("activation_checkpointing", "reshard_after_forward"):
         if not is_mixed(given := values[name]):
             continue
-        there = units_of(workload, "block" if name == "activation_checkpointing" else settings.wrap)
+        there = workload.units("block" if name == "activation_checkpointing" else settings.wrap)
         if there is None:
             refused[name] = f"units of wrap={settings.wrap} are not counted: use block or every-K"
         elif (said := len(spread(str(given)))) != there:
@@ -78,15 +76,6 @@ def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, st
     if settings.checkpoint_first is not None:
         refused["checkpoint_first"] = "activation_checkpointing says it for each block: leave it out"
     return refused
-
-
-def units_of(workload: Workload, wrap: str) -> int | None:
-    """Return the number of blocks of `workload` (`block`), or of groups of them (`every-K`); None: other."""
-    if wrap != "block" and not wrap.startswith("every-"):
-        return None
-    size = 1 if wrap == "block" else int(wrap.removeprefix("every-"))
-    stacks = workload.forward_flops(1, workload.resolve_seq(None)).stacks
-    return sum(-(-len(stack) // size) for stack in stacks)
 
 
 def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str]:

@@ -15,11 +15,8 @@ from fsdpbench.base.settings import Settings
 MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """Muon of matrices, as a system has it."""
 
-_ADAMW: dict[str, dict[str, Any]] = {
-    "adamw": {"fused": True},
-    "adamw-foreach": {"foreach": True, "fused": False},
-    "adamw-loop": {"foreach": False, "fused": False},
-}
+_ADAMW = {"adamw": (None, True), "adamw-foreach": (True, False), "adamw-loop": (False, False)}
+"""`foreach` and `fused` of torch's AdamW."""
 
 
 class Together(torch.optim.Optimizer):
@@ -52,7 +49,7 @@ def make_optimizer(
     return _adamw(settings.optimizer, settings, parameters)
 
 
-def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Parameter]]]:
     """Make a parameter group for each mesh: an operator over several DTensors takes those of one mesh."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -66,7 +63,8 @@ def _adamw(name: str, settings: Settings, parameters: Iterable[Any]) -> torch.op
         from fsdpbench.impl import AdamW
 
         return AdamW(parameters, lr=1e-4)
-    return torch.optim.AdamW(parameters, lr=1e-4, **_ADAMW[name])
+    foreach, fused = _ADAMW[name]
+    return torch.optim.AdamW(parameters, lr=1e-4, foreach=foreach, fused=fused)
 
 
 def _matrices(model: nn.Module, block_classes: tuple[type[nn.Module], ...]) -> list[nn.Parameter]:

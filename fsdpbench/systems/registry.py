@@ -80,6 +80,15 @@ def get_system(name: str) -> System:
     return PLUGINS.load(name)
 
 
+def private_names() -> tuple[int, list[str]]:
+    """Return how many private names of torch are used, and a sentence for each that this torch lacks."""
+    from fsdpbench.base import torch_internals as of_the_bench
+    from fsdpbench.impl.shared import torch_internals as of_impl
+
+    gone = [*of_the_bench.missing(), *of_impl.missing()]
+    return of_the_bench.uses() + len(of_impl.INTERNALS), gone
+
+
 def offers() -> list[Offer[System]]:
     """Return all systems that can be chosen, our own first."""
     return [*(Offer(name, "fsdpbench", system) for name, system in _OWN.items()), *PLUGINS.offers()]

@@ -235,7 +235,7 @@ class SnapshotOom(Record, **_BYTES, growth="alive_by_age_bytes"):
     lines: tuple[Holder, ...]
     growth: tuple[int, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         lines = [{"line": each.where, "bytes": each.bytes, "count": each.count} for each in self.lines]
         return super().to_dict() | {"lines": lines}
 

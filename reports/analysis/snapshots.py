@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.base.reading import load_plain
+from fsdpbench.base.reading import JsonObject, load_plain
 from fsdpbench.reports.readers import TraceError, TraceLimits
 from fsdpbench.reports.readers.trace import Int64, bytes_text
 from fsdpbench.reports.readers.trace_text import open_file
@@ -71,7 +71,7 @@ class SnapshotAnalysis:
     allocated_curve: Int64
     reserved_curve: Int64
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values, without the curves."""
         kinds = ("allocated", "active", "reserved")
         return {
@@ -114,7 +114,7 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
         raise TraceError(path, f"is a damaged memory snapshot ({text})") from None
 
 
-def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
+def load_snapshot(path: Path, limits: TraceLimits | None = None) -> JsonObject:
     """Return the plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
 
     Raises:

@@ -216,7 +216,7 @@ def _has_record(folder: Path) -> bool:
 def _load_configuration(folder: Path) -> Configuration:
     config, result = ConfigFile(settings={}), Result(status=Ended.ERROR)
     problems = []
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     doubt: str | None = None
     try:
         config, asked = read_file(folder / "config.json", ConfigFile)
@@ -252,10 +252,10 @@ def _status(result: Result, problems: list[str]) -> Status:
     return Status.UNREADABLE
 
 
-def _settings(config: ConfigFile, result: Result) -> dict[str, Any]:
+def _settings(config: ConfigFile, result: Result) -> dict[str, object]:
     """Return all that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
-    around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
+    around: dict[str, object] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None
     around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
     for name in ("gpus_used_per_node", "software"):
@@ -277,7 +277,7 @@ def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
         (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None
     }
 
-    def named(row: Configuration) -> dict[str, Any]:
+    def named(row: Configuration) -> dict[str, object]:
         known = {name: value for name, value in row.settings.items() if (row.config.system, name) in has}
         return {name: "auto" if value is None else value for name, value in known.items()}
 

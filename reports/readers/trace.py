@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import table_beside
+from fsdpbench.base.reading import JsonObject
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -187,8 +188,8 @@ class Trace(EventColumns):
     rank: int | None
     world_size: int | None
     backend: str | None
-    devices: tuple[dict[str, Any], ...]
-    simulated: dict[str, Any] | None
+    devices: tuple[JsonObject, ...]
+    simulated: JsonObject | None
 
     def rows(self, *categories: Category) -> Int64:
         """Return row numbers of the events of these categories, in the file's order."""
@@ -273,7 +274,7 @@ class TraceLimits:
         Raises:
             ValueError: in one line, an unknown name or an impossible value.
         """
-        given: dict[str, Any] = {}
+        given: dict[str, int] = {}
         known = [each.name for each in fields(self)]
         for text in texts:
             name, _, written = text.partition("=")

@@ -13,7 +13,7 @@ import torch
 from fsdpbench.base import torch_internals
 from fsdpbench.impl.shared import torch_internals as impl_internals
 from fsdpbench.lab import doctor
-from fsdpbench.lab.doctor import Verdict, examine
+from fsdpbench.sweep.doctor import Verdict, examine
 
 
 def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from fsdpbench.base.configuration.config import ShapeValue
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.workloads.rotations import Rope
 from fsdpbench.workloads.shape import NotBuiltError, ShapeError, check_layers
 
@@ -109,12 +111,12 @@ class Keys:
         if value not in accepted:
             raise self.refusal(key, value)
 
-    def table(self, key: str) -> dict[str, Any] | None:
+    def table(self, key: str) -> JsonObject | None:
         """Return an object, or None."""
         value = self.raw(key)
         return None if value is None else self.as_table(key, value)
 
-    def as_table(self, key: str, value: Any) -> dict[str, Any]:
+    def as_table(self, key: str, value: Any) -> JsonObject:
         """Return `value`, found at `key`, as an object."""
         if not isinstance(value, dict):
             raise self.misfit(key, value, "an object")
@@ -192,7 +194,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
 
-def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
+def common_shape(keys: Keys, defaults: JsonObject) -> dict[str, ShapeValue]:
     """Read sizes, biases, norm and dropout of a decoder; `defaults`: the model's own, by key of the file."""
     heads = keys.whole("num_attention_heads", defaults["num_attention_heads"])
     d_model = keys.whole("hidden_size", defaults["hidden_size"])
@@ -224,7 +226,7 @@ def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
 
 def layer_pattern(
     keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]
-) -> dict[str, Any]:
+) -> dict[str, ShapeValue]:
     """Read `window` and `layer_pattern`: of `layer_types` where it is given, else by `slides(layer)`."""
     kinds = keys.raw("layer_types")
     if kinds is None:
@@ -243,8 +245,8 @@ def layer_pattern(
 
 
 def rope_shape(
-    keys: Keys, theta: float, standard: dict[str, Any] | None = None, *, partial: float | None = None
-) -> dict[str, Any]:
+    keys: Keys, theta: float, standard: JsonObject | None = None, *, partial: float | None = None
+) -> dict[str, ShapeValue]:
     """Read `rope_theta` and `rope`, of `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
 
     `standard`: the scaling of a model that names none; `partial`: the share of a head that is turned, where
@@ -258,11 +260,11 @@ def rope_shape(
         share = keys.as_number("partial_rotary_factor", given.pop("partial_rotary_factor", None), outer)
     theta = keys.number("rope_theta", theta)
     theta = keys.as_number("rope_theta", given.pop("rope_theta", None), theta)
-    shape = {"rope_theta": theta, "rope": str(read_rope(keys, given))}
+    shape: dict[str, ShapeValue] = {"rope_theta": theta, "rope": str(read_rope(keys, given))}
     return shape if partial is None else {**shape, "rotary_share": share}
 
 
-def longrope_shape(keys: Keys) -> dict[str, Any]:
+def longrope_shape(keys: Keys) -> dict[str, ShapeValue]:
     """Read the same of Phi 3 and 4, whose long contexts stretch each pair by a factor of its own."""
     given = keys.table("rope_parameters") or keys.table("rope_scaling") or {}
     kind = given.get("rope_type") or given.get("type")
@@ -307,7 +309,7 @@ _ROPE_FIELDS: dict[str, dict[str, str]] = {
 """Fields of `Rope` by the keys of the file, for each type that is built."""
 
 
-def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
+def read_rope(keys: Keys, given: JsonObject) -> Rope:
     """Read a table of `rope_parameters` without its theta; `given` is emptied on the way.
 
     Raises:
@@ -325,7 +327,7 @@ def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
         )
     if kind != "default" and given.get("factor") is None:
         raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, float] = {}
     if kind in ("llama3", "yarn") and given.get("original_max_position_embeddings") is None:
         numbers["original"] = float(keys.whole("max_position_embeddings", 0))
     mscale = (
@@ -341,7 +343,7 @@ def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
     if all(mscale) and "mscale" not in numbers:
         over, under = (_yarn_scale(keys, numbers["factor"], each) for each in mscale)
         numbers["mscale"] = over / under
-    return Rope.parse(str(Rope(str(kind), **numbers)))
+    return Rope.parse(str(Rope(str(kind), short=(), long=(), **numbers)))
 
 
 def _yarn_scale(keys: Keys, factor: float, scale: Any) -> float:

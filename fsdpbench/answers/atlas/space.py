@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.config import Config, shard_size_of
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.result import Result
@@ -20,7 +20,6 @@ from fsdpbench.sweep.planning import configured, make_target, not_applicable, wo
 from fsdpbench.sweep.prediction import state_bytes, usable_bytes
 from fsdpbench.sweep.runner import UNTRACED, simulate
 from fsdpbench.sweep.trials import Progress
-from fsdpbench.systems.base import shard_size_of
 
 BATCHES = (16, 8, 4, 2, 1)
 LONGEST = 4096

@@ -11,8 +11,7 @@ from fsdpbench.base.configuration.config import Config, WhatIf
 from fsdpbench.base.configuration.script_source import ScriptSource
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Effect, Settings, all_trades, show_value
-from fsdpbench.sweep.planning import simulated_nodes, without_absent
-from fsdpbench.systems import get_system
+from fsdpbench.sweep.planning import not_applicable, shards, simulated_nodes, without_absent
 
 EXPANDABLE = "expandable_segments:True"
 
@@ -88,8 +87,8 @@ def changes_for(config: Config) -> list[Change]:
         candidates = [*_of_script(config, config.script), *_of_machines(config)]
     else:
         of_settings = [*_of_settings(config.settings), *_of_batch(config.settings)]
-        shards = get_system(config.system).shards or config.gpus < 2
-        candidates = [*[_SHARDED] * (not shards), _ALLOCATOR, *of_settings, *_of_machines(config)]
+        is_whole = config.gpus > 1 and not shards(config)
+        candidates = [*[_SHARDED] * is_whole, _ALLOCATOR, *of_settings, *_of_machines(config)]
     return [change for change in candidates if is_possible(change, config)]
 
 
@@ -101,11 +100,7 @@ def is_possible(change: Change, config: Config) -> bool:
         return False
     if changed.to_dict() == config.to_dict():
         return False
-    if config.script is not None:
-        return True
-    system = get_system(config.system)
-    absent = system.absent_settings(config)
-    return not any(name in absent for name, _ in change.settings) and not system.not_applicable(changed)
+    return config.script is not None or not not_applicable(changed, (name for name, _ in change.settings))
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:

@@ -29,8 +29,6 @@ from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import not_applicable, without_absent, workload_named
 from fsdpbench.sweep.prediction import usable_bytes
 from fsdpbench.sweep.trials import with_room
-from fsdpbench.systems import get_system
-from fsdpbench.systems.model_code import units_of
 
 RECOMPUTED = ("full", "op", "none")
 """The choices of a block, from the one that holds least."""
@@ -229,8 +227,8 @@ def family_of(base: Config) -> Family:
         raise BenchError(f"--per-unit: {workload.name} has no blocks to choose for: leave it out")
     kinds = kinds if len(alike) <= _MOST_KINDS else [0] * len(kinds)
     free = base.settings.strategy in _GATHERED.values()
-    free &= "reshard_after_forward" not in get_system(base.system).absent_settings(base)
-    return Family(base, tuple(kinds), (units_of(workload, wrap) or 0) if free else 0)
+    free &= "reshard_after_forward" not in not_applicable(base, ("reshard_after_forward",))
+    return Family(base, tuple(kinds), (workload.units(wrap) or 0) if free else 0)
 
 
 class _Search:

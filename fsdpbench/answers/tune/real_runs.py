@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fsdpbench.answers.tune.front import Candidate, Goal, judged
 from fsdpbench.base.configuration.config import Config
@@ -22,7 +21,7 @@ class RealRuns:
     def __init__(
         self,
         store: Store,
-        space: dict[str, Any],
+        space: dict[str, object],
         goal: Goal,
         progress: Progress,
         total: int | None = None,

@@ -77,7 +77,7 @@ class Answer:
 
 def tune(
     store: Store,
-    space: dict[str, Any],
+    space: dict[str, object],
     points: Sequence[Config],
     goal: Goal,
     effort: Effort,
@@ -153,7 +153,7 @@ def _by_unit(
 
 def _simulate(
     store: Store,
-    space: dict[str, Any],
+    space: dict[str, object],
     points: Sequence[Config],
     goal: Goal,
     effort: Effort,
@@ -261,7 +261,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
     write_whole(folder / RECORD_FILE, to_json(record, 1) + "\n")
 
 
-def one_point_space(config: Config) -> dict[str, Any]:
+def one_point_space(config: Config) -> dict[str, object]:
     """Return `config` as a space of one point, which `fsdpbench sweep best.toml` runs again."""
     settings = config.settings.to_dict()
     return {

@@ -164,13 +164,13 @@ class Config:
         ]
         return _cut("-".join([*parts, *jitter]).lower().replace("_", ""))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         record = {spec.name: _plain(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
         if self.script is not None:
             record["settings"] = {}
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """Return what keys, samples and folder names are hashed from: `to_dict`, and a field of earlier
         versions that none of them may lose."""
         return {**self.to_dict(), "emulate": False}
@@ -292,7 +292,7 @@ class JitterSettings:
     def parse(cls, text: str) -> JitterSettings:
         """Read `7`, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `UsageError`."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
+        values: dict[str, float] = {}
         for part in text.split(","):
             name, equals, value = part.partition("=")
             name, value = (name.strip(), value.strip()) if equals else ("seed", name.strip())
@@ -306,7 +306,7 @@ class JitterSettings:
                 ) from None
         if "seed" not in values:
             raise UsageError(f"--jitter: {text!r} has no seed; write seed=7,{text}")
-        return cls(**values)
+        return cls(seed=int(values.pop("seed")), **values)
 
     def to_text(self) -> str:
         """Return the jitter as `parse` reads it."""
@@ -361,3 +361,15 @@ class Degrees:
     def data_rank(self, rank: int) -> int:
         """Return the number of the batch that `rank` works on."""
         return rank // self.group
+
+
+def shard_size_of(config: Config) -> int:
+    """Return the ranks over which FSDP shards one copy under the strategy of `config`; those of tensor
+    parallelism, which hold other parts of it, do not count."""
+    settings, degrees = config.settings, Degrees.of(config)
+    if settings.strategy == "NO_SHARD":
+        return 1
+    if "HYBRID" in settings.strategy:
+        node = max(min(config.gpus, config.ranks_per_node) // degrees.tp, 1)
+        return settings.shard_size or node
+    return degrees.sharding

@@ -15,7 +15,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import finite_number, whole_number
@@ -71,19 +70,22 @@ class LengthSettings:
         what is wrong, and how to write it."""
         words = [word.strip() for word in text.split(",")]
         sourced = [word for word in words if "=" not in word]
-        values: dict[str, Any] = {}
+        layout, numbers = PADDED, dict[str, int]()
         for word in words:
-            if "=" in word:
-                name, _, value = (part.strip() for part in word.partition("="))
-                values[name] = _read(name, value)
+            name, equals, value = (part.strip() for part in word.partition("="))
+            if equals and name == "layout":
+                layout = value
+            elif equals:
+                numbers[name] = _read(name, value)
         if not sourced or not sourced[0]:
             raise UsageError(f"--seq-lengths {text!r} names no lengths: {_HOW}")
         if sourced[0].startswith(_LOGNORMAL):
             mean, sigma = _lognormal(sourced)
-            return cls(source=",".join(sourced), mean=mean, sigma=sigma, **values)
+            return cls(",".join(sourced), mean, sigma, values=(), layout=layout, **numbers)
         if len(sourced) > 1:
             raise UsageError(f"--seq-lengths: {sourced[1]!r} says nothing here; known are {', '.join(_KEYS)}")
-        return cls(source=Path(sourced[0]).name, values=read_lengths(Path(sourced[0])), **values)
+        path = Path(sourced[0])
+        return cls(path.name, values=read_lengths(path), layout=layout, mean=None, sigma=None, **numbers)
 
     def to_text(self) -> str:
         """Return the text that `parse` reads; of a file its name without the folder."""
@@ -118,9 +120,7 @@ class LengthSettings:
         return min(-(-length // self.multiple) * self.multiple, most)
 
 
-def _read(name: str, value: str) -> int | str:
-    if name == "layout":
-        return value
+def _read(name: str, value: str) -> int:
     if name not in _KEYS:
         raise UsageError(f"--seq-lengths: unknown {name!r}; known are {', '.join(_KEYS)}")
     try:

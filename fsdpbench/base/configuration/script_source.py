@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -115,7 +114,7 @@ class ScriptSource:
         package = module.partition(".")[0]
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         record = msgspec.to_builtins(self)
         return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 

@@ -8,11 +8,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from fsdpbench.base.reading import UnreadableError, read_json, read_rows
+from fsdpbench.base.reading import JsonObject, UnreadableError, read_json, read_rows
 from fsdpbench.base.reading import read_text as read_text
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Return the object in a JSON file. Raise `UnreadableError` also for any other value."""
     content = read_json(path)
     if not isinstance(content, dict):
@@ -57,7 +57,7 @@ def converted(content: object, kind: type[T]) -> T:
         raise msgspec.ValidationError(f"{error.object!a} is not UTF-8") from None
 
 
-def table_beside(module: str, name: str) -> dict[str, Any]:
+def table_beside(module: str, name: str) -> JsonObject:
     """Return the tables of a TOML file of the package, `name` in the folder of the file `module`."""
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 

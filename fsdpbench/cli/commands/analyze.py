@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +13,10 @@ from fsdpbench.cli.output import show_as, tell
 from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
 
 if TYPE_CHECKING:
+    from fsdpbench.engine.devices.detection import Roofs
     from fsdpbench.reports.analysis import Analysis
     from fsdpbench.reports.analysis.flight_recorder import Verdict
-    from fsdpbench.reports.analysis.peaks import Chip, Links
     from fsdpbench.reports.readers import TraceLimits
-
-    Roofs = tuple[Mapping[str, Links], Mapping[str, Chip]]
 
 
 @click.command("analyze")
@@ -49,6 +46,7 @@ def command(
     PATHS are files or folders, read --jobs at a time. Of Flight Recorder dumps (nccl_trace_rank_*), or of
     logs with time-outs of NCCL's watchdog, it shows which rank did not join which collective.
     """
+    from fsdpbench.engine.devices.detection import roofs
     from fsdpbench.reports.analysis.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.analysis.text import describe
 
@@ -118,32 +116,6 @@ def _analyzed(
     draw = partial(draw_rank, traces=len(files)) if draws else None
     links, chips = roofs
     return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
-
-
-def roofs(hardware: str | None) -> Roofs:
-    """Return links and chips by device name: of all profiles, or of the profile `hardware` for any device."""
-    from fsdpbench.engine.devices.detection import ChipsByDevice
-    from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
-    from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
-
-    def links_of(profile: HardwareProfile) -> Links:
-        nic = profile.nic.gb_s_per_node * 1e9
-        return Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
-
-    def chip_of(profile: HardwareProfile) -> Chip:
-        peaks = {**profile.peak_flops, **profile.narrow_peak_flops}
-        return Chip(profile.name, peaks, profile.memory_bandwidth)
-
-    if hardware is None:
-        profiles = [load_profile(name) for name in profile_names()]
-        links = {profile.title: links_of(profile) for profile in profiles}
-        chips = {name: chip_of(profile) for profile in profiles for name in (profile.title, profile.name)}
-        return links, ChipsByDevice(chips)
-    try:
-        profile = load_profile(hardware)
-    except ProfileError as error:
-        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
-    return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
 
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, object], list[str]]:

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
 from fsdpbench.engine.devices.detection import number_of_launcher, profile_like, visible_gpus
 from fsdpbench.reports.result import Result
-from fsdpbench.sim.model.profile import load_profile, profile_names, stated_machine
 
 if TYPE_CHECKING:
-    from fsdpbench.lab.calibrate import Machine
     from fsdpbench.lab.calibrate.from_results import Factor, Fit, MeasuredRun
 
 
@@ -88,8 +85,7 @@ def command(
 
         calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)
         return
-    from fsdpbench.base.files.whole_files import write_whole
-    from fsdpbench.lab.calibrate import calibrate, cuda_machine, simulated_machine
+    from fsdpbench.lab.calibrate import base_for, calibrate, cuda_machine, simulated_machine
     from fsdpbench.launch.elastic import rehearse_launched
 
     if device == "cuda" and not visible_gpus():
@@ -99,19 +95,14 @@ def command(
     if device == "cuda":
         rehearse_launched()
     with _process_group(device):
-        machine = (
-            cuda_machine()
-            if device == "cuda"
-            else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
-        )
-        base_profile = load_profile(base or hardware or _base_of(machine))
+        machine = cuda_machine() if device == "cuda" else simulated_machine(hardware or "", gpus)
+        base_profile = base_for(machine, base or hardware)
         is_first = machine.rank == 0  # the others report nothing
         report = (lambda line: tell(f"measuring {line}")) if is_first else (lambda line: None)
         found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     if machine.rank != 0:
         return
-    write_whole(output, to_toml(found.to_toml_tables()))
-    load_profile(output)
+    found.write(output)
     fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
     tell(f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}")
     tell(f"mean error of the fits: {fit}")
@@ -146,26 +137,15 @@ def _process_group(device: str) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _base_of(machine: Machine) -> str:
-    """Return the name of the packaged profile nearest to `machine`. Raises `UsageError` if there is none."""
-    found = profile_like(machine.name, machine.module.mem_get_info()[1])
-    if found is None:
-        known = ", ".join(profile_names())
-        raise UsageError(f"no packaged profile is near {machine.name!r}: name one by --base ({known})")
-    return found
-
-
 def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
     """Fit the network of the packaged profile `base` to tables of nccl-tests and write the profile."""
+    from fsdpbench.lab.calibrate import packaged
     from fsdpbench.lab.calibrate.nccl_tests import points_of_files
     from fsdpbench.lab.calibrate.network_fit import fit_network
 
-    if base not in profile_names():
-        known = ", ".join(profile_names())
-        raise UsageError(f"--nccl-tests needs --base: the profile whose network is replaced, of {known}")
-    before = load_profile(base)
+    before = packaged(base, "--nccl-tests needs --base: the profile whose network is replaced")
     found = fit_network(points_of_files(paths), before)
-    found.write(output, base)
+    found.write(output, before.name)
     if as_json:
         show_json(found.record(output, before))
     else:
@@ -175,19 +155,16 @@ def calibrate_from_nccl_tests(paths: Sequence[Path], output: Path, base: str | N
 
 def calibrate_from_traces(paths: Sequence[Path], output: Path, base: str | None, as_json: bool) -> None:
     """Fit the packaged profile `base` (default: the one like the traces' GPU) to traces and write it."""
-    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.lab.calibrate import packaged
     from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
 
     samples = read_samples(paths)
     base = base or profile_like(samples.device, samples.memory)
     device = f"a simulated {samples.device}" if samples.simulated else samples.device or "a GPU without name"
-    if base not in profile_names():
-        known = ", ".join(profile_names())
-        raise UsageError(f"--from-trace: it is of {device}; name the nearest profile by --base ({known})")
+    base = packaged(base, f"--from-trace: it is of {device}; name the nearest profile by --base").name
     source = f"fitted to a trace of {device} by fsdpbench calibrate, {datetime.date.today().isoformat()}"
     found, figures, summary = fit_trace(samples, base, output.stem, source)
-    write_whole(output, to_toml(found.to_toml_tables()))
-    load_profile(output)
+    found.write(output)
     if as_json:
         record = {"schema": 1, "file": str(output), "base": base, "summary": summary}
         show_json(record | {"figures": [dataclasses.asdict(each) for each in figures]})
@@ -208,7 +185,7 @@ def calibrate_from_results(
     tables = [path for path in paths if path.suffix == ".csv"]
     runs = from_results.runs_of_results([path for path in paths if path not in tables], device)
     runs += [run for path in tables for run in _runs_of_table(path)]
-    base = base or _with_their_nodes(_one_chip(runs), runs)
+    base = base or from_results.base_of(runs)
     factors = _factors(fit, runs)
     tell(f"fitting {', '.join(factors)} of {base} to {len(runs)} measured run{'s'[: len(runs) > 1]}")
     fork_server.start("sim")
@@ -241,21 +218,6 @@ def _runs_of_table(path: Path) -> list[MeasuredRun]:
                 MeasuredRun(case.name, config, figure.path[0], value, figure.is_speed, case.hardware)
             )
     return found
-
-
-def _one_chip(runs: Sequence[MeasuredRun]) -> str:
-    chips = sorted({run.chip for run in runs})
-    if len(chips) != 1 or not chips[0]:
-        known = ", ".join(filter(None, chips)) or "no packaged profile that is alike"
-        raise UsageError(f"--from-result: the runs are of {known}; name the profile to scale by --base")
-    return chips[0]
-
-
-def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
-    """Return `chip` with the node size that all runs on several nodes share; `chip` where they do not."""
-    sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
-    stated = len(sizes) == 1 and "+" not in chip and not any(run.config.gpus_used_per_node for run in runs)
-    return stated_machine(chip, sizes.pop()) if stated else chip
 
 
 def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:

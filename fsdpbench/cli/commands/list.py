@@ -6,8 +6,8 @@ import dataclasses
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,10 +17,8 @@ from fsdpbench.cli.output import make_console, make_table, show, show_json
 
 if TYPE_CHECKING:
     from fsdpbench.base.settings.setting import Trade
-    from fsdpbench.lab.doctor import Finding
-
-
-Row = dict[str, Any]
+    from fsdpbench.sweep.catalogue import Row
+    from fsdpbench.sweep.doctor import Finding
 
 
 @click.command("list")
@@ -33,7 +31,9 @@ def command(what: str, as_json: bool) -> None:
     fsdpbench list models
     fsdpbench list settings --json
     """
-    rows = _LISTS[what]()
+    from fsdpbench.sweep import catalogue
+
+    rows = settings() if what == "settings" else getattr(catalogue, what)()
     if as_json:
         show_json(rows)
         return
@@ -47,76 +47,8 @@ def command(what: str, as_json: bool) -> None:
 def _for_people(rows: list[Row]) -> list[Row]:
     """Leave out what has no room in a table; a default is shown as people type it."""
     shown = [{key: value for key, value in row.items() if key != "trades"} for row in rows]
-    return [row | ({"default": SETTINGS[row["name"]].usual} if "default" in row else {}) for row in shown]
-
-
-def models() -> list[Row]:
-    """Return a row for every model, including those of other packages and those that fail to load."""
-    from fsdpbench.workloads import PLUGINS, get_workload, workload_names
-
-    rows: list[Row] = []
-    offers = PLUGINS.offers()
-    origins = {size: each.origin for each in offers if each.thing for size in each.thing.sizes}
-    for name in (*workload_names(), *origins):
-        workload = get_workload(name)
-        row = {
-            "name": name,
-            "family": workload.family,
-            "parameters": workload.parameters,
-            "training_state_bytes": workload.training_state_bytes,
-            "shape": dict(workload.shape),
-        }
-        rows.append(row | ({"from": origins.get(name, "fsdpbench"), "state": "ready"} if offers else {}))
-    unknown: Row = {"parameters": None, "training_state_bytes": None, "shape": {}}
-    rows += [
-        {"name": each.name, "family": each.name, **unknown, "from": each.origin, "state": each.problem}
-        for each in offers
-        if each.problem
-    ]
-    return rows
-
-
-def systems() -> list[Row]:
-    """Return a row for every system, with its installation command where it is missing."""
-    from fsdpbench.systems import offers
-
-    rows: list[Row] = []
-    for offer in offers():
-        system, state = offer.thing, offer.problem or "ready"
-        if system is not None and not system.is_installed:
-            state = f"{system.package} is not installed: {system.installation}"
-        about = {"summary": "-", "devices": []}
-        if system is not None:
-            about = {"summary": system.summary, "devices": sorted(system.devices)}
-        rows.append({"name": offer.name, **about, "from": offer.origin, "state": state})
-    return rows
-
-
-def hardware() -> list[Row]:
-    """Return a row for every packaged hardware profile."""
-    from fsdpbench.sim.model.profile import load_profile, profile_names
-
     return [
-        {
-            "name": name,
-            "title": profile.title,
-            "memory_bytes": profile.memory_bytes,
-            "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
-            "gpus_per_node": profile.gpus_per_node,
-            "source": profile.source,
-        }
-        for name, profile in ((name, load_profile(name)) for name in profile_names())
-    ]
-
-
-def software() -> list[Row]:
-    """Return a row for every packaged software profile, with its changes."""
-    from fsdpbench.sim.model.software import load_software, software_names
-
-    profiles = {name: load_software(name) for name in software_names()}
-    return [
-        {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
-        for name, profile in profiles.items()
+        row | ({"default": SETTINGS[str(row["name"])].usual} if "default" in row else {}) for row in shown
     ]
 
 
@@ -134,9 +66,6 @@ def _trade(trade: Trade) -> dict[str, str | None]:
     return {"value": trade.written, **effects, "meaning": trade.words, "script": trade.script}
 
 
-_LISTS: dict[str, Callable[[], list[Row]]] = {
-    each.__name__: each for each in (models, systems, hardware, software, settings)
-}
 _OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
 _SHAPE_WIDTH = 29
 """Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
@@ -152,15 +81,15 @@ def _flat(row: Row) -> dict[str, str]:
     for key, value in row.items():
         if value is None and key in _OF_MODELS:
             flat[_OF_MODELS[key]] = "-"  # of a plugin that cannot be loaded
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             flat[key] = _first_fields([f"{name}={show_value(v)}" for name, v in value.items()])
         elif isinstance(value, list):
             flat[key] = ", ".join(map(str, value))
-        elif key == "parameters":
+        elif key == "parameters" and isinstance(value, int):
             flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.2f} M"
-        elif key == "training_state_bytes":
+        elif key == "training_state_bytes" and isinstance(value, int):
             flat[_OF_MODELS[key]] = f"{value / 2**30:,.2f} GiB"
-        elif key == "memory_bytes":
+        elif key == "memory_bytes" and isinstance(value, int):
             key, flat["memory"] = "memory", f"{value / 2**30:.0f} GiB"
         else:
             flat[key] = show_value(value)
@@ -190,7 +119,7 @@ def doctor_command(quick: bool, as_json: bool) -> None:
 
     Exits with 5 if something that every command needs does not work.
     """
-    from fsdpbench.lab.doctor import Verdict, examine
+    from fsdpbench.sweep.doctor import Verdict, examine
 
     findings = examine(try_devices=not quick)
     if as_json:

@@ -73,7 +73,7 @@ def command(
     budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = request_from(space, assignments, options)
     request = request if no_predict else fitted(request, options["jobs"])
-    budget.check(request.target.workload())
+    budget.check(request.target)
     plan = announced(request)
     foreseen = None
     if not no_predict:

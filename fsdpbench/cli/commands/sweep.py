@@ -166,7 +166,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
     budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = fitted(request_from(space, assignments, options), options["jobs"])
-    budget.check(request.target.workload())
+    budget.check(request.target)
     plan = announced(request)
     repeat = _noted(plan, options["repeat"], request.target.device)
     jobs = options["jobs"] or jobs_for(request.target.device)

@@ -49,10 +49,10 @@ def command(
     from fsdpbench.lab.validation.runs.paper import known_cases
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file
     from fsdpbench.lab.validation.text import as_dict, as_markdown
-    from fsdpbench.systems import get_system
+    from fsdpbench.sweep.planning import check_systems
 
     if system is not None:
-        get_system(system)
+        check_systems([system], installed=False)
     rows = [row for path in runs for row in _chosen(cases_of_file(path), only)]
     cases = _chosen(known_cases(), only) + rows
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]

@@ -63,16 +63,16 @@ def assignments(context: click.Context, parameter: click.Parameter, incomplete: 
 
 def model_names() -> list[str]:
     """Return the names of models, including those of other packages."""
-    from fsdpbench.workloads import workload_names
+    from fsdpbench.sweep import catalogue
 
-    return list(workload_names())
+    return catalogue.model_names()
 
 
 def system_names() -> list[str]:
     """Return the names of systems."""
-    from fsdpbench.systems import offers
+    from fsdpbench.sweep import catalogue
 
-    return [offer.name for offer in offers()]
+    return catalogue.system_names()
 
 
 def profile_names(folder: str) -> list[str]:

@@ -12,14 +12,12 @@ from fsdpbench.base.numbers import whole_number
 from fsdpbench.base.settings import Settings, Value, show_value
 from fsdpbench.engine.devices.detection import Choice, choose_device
 from fsdpbench.engine.results.provenance import node_stated
-from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_config, make_target
 from fsdpbench.sweep.spaces.presets import CHECKPOINTING, Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.spaces.space import Plan, Space, expand
 from fsdpbench.sweep.spaces.space_file import read_space
-from fsdpbench.workloads.library_model import LIBRARY
 
 DEFAULT_GPUS = 8
 _MOST_WORLDS = 100
@@ -104,7 +102,7 @@ class SweepRequest:
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
-            profile = load_profile(target.hardware or "")
+            profile = target.profile
             largest = max(self.space.targets, key=lambda each: each.gpus)
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
             title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
@@ -125,7 +123,8 @@ def make_request(
     With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`.
     """
     is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
-    given = with_hf_model({**given, "keep_content": LIBRARY in lists.get("implementation", ())})
+    keep_content = any(value != "own" for value in lists.get("implementation", ()))
+    given = with_hf_model({**given, "keep_content": keep_content})
     named_preset = given.get("preset")
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})
@@ -264,7 +263,7 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
         if (stated := _count(given, name)) is not None:
             return stated
     if largest.device == "sim":
-        return load_profile(largest.hardware or "").gpus_per_node
+        return largest.profile.gpus_per_node
     return largest.gpus_per_node
 
 

@@ -87,21 +87,11 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
 
 def _software(given: str | None) -> str | None:
     """Return the name of the software profile of a script, None for the current one. Raises `UsageError`."""
-    from fsdpbench.sim.model.software import CURRENT, load_software
-    from fsdpbench.sweep.planning import check_software
+    from fsdpbench.sweep.planning import software_of_script
 
-    name = CURRENT if given is None else check_software(given, "sim")
-    if name == CURRENT:
-        return None
-    profile = load_software(name)
-    if profile.of_the_bench:
-        raise UsageError(
-            f"--software {given} changes {', '.join(profile.of_the_bench)}, which belong to the bench's own "
-            "models and training loop; leave them out of a profile for --script"
-        )
-    if profile.left_to_scripts:
-        kept = ", ".join(profile.left_to_scripts)
-        tell(f"note: {kept} of software {profile.name}: as the script has them")
+    name, note = software_of_script(given)
+    if note:
+        tell(note)
     return name
 
 

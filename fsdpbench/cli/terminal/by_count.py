@@ -18,7 +18,8 @@ from fsdpbench.cli.values import Positive, grouped
 if TYPE_CHECKING:
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.sweep.goodput import Endured
-    from fsdpbench.workloads import Workload
+    from fsdpbench.sweep.planning import Target
+
 _DAY_S = 86_400
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MOST_TOKENS = 1e18
@@ -51,8 +52,9 @@ class Budget:
             raise UsageError("--gpu-mtbf changes the days of a training: name its --tokens, as in 300B")
         return budget
 
-    def check(self, workload: Workload) -> None:
+    def check(self, target: Target) -> None:
         """Raise `UsageError` if tokens are asked of a model that has none."""
+        workload = target.workload()
         if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
             raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.measuring.warmup import StepMemory as StepMemory
 from fsdpbench.engine.measuring.warmup import Tracer as Tracer
-from fsdpbench.reports.result import JsonObject
 
 if TYPE_CHECKING:
     import torch

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.writing import replacing
 from fsdpbench.engine.devices.base import Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import is_stable
 from fsdpbench.engine.results.provenance import machine
-from fsdpbench.reports.result import JsonObject
 
 COLLECTIVE_GRACE_S = 60.0
 """Collectives give up this long after the configuration's own timeout, which should end the run first."""

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import BenchError
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.torch_internals import cuda_attach_out_of_memory_observer
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.engine.devices.cpu import RealDevice
 from fsdpbench.engine.devices.detection import peak_flops_of
-from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim.model.chips import peaks_source
 
 

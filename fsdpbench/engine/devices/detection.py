@@ -13,10 +13,12 @@ from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.numbers import whole_number
 from fsdpbench.sim.model.chips import chip_of
-from fsdpbench.sim.model.profile import load_profile, profile_names
+from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
 if TYPE_CHECKING:
-    from fsdpbench.reports.analysis.peaks import Chip
+    from fsdpbench.reports.analysis.peaks import Chip, Links
+
+    Roofs = tuple[Mapping[str, Links], Mapping[str, Chip]]
 
 _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
@@ -117,6 +119,30 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
     def __len__(self) -> int:
         return len(self.packaged)
+
+
+def roofs(hardware: str | None) -> Roofs:
+    """Return links and chips by device name: of all profiles, or of the profile `hardware` for any device."""
+    from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
+
+    def links_of(profile: HardwareProfile) -> Links:
+        nic = profile.nic.gb_s_per_node * 1e9
+        return Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
+
+    def chip_of(profile: HardwareProfile) -> Chip:
+        peaks = {**profile.peak_flops, **profile.narrow_peak_flops}
+        return Chip(profile.name, peaks, profile.memory_bandwidth)
+
+    if hardware is None:
+        profiles = [load_profile(name) for name in profile_names()]
+        links = {profile.title: links_of(profile) for profile in profiles}
+        chips = {name: chip_of(profile) for profile in profiles for name in (profile.title, profile.name)}
+        return links, ChipsByDevice(chips)
+    try:
+        profile = load_profile(hardware)
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:

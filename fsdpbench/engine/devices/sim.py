@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, Config, WhatIf
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.engine.measuring.soak import TrainingLoop
 from fsdpbench.engine.measuring.warmup import WINDOW, is_stable
-from fsdpbench.reports.result import JsonObject
 from fsdpbench.sim import Simulation
+from fsdpbench.sim import simulation as simulator
 from fsdpbench.sim.followers.account import Lines, MemoryAccount
 from fsdpbench.sim.followers.graph import GraphSession
 from fsdpbench.sim.model.allocator.conf import AllocatorConf
@@ -30,6 +31,17 @@ from fsdpbench.sim.model.software import CURRENT, TrainerSoftware, load_software
 from fsdpbench.sim.model.timeline import Timeline
 from fsdpbench.workloads import replacements
 from fsdpbench.workloads.families.gpt import GPT
+
+
+def preload() -> None:
+    """Register the device, and read the profile that most simulations use, before processes are forked."""
+    simulator.preload()
+    load_profile(DEFAULT_HARDWARE)
+
+
+def sharing_plans(log: str | None) -> AbstractContextManager[None]:
+    """Take the plans of the configurations before from `log`, if given, and leave new ones there."""
+    return nullcontext() if log is None else simulator.sharing_plans(log)
 
 
 class Tells:

@@ -71,7 +71,7 @@ class Soak:
             name: [] for name in ("training_step", "evaluates", "tokens", "seconds", *_MEMORY)
         }
         self._trained = 0
-        self.record: dict[str, Any] = {
+        self.record: dict[str, object] = {
             "steps": settings.steps,
             "steps_done": 0,
             "lengths": None if settings.lengths is None else settings.lengths.to_text(),

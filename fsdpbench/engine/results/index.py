@@ -16,7 +16,7 @@ from typing import Any
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import one_line
+from fsdpbench.base.reading import JsonObject, one_line
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.store import INDEX_FILE, Store, StoredPoint
 from fsdpbench.reports.figures import flat
@@ -61,7 +61,7 @@ def _row(point: StoredPoint) -> list[Any]:
     return [*row, to_json(result.to_dict())]
 
 
-def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _object(content: Mapping[str, Any], name: str) -> JsonObject:
     """Return the object under `name`; empty if that is not one."""
     found = content.get(name)
     return found if isinstance(found, dict) else {}

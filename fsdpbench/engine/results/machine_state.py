@@ -13,7 +13,6 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.numbers import proc_figure
@@ -84,7 +83,7 @@ def doubts(config: Config, before: MachineState, after: MachineState) -> list[st
     return found
 
 
-def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, Any]:
+def environment_of(config: Config, before: MachineState, after: MachineState) -> dict[str, object]:
     """Return the part of a measured result's `environment` that says it."""
     return {
         "state": {"before": asdict(before), "after": asdict(after)},

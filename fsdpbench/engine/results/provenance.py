@@ -33,7 +33,7 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWING_ONLY = (
     *("reports/pages/", "cli/", "sweep/", "answers/tune/", "answers/check/", "answers/atlas/"),
-    *("answers/upgrade/", "lab/validation/", "lab/reproduce/", "lab/doctor.py"),
+    *("answers/upgrade/", "lab/validation/", "lab/reproduce/"),
 )
 
 
@@ -101,9 +101,9 @@ def git_revision() -> str | None:
         return None
 
 
-def environment(config: Config) -> dict[str, Any]:
+def environment(config: Config) -> dict[str, object]:
     """Return the `environment` of a result. On `sim` it names nothing of this machine: results equal."""
-    recorded: dict[str, Any] = {"versions": versions_of(config)}
+    recorded: dict[str, object] = {"versions": versions_of(config)}
     if config.device != "sim":
         recorded["machine"] = machine()
         recorded["git"] = git_revision()
@@ -117,7 +117,7 @@ def environment(config: Config) -> dict[str, Any]:
 
 def content_key(config: Config) -> str:
     """Return 64 hex digits: equal exactly when the result must be."""
-    depends: dict[str, Any] = {"config": config.identity(), "versions": versions_of(config)}
+    depends: dict[str, object] = {"config": config.identity(), "versions": versions_of(config)}
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
     if config.software is not None:

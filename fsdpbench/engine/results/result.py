@@ -13,7 +13,7 @@ from typing import Any
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import one_line
+from fsdpbench.base.reading import JsonObject, one_line
 from fsdpbench.engine.results.provenance import environment
 from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.residuals.intervals import interval_of
@@ -22,7 +22,7 @@ from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.figures import computed, nothing
 from fsdpbench.reports.rank_record import RankRecord, compiled_graphs
-from fsdpbench.reports.result import JsonObject, Result
+from fsdpbench.reports.result import Result
 from fsdpbench.sim.model.keys import far_figures
 from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.sim.model.software import CURRENT, load_software
@@ -89,7 +89,7 @@ def write_result(
 def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> Result:
     """Return the result of the records and traces in `folder`; all of it but `bench`."""
     records = read_records(folder)
-    figures = dict(nothing())
+    figures: dict[str, object] = {**nothing()}
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
     if has_figures:
         # A script may end before tracing begins.

@@ -26,11 +26,11 @@ from fsdpbench.base.files.documents import converted, read_json_object, to_json,
 from fsdpbench.base.files.folder_lock import FolderLock
 from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.base.plugins import foreign_identity, foreign_model
-from fsdpbench.base.reading import read_toml
+from fsdpbench.base.reading import JsonObject, read_toml
 from fsdpbench.base.writing import remove
 from fsdpbench.engine.results.provenance import another_key, content_key, run_command
 from fsdpbench.reports.consistency import contradiction, misfiled
-from fsdpbench.reports.result import ConfigFile, JsonObject, Result, Status
+from fsdpbench.reports.result import ConfigFile, Result, Status
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"

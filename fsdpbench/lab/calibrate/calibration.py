@@ -14,6 +14,7 @@ import datetime
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.base.files.documents import to_toml
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.engine.devices.detection import peak_flops_of
 from fsdpbench.lab.calibrate.attention_rates import measure_attention
 from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
@@ -28,7 +31,7 @@ from fsdpbench.lab.calibrate.links import measure_contention, measure_nic, measu
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.lab.calibrate.matrix_products import Fit, measure_gemm
 from fsdpbench.lab.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
-from fsdpbench.sim.model.profile import HardwareProfile, profile_names
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 
 _LOAD_SECONDS = 10.0
@@ -68,6 +71,11 @@ class Calibration:
         tables |= {name: _table(getattr(profile, name)) for name in sections}
         tables["sources"] = dict.fromkeys(measured, profile.source)
         return tables
+
+    def write(self, path: Path) -> None:
+        """Write the file, and look whether it can be read."""
+        write_whole(path, to_toml(self.to_toml_tables()))
+        load_profile(str(path))
 
 
 class _Run:

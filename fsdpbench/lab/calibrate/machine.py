@@ -22,7 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.engine.devices.detection import number_of_launcher
+from fsdpbench.base.errors import UsageError
+from fsdpbench.engine.devices.detection import number_of_launcher, profile_like
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 
 _FILLER = 8192
 _ROUNDS = 5
@@ -114,13 +116,30 @@ def cuda_machine() -> Machine:
     )
 
 
-def simulated_machine(hardware: str, gpus: int, gpus_per_node: int) -> Machine:
+def simulated_machine(hardware: str, gpus: int) -> Machine:
     """A simulated GPU of a profile, with its process group."""
-    from fsdpbench.sim import Simulation, load_profile
+    from fsdpbench.sim import Simulation
 
-    simulation = Simulation.start(load_profile(hardware), gpus, gpus_per_node)
+    profile = load_profile(hardware)
+    gpus_per_node = profile.gpus_per_node
+    simulation = Simulation.start(profile, gpus, gpus_per_node)
     if not dist.is_initialized():
         simulation.init_process_group()
     return Machine(
         torch.device("sim", 0), simulation.cpu_ns, world_size=gpus, ranks_per_node=min(gpus, gpus_per_node)
     )
+
+
+def base_for(machine: Machine, named: str | None) -> HardwareProfile:
+    """Return the profile `named`, by default the packaged one nearest to `machine`. Raises `UsageError`."""
+    if named:
+        return load_profile(named)
+    found = profile_like(machine.name, machine.module.mem_get_info()[1])
+    return packaged(found, f"no packaged profile is near {machine.name!r}: name one by --base")
+
+
+def packaged(name: str | None, otherwise: str) -> HardwareProfile:
+    """Return the packaged profile `name`. Raises `UsageError`: `otherwise`, and the known ones."""
+    if name not in profile_names():
+        raise UsageError(f"{otherwise} ({', '.join(profile_names())})")
+    return load_profile(name)

@@ -21,9 +21,9 @@ from fsdpbench.engine.results.residuals.widths import (
     width_of,
 )
 from fsdpbench.lab.validation.judge import Bar, error_bars
-from fsdpbench.lab.validation.paper_network import Prediction
+from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
-from fsdpbench.workloads import get_workload
+from fsdpbench.sweep.planning import workload_named
 
 MEMORY = {
     Figure.ALLOCATED: Quantity.ALLOCATED,
@@ -170,15 +170,13 @@ def _width(prediction: Prediction, figure: Figure) -> Width:
 
 
 def _size(case: Case) -> str:
-    parameters = get_workload(case.model, shape=dict(case.shape) or None).parameters
+    parameters = workload_named(config_of(case)).parameters
     return "below 3B" if parameters < 3e9 else "3B to 20B" if parameters < 20e9 else "20B and more"
 
 
 def _length(case: Case) -> str:
-    seq = case.settings.get("seq") or get_workload(case.model, shape=dict(case.shape) or None).resolve_seq(
-        None
-    )
-    return "to 2048" if int(seq or 0) <= 2048 else "to 8192" if int(seq or 0) <= 8192 else "above 8192"
+    seq = config_of(case).settings.seq or 0
+    return "to 2048" if seq <= 2048 else "to 8192" if seq <= 8192 else "above 8192"
 
 
 _KEYS: dict[str, Callable[[Case], str]] = {

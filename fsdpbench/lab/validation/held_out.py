@@ -20,7 +20,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
@@ -29,7 +28,7 @@ from fsdpbench.lab.validation.runs import runs_file
 from fsdpbench.lab.validation.runs.case import Case
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.software import load_software
-from fsdpbench.systems import get_system
+from fsdpbench.sweep.planning import own_software
 
 _KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
 
@@ -85,7 +84,7 @@ def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -
     ]
 
 
-def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, Any]]:
+def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, object]]:
     """Return the keys fitted to runs on `other` as they apply to `profile`, by section.
 
     The runs are of older kernels: where `profile` has newer ones too, the keys are those of its older ones.
@@ -93,18 +92,18 @@ def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, 
     other, older = other.with_older_kernels(), profile.with_older_kernels()
     backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
     rate = round(older.attention.forward_tflops * backward / _software_share(profile), 1)
-    kernels: dict[str, Any] = {
-        "gemm": {"weight_grad": other.gemm.weight_grad},
-        "attention": {"under_load": other.attention.under_load, "backward_tflops": rate},
-    }
-    found = kernels if profile.older is None else {"gemm": {}, "older": kernels}
-    found["gemm"]["under_load"] = other.gemm.under_load
-    return {**found, "contention": {"compute_slowdown": other.contention.compute_slowdown}}
+    gemm: dict[str, object] = {"weight_grad": other.gemm.weight_grad}
+    load: dict[str, object] = {"under_load": other.gemm.under_load}
+    attention: dict[str, object] = {"under_load": other.attention.under_load, "backward_tflops": rate}
+    contention: dict[str, object] = {"compute_slowdown": other.contention.compute_slowdown}
+    if profile.older is None:
+        return {"gemm": gemm | load, "attention": attention, "contention": contention}
+    return {"gemm": load, "older": {"gemm": gemm, "attention": attention}, "contention": contention}
 
 
 def _software_share(profile: HardwareProfile) -> float:
     """Attention's rate backward under the runs' software over that of the profile."""
-    software = load_software(get_system(runs_file.system_of(profile.name)).software)
+    software = load_software(own_software(runs_file.system_of(profile.name)))
     return software.attention.backward_rate
 
 

@@ -66,7 +66,7 @@ class ScriptFiles:
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
         self.checkpoints.install()
 
-    def settle(self) -> dict[str, Any] | None:
+    def settle(self) -> dict[str, object] | None:
         """Restore the functions when the script has ended; return the layer's content for the result, or
         None."""
         self._writing.close_all()
@@ -270,7 +270,7 @@ _REMOVING = {"rm", "mv", "rsync", "rmdir", "unlink", "truncate"}
 _COPYING = {"cp", "ln", "tar", "zip"}
 
 
-def concerns(layer: Layer, path: Any, options: dict[str, Any]) -> bool:
+def concerns(layer: Layer, path: Any, options: dict[str, object]) -> bool:
     """Return whether a call with `options` is about a path that the layer may be over."""
     given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
     return given and layer.concerns(path)

@@ -38,18 +38,36 @@ _SHARDING = (
 _IGNORED = ("ignored_modules", "ignored_states", "ignored_params")
 
 
+@dataclass
+class Sharding:
+    """A line that shards: its first call's arguments, most modules of one call, and the calls."""
+
+    api: str
+    place: Place
+    arguments: dict[str, bool | int | str | None]
+    together: int
+    count: int = 1
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the entry of `result.json`."""
+        described = {"api": self.api, "file": self.place.file, "line": self.place.line, "span": None}
+        counted = {"count": self.count, "together": self.together, "arguments": self.arguments}
+        return {**described, **self.place.to_dict(), **counted}
+
+
 class Calls:
     """A record of the calls, made before the script starts. Lists and dictionaries are as in
     `result.json`."""
 
     def __init__(self, own_files: OwnFiles) -> None:
-        self.sharding: list[dict[str, Any]] = []
-        self.optimizers: list[dict[str, Any]] = []
-        self.loaders: list[dict[str, Any]] = []
+        self.sharding: list[Sharding] = []
+        self.optimizers: list[dict[str, object]] = []
+        self.loaders: list[dict[str, object]] = []
+        self.first_loader: Place | None = None
         self.checkpointing: Place | None = None
-        self.batch: dict[str, Any] | None = None
+        self.batch: dict[str, object] | None = None
         self.prefetching: Place | None = None
-        self.blocks: dict[str, Any] | None = None
+        self.blocks: dict[str, object] | None = None
         """Path, class and count of the blocks of the last module that was wrapped and has blocks."""
         self._own_files = own_files
         self._inside = False
@@ -87,23 +105,18 @@ class Calls:
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = found.to_dict()
-        span = None if place.span is None else [*place.span]
-        where = {"file": place.file, "line": place.line, "span": span}
         for call in self.sharding:
-            if where.items() <= call.items():
-                call["count"] += 1
-                call["together"] = max(call["together"], together)
+            if call.place == place:
+                call.count, call.together = call.count + 1, max(call.together, together)
                 return wrapped
-        arguments = _plain_arguments(kwargs)
-        self.sharding.append(
-            {"api": api, **where, **place.to_dict(), "count": 1, "together": together, "arguments": arguments}
-        )
+        self.sharding.append(Sharding(api, place, _plain_arguments(kwargs), together))
         return wrapped
 
     def _loader(self, dataset: Any, kwargs: Mapping[str, Any]) -> None:
-        size = kwargs.get("batch_size")
+        size, place = kwargs.get("batch_size"), self.place()
+        self.first_loader = self.first_loader or place
         self.loaders.append(
-            self.place().to_dict()
+            place.to_dict()
             | {
                 "batch_size": size if type(size) is int else None,
                 "num_workers": int(kwargs.get("num_workers") or 0),
@@ -138,9 +151,9 @@ class Calls:
         original(module, modules)
 
 
-def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_arguments(kwargs: Mapping[str, Any]) -> dict[str, bool | int | str | None]:
     """Return the arguments that variations change, as plain values."""
-    found: dict[str, Any] = {}
+    found: dict[str, bool | int | str | None] = {}
     for name in _SHARDING:
         if name in kwargs:
             value = kwargs[name]

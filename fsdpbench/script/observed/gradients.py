@@ -90,7 +90,7 @@ class Gradients:
     # ------------------------------------------------------------------------------------------------ steps
 
     def _adding_group(
-        self, original: Callable[..., Any], optimizer: Any, param_group: dict[str, Any]
+        self, original: Callable[..., Any], optimizer: Any, param_group: dict[str, object]
     ) -> None:
         original(optimizer, param_group)
         self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
@@ -170,7 +170,7 @@ class Gradients:
             seen.cause = _Cause("off", off[0], {"switch": off[1]})
         elif not seen.has_gradient and wrapped is None and id(parameter) in self._wrappers.wrapped_at:
             at = self._wrappers.wrapped_at[id(parameter)]
-            more: dict[str, Any] = {
+            more: dict[str, object] = {
                 "wrapped_at": at.line,
                 "wrapped_span": None if at.span is None else [*at.span],
             }
@@ -205,7 +205,7 @@ class Gradients:
 
     # --------------------------------------------------------------------------------------------- findings
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return `parameters` of the optimizers, how many are `without` a gradient in any step, and
         `findings`: parameters that share a cause, by `count`, first `names` and line."""
         every = list(self._parameters.values())

@@ -43,7 +43,7 @@ class Observed:
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._own_files = own_files
-        self._model: dict[str, Any] | None = None
+        self._model: dict[str, object] | None = None
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look_at_loop())
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
 
@@ -60,7 +60,7 @@ class Observed:
         if frame is not None and self._own_files.has(frame.f_code.co_filename):
             self.waits.loop = frame.f_code
 
-    def _described(self) -> dict[str, Any]:
+    def _described(self) -> dict[str, object]:
         bare = unwrapped_root()
         wrapped = [
             each.module() for each in self.calls.wrappers.made if each.api != "DistributedDataParallel"
@@ -82,11 +82,11 @@ class Observed:
             "dtype": str(dtypes.most_common(1)[0][0]) if dtypes else None,
         }
 
-    def to_dict(self, steps: int) -> dict[str, Any]:
+    def to_dict(self, steps: int) -> dict[str, object]:
         """Return the observations as in `result.json`, after `steps` steps."""
         calls = self.calls
         return {
-            "sharding": calls.sharding,
+            "sharding": [each.to_dict() for each in calls.sharding],
             "model": self._model or {},
             "optimizers": calls.optimizers,
             "loaders": calls.loaders,
@@ -170,7 +170,7 @@ class Habits:
 
         around(owner, name, noted)
 
-    def to_dict(self, steps: int) -> dict[str, Any]:
+    def to_dict(self, steps: int) -> dict[str, object]:
         """Return the habits as in `result.json`; `norms`: the line that takes most of them, and how many a
         step."""
         norms = None
@@ -184,4 +184,4 @@ class Habits:
             "anomaly": self.anomaly,
             "launch_blocking": self._one_by_one(),
         }
-        return {name: place and place.to_dict() for name, place in places.items()} | {"norms": norms}
+        return {**{name: place and place.to_dict() for name, place in places.items()}, "norms": norms}

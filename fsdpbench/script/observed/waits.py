@@ -118,7 +118,7 @@ class Waits:
         own = [each for each in frames if self._own_files.has(each.f_code.co_filename)]
         return tuple((each.f_code, self._place(each)) for each in own[:_MOST_CALLERS])
 
-    def to_list(self, steps: int) -> list[dict[str, Any]]:
+    def to_list(self, steps: int) -> list[dict[str, object]]:
         """Return the lines that wait in every step but the first of the `steps` that ended, longest waits
         first.
 
@@ -126,21 +126,20 @@ class Waits:
         and the line of the training loop from which it is `called`, where it is in another function.
         """
         wanted = range(1, steps)
-        found = []
+        found: list[tuple[float, dict[str, object]]] = []
         for waits in self._places.values():
             if not wanted or waits.place is None or not all(waits.counts.get(step) for step in wanted):
                 continue
             called = next((each for code, each in waits.callers if code is self.loop), None)
-            found.append(
-                waits.place.to_dict()
-                | {
-                    "per_step": sum(waits.counts[step] for step in wanted) / len(wanted),
-                    "waited_s_per_step": sum(waits.waited[step] for step in wanted) / len(wanted) / 1e9,
-                    "copies": waits.copies_in > 0,
-                    "called": called and called.to_dict(),
-                }
-            )
-        return sorted(found, key=lambda each: -each["waited_s_per_step"])
+            waited = sum(waits.waited[step] for step in wanted) / len(wanted) / 1e9
+            more = {
+                "per_step": sum(waits.counts[step] for step in wanted) / len(wanted),
+                "waited_s_per_step": waited,
+                "copies": waits.copies_in > 0,
+                "called": called and called.to_dict(),
+            }
+            found.append((waited, waits.place.to_dict() | more))
+        return [each for _, each in sorted(found, key=lambda one: -one[0])]
 
 
 _FILE = "loader_times"

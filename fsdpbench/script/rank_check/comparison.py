@@ -202,10 +202,10 @@ def group_name(group: Group) -> str:
     return f"{group.description} (ranks {ranks}{again})" if group.description else f"of ranks {ranks}{again}"
 
 
-def to_dict(difference: Difference) -> dict[str, Any]:
+def to_dict(difference: Difference) -> dict[str, object]:
     """Return the difference as in `result.json`: `stack` has the script's own lines first, innermost
     first."""
-    record: dict[str, Any] = {
+    record: dict[str, object] = {
         "kind": difference.kind,
         "message": sentence(difference),
         "rank": difference.rank,

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fsdpbench.script.interposing import around
-from fsdpbench.script.own_files import OwnFiles, Place
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
 from fsdpbench.script.steps import MeasuredAllError
@@ -216,8 +216,8 @@ class ShardedWatch(Watch):
                 raise NotComparedError("pipeline parallelism")
         wrappers, found = self._calls.wrappers, self._known
         wrappers.look(self.count)
-        for loader in self._calls.loaders[:1]:
-            self.record.loader = Place(loader["file"], loader["line"]).short
+        if self._calls.first_loader is not None:
+            self.record.loader = self._calls.first_loader.short
         for name, held in self.held().items():
             if wrapped := wrappers.of(held.identity):
                 found[name] = Wrapping(wrapped.place.short, f"wrapped by {wrapped.api}")

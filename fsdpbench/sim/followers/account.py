@@ -55,7 +55,7 @@ class Growth:
             self._settled = sums
         self._last = sums
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report; `per_step_bytes` is 0 unless every step since the second added memory."""
         steps = len(self._at_ends) - _SETTLED_STEP
         settled = self._at_ends[_SETTLED_STEP - 1 :]
@@ -164,7 +164,7 @@ class MemoryAccount:
             self._buffers.pop(event.address, None)
             self._shards.discard(event.address)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return present holders as plain values: bytes, names, and the program's place."""
         here = self._places.now()
         owned, known = self._owned(), bool(self._places.roots)
@@ -230,7 +230,7 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
     return found
 
 
-def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict[str, Any]]:
+def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict[str, object]]:
     ordered = sorted(holders.items(), key=lambda item: (-item[1][0], str(item[0])))[:_MOST_HOLDERS]
     return [
         {"category": category, "module": module, "line": line, "bytes": size, "count": count}

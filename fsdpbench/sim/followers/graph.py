@@ -106,7 +106,7 @@ class GraphSession:
         """Return whether a step was replayed already."""
         return self._replays > 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the result's entry."""
         return {
             "captured": self.captured,

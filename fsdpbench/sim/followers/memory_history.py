@@ -17,7 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.sim.model.allocator.snapshot import take_snapshot
+from fsdpbench.sim.model.allocator.snapshot import Snapshot, take_snapshot
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.torch_device.accelerator import Accelerator
 
@@ -25,7 +25,7 @@ _WITH_STACK = (AllocatorAction.ALLOC, AllocatorAction.FREE)
 _DEEPEST = 64
 _DEFAULT_ENTRIES = sys.maxsize
 _PICKLE_PROTOCOL = 4
-_Frame = dict[str, Any]
+_Frame = dict[str, str | int]
 
 
 class MemoryHistory:
@@ -82,7 +82,7 @@ class MemoryModule(types.ModuleType):
             self._history = MemoryHistory(max_entries, stacks=context in ("all", "alloc"))
             self._accelerator.listen(self._history.add)
 
-    def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _snapshot(self, device: Any = None, *args: Any, **kwargs: Any) -> Snapshot:
         """Return segments and blocks, and the history if one is recorded."""
         self._accelerator.require_started()
         entries = [] if self._history is None else list(self._history.entries)
@@ -98,7 +98,6 @@ class MemoryModule(types.ModuleType):
         """Write `_snapshot` to a file that PyTorch's memory viewer opens."""
         Path(filename).write_bytes(pickle.dumps(self._snapshot(), protocol=_PICKLE_PROTOCOL))
 
-    def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, object]]:
         """Return the segments of `_snapshot`."""
-        segments: list[dict[str, Any]] = self._snapshot()["segments"]
-        return segments
+        return self._snapshot()["segments"]

@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fsdpbench.base.numbers import finite_number
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.sim.model.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.model.profile_files import ProfileFolder
 from fsdpbench.sim.model.sections import (
@@ -195,7 +196,7 @@ class HardwareProfile:
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
 
 
-def _rebased(below: dict[str, Any], above: dict[str, Any]) -> None:
+def _rebased(below: JsonObject, above: JsonObject) -> None:
     """Adjust a base's table to the file that builds on it.
 
     NICs follow GPUs: where a file changes only the GPUs of a node, the network is scaled with them. Tables of

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fsdpbench.base.files.documents import is_there
-from fsdpbench.base.reading import UnreadableError, parse_toml, printable, read_toml
+from fsdpbench.base.reading import JsonObject, UnreadableError, parse_toml, printable, read_toml
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.sections import (
     AttentionTable,
@@ -37,7 +37,7 @@ class ProfileFolder(Generic[P]):
     kind: str
     folder: Path
     made: type[P]
-    rebase: Callable[[dict[str, Any], dict[str, Any]], None] = lambda below, above: None
+    rebase: Callable[[JsonObject, JsonObject], None] = lambda below, above: None
     """Adjusts a base's table to the file that builds on it."""
     judge: Callable[[Any], None] = lambda profile: None
     """Raises `ProfileError` for a profile whose figures cannot be true together."""
@@ -106,7 +106,7 @@ class ProfileFolder(Generic[P]):
             raise ProfileError(f"{self.kind} profile {error}") from None
         return self._make(table, origin)
 
-    def _make(self, table: dict[str, Any], origin: str) -> P:
+    def _make(self, table: JsonObject, origin: str) -> P:
         try:
             profile = build(self.made, self._on_its_base(table), "")
             self.judge(profile)
@@ -115,7 +115,7 @@ class ProfileFolder(Generic[P]):
         assert isinstance(profile, self.made)
         return profile
 
-    def _on_its_base(self, table: dict[str, Any]) -> dict[str, Any]:
+    def _on_its_base(self, table: JsonObject) -> JsonObject:
         """Complete the table with the packaged profile that `base = "NAME"` names."""
         base = table.pop("base", None)
         if base is None:
@@ -128,7 +128,7 @@ class ProfileFolder(Generic[P]):
         return _merged(below, table)
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merged(below: JsonObject, above: JsonObject) -> JsonObject:
     """Return `above` over `below`, table by table."""
     merged = dict(below)
     for key, value in above.items():

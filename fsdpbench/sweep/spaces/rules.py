@@ -33,7 +33,7 @@ class Rule:
         """Whether `config` matches. Its settings must not have been set to null yet."""
         return all(_actual(config, name) in values for name, values in self.match.items())
 
-    def to_table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, dict[str, list[Value]]]:
         """The rule as TOML holds it."""
         table = {"match": _as_typed(self.match)}
         if self.lists:

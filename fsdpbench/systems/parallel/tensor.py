@@ -35,7 +35,7 @@ def cut(
     """Make the parameters of `model` DTensors on the 1-D `mesh`, in place. Every rank holds the same
     parameters before, or they are on meta."""
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    outside: dict[str, Any] = {
+    outside: dict[str, ParallelStyle] = {
         name: RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(sequence))
         for name, sequence in plan.embeddings.items()
     }
@@ -90,11 +90,11 @@ class _WholeResult(ParallelStyle):
         return module
 
 
-def _block_styles(plan: BlockPlan, block: nn.Module) -> dict[str, Any]:
+def _block_styles(plan: BlockPlan, block: nn.Module) -> dict[str, ParallelStyle]:
     def adapted(name: str) -> bool:
         return isinstance(block.get_submodule(name), AdaptedProjection)
 
-    styles: dict[str, Any] = {}
+    styles: dict[str, ParallelStyle] = {}
     styles |= {name: _WholeSequence() for name in plan.readers}
     styles |= {name: AdaptedColumns() if adapted(name) else ColwiseParallel() for name in plan.columns}
     rows = RowwiseParallel(output_layouts=Shard(_SEQUENCE))

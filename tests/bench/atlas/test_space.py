@@ -9,11 +9,10 @@ import pytest
 
 from fsdpbench.answers.atlas.answers import answered
 from fsdpbench.answers.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, next_wave
-from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.configuration.config import Config, shard_size_of
 from fsdpbench.base.errors import UsageError
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.sim.model.profile import profile_names
-from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads.registry import workload_names
 
 

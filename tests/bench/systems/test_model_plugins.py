@@ -16,7 +16,7 @@ from fsdpbench.base import plugins
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.commands.list import command as list_command
 from fsdpbench.engine.results.store import config_record
-from fsdpbench.lab.doctor import Verdict, _plugins
+from fsdpbench.sweep.doctor import Verdict, _plugins
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import PLUGINS, UnknownModelError, families, get_workload
 

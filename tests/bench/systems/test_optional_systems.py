@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Measurement
@@ -15,7 +16,7 @@ from fsdpbench.cli.commands.sweep import command as sweep
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import System, get_system
 from fsdpbench.systems.deepspeed_zero3 import zero3_config
-from fsdpbench.systems.megatron_fsdp import megatron_arguments
+from fsdpbench.systems.megatron_fsdp import megatron_arguments, megatron_precision
 
 BOTH = ("deepspeed-zero3", "megatron-fsdp")
 
@@ -57,12 +58,15 @@ def test_zero3s_document() -> None:
     ],
 )
 def test_megatrons_arguments(strategy: str, inner: str, outer: str | None) -> None:
-    told = megatron_arguments(config("megatron-fsdp", strategy=strategy, reduce_dtype="bf16"))
+    asked = config("megatron-fsdp", strategy=strategy, reduce_dtype="bf16")
+    told = megatron_arguments(asked)
     assert told["zero_dp_strategy"] == inner
     assert told["dp_outer_dim"] == outer
-    assert told["precision"] == {
-        "main_params_dtype": "fp32", "main_grads_dtype": "fp32", "grad_comm_dtype": "bf16",
-    }  # fmt: skip
+    assert megatron_precision(asked.settings) == {
+        "main_params_dtype": torch.float32,
+        "main_grads_dtype": torch.float32,
+        "grad_comm_dtype": torch.bfloat16,
+    }
 
 
 @pytest.mark.parametrize(

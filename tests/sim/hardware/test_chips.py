@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.cli.commands.analyze import roofs
-from fsdpbench.engine.devices.detection import peak_flops_of, profile_like
+from fsdpbench.engine.devices.detection import peak_flops_of, profile_like, roofs
 from fsdpbench.sim.model.chips import CHIPS, OPERATOR_CHIPS, chip_of, peaks_source
 from fsdpbench.sim.model.profile import load_profile, profile_names
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from fsdpbench.answers.check.records.surroundings import Surroundings
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
 from fsdpbench.base.files.documents import to_json
 from fsdpbench.base.files.whole_files import write_whole
-from fsdpbench.base.reading import read_json
+from fsdpbench.base.reading import JsonObject, read_json
 from fsdpbench.engine.results.provenance import git_revision, versions
 from fsdpbench.engine.results.records import Status
 
@@ -38,11 +37,11 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One configuration, as `Entry.to_dict` writes it. What is not a figure is kept: it is judged by name."""
+    """One configuration, as an `Entry` has it. What is not a figure is kept: it is judged by name."""
 
     status: Status
     device: str
-    runs: list[dict[str, Any]]
+    runs: list[JsonObject]
 
 
 class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +63,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a baseline's file: the space that was swept, and sets of its figures by torch
     version."""
 
-    space: dict[str, Any]
+    space: JsonObject
     sets: dict[str, FigureSet]
     schema: int = SCHEMA
 
@@ -121,7 +120,9 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> Baseline:
         """Return the baseline with the figures `entries` as the set of the installed torch."""
         figures = FigureSet(
-            configurations={name: Figures(**entry.to_dict()) for name, entry in entries.items()},
+            configurations={
+                name: Figures(each.status, each.device, each.known) for name, each in entries.items()
+            },
             surroundings=dict(surroundings.facts),
             provenance=Provenance(
                 versions=dict(versions()),

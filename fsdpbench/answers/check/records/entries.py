@@ -22,6 +22,7 @@ from fsdpbench.answers.check.metrics import (
     contradictions,
     figures_of,
 )
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.consistency import broken_rules, values_of
 
@@ -96,10 +97,10 @@ class Entry:
     def _in_one(self) -> str:
         return f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the entry as a baseline's file has it, without figures that are not known."""
-        runs = [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
-        return {"status": self.status.value, "device": self.device, "runs": runs}
+    @property
+    def known(self) -> list[JsonObject]:
+        """Return the known figures of each run, as a baseline's file has them."""
+        return [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
 
 
 def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from fsdpbench.base.configuration.config import PARALLEL, Config
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.engine.results.residuals.widths import (
     LEVEL,
@@ -29,7 +30,7 @@ from fsdpbench.engine.results.residuals.widths import (
     width_of,
 )
 from fsdpbench.reports.figures import FIGURES
-from fsdpbench.reports.result import JsonObject, PeakMemory, Result
+from fsdpbench.reports.result import PeakMemory, Result
 from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers, profile_names
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 

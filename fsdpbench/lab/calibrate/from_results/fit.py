@@ -302,7 +302,7 @@ class ScaledProfile:
     def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
         """Write the profile's file; returns what it says."""
         profile = load_profile(self.base)
-        head: dict[str, Any] = {"base": self._packaged, "name": path.stem, "title": profile.title}
+        head: dict[str, object] = {"base": self._packaged, "name": path.stem, "title": profile.title}
         if self.base != self._packaged:
             head["gpus_per_node"] = profile.gpus_per_node
         write_whole(path, to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))

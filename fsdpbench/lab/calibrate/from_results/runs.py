@@ -13,6 +13,7 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import read_json_object
 from fsdpbench.engine.devices.detection import profile_like
 from fsdpbench.reports.result import Result, Status
+from fsdpbench.sim.model.profile import stated_machine
 
 _SAME_STEP = 0.005
 """A step time is trusted to this share at best, however alike its samples are (estimated)."""
@@ -53,6 +54,19 @@ def runs_of_results(paths: Sequence[Path], device: str) -> list[MeasuredRun]:
         UsageError: a file cannot be read, or holds nothing to fit to; it names the file and why.
     """
     return [_run(file, device) for path in paths for file in _files(path)]
+
+
+def base_of(runs: Sequence[MeasuredRun]) -> str:
+    """Return the packaged profile of all runs, with the node size that those on several nodes share, if they
+    do. Raises `UsageError` where they are of several chips, or of an unknown one."""
+    chips = sorted({run.chip for run in runs})
+    if len(chips) != 1 or not chips[0]:
+        known = ", ".join(filter(None, chips)) or "no packaged profile that is alike"
+        raise UsageError(f"--from-result: the runs are of {known}; name the profile to scale by --base")
+    sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
+    stated = len(sizes) == 1 and "+" not in chips[0]
+    stated = stated and not any(run.config.gpus_used_per_node for run in runs)
+    return stated_machine(chips[0], sizes.pop()) if stated else chips[0]
 
 
 def _files(path: Path) -> list[Path]:

@@ -190,9 +190,8 @@ def _fit_group(
         stays |= {} if beyond else {worst: f"its kernels scatter by {spreads[worst]:.0%} around it"}
     values |= {key: now[key] for key in stays}
     line = [(key, now[key], values[key], kernels[key], spreads[key], stays.get(key, "")) for key in now]
-    return _with(profile, {key: values[key] for key in now if key not in stays}), [
-        Figure(*each) for each in line
-    ]
+    fitted = {key: values[key] for key in now if key not in stays}
+    return _with(profile, fitted), [Figure(*each) for each in line]
 
 
 def _solve(

@@ -20,8 +20,7 @@ from fsdpbench.base.settings import Settings, Value
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network
 from fsdpbench.sim.model.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.sim.model.software import software_names
-from fsdpbench.systems import get_system
-from fsdpbench.workloads import WorkloadError, get_workload
+from fsdpbench.sweep.planning import check_systems, make_target
 
 COLUMNS = (
     "source", "run", "gpu", "gpus", "network", "system", "model", "shape", "seq", "batch", "strategy",
@@ -115,11 +114,11 @@ def case_of_row(row: Row) -> Case:
     chip = chip_of_row(row)
     shape = _shape(row)
     try:
-        get_workload(row.text("model"), shape=dict(shape) or None)
-    except WorkloadError as error:
+        make_target(model=row.text("model"), gpus=1, shape=shape)
+    except UsageError as error:
         raise row.wrong("model", str(error)) from None
     try:
-        get_system(row.text("system"))
+        check_systems([row.text("system")], installed=False)
     except UsageError as error:
         raise row.wrong("system", str(error)) from None
     gpus, network = row.count("gpus"), _network(row)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from fsdpbench.base.reading import JsonObject
 from fsdpbench.lab.validation.runs.case import Case, Figure
 
 _FIGURES, _RUNS = "fsdp_paper.toml", "published_runs.toml"
@@ -63,7 +64,7 @@ def published(name: str) -> PublishedFigure:
     return published_figures()[name]
 
 
-def _figure(name: str, table: dict[str, Any]) -> PublishedFigure:
+def _figure(name: str, table: JsonObject) -> PublishedFigure:
     series = {
         key: tuple(None if value == _RAN_OUT else float(value) for value in values)
         for key, values in table.items()
@@ -104,5 +105,5 @@ def _case(group: Mapping[str, Any], run: Mapping[str, Any]) -> Case:
     return Case(**stated, published=values, ran_out=not values)
 
 
-def _tables(file: str) -> dict[str, Any]:
+def _tables(file: str) -> JsonObject:
     return tomllib.loads(resources.files("fsdpbench.lab.validation").joinpath(file).read_text("utf-8"))

@@ -38,9 +38,9 @@ class Access:
     forward: Stack | None
     stream: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the entry of `result.json`."""
-        entry = {
+        entry: dict[str, object] = {
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
             "stream": self.stream,
@@ -73,7 +73,7 @@ class Finding:
         """Return the usual fix."""
         return _hint(self.kind, self.first, self.second)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the entry of `result.json`."""
         return {
             "kind": self.kind.value,
@@ -126,7 +126,7 @@ class Findings:
         second = Access(new, writes, forward[1], self._names.of(new))
         self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second, role))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return `counts` by kind (repetitions included) and `findings`."""
         counts = {kind.value: 0 for kind in Kind}
         for finding in self._found.values():

@@ -204,7 +204,7 @@ class Sanitizer:
         self.operations.roles.note(optimizer)
         self._collectives.step_ended()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the findings as the entry of `result.json`."""
         return {
             **self.findings.to_dict(),
@@ -230,7 +230,7 @@ class CollectiveOrder:
         self._stacks: list[Stack] = []
         # By calls in any order: their order, and how often it differed.
         self._known: dict[frozenset[tuple[_Call, int]], list[_Call]] = {}
-        self._changes: list[dict[str, Any]] = []
+        self._changes: list[dict[str, object]] = []
 
     def note(
         self, step: int, kind: str, group: Any, inputs: Sequence[Any], outputs: Sequence[Any], stack: Stack
@@ -259,7 +259,7 @@ class CollectiveOrder:
             }
         )
 
-    def hints(self) -> list[dict[str, Any]]:
+    def hints(self) -> list[dict[str, object]]:
         """Return the first differences found."""
         return list(self._changes)
 
@@ -289,7 +289,7 @@ class Synchronisations:
             counts[0] += 1
             counts[1] += ordered
 
-    def hints(self) -> list[dict[str, Any]]:
+    def hints(self) -> list[dict[str, object]]:
         """Return places where the CPU waits without ordering anything, the most frequent first."""
         useless = [(counts[0], stack) for stack, counts in self._host.items() if not counts[1]]
         useless.sort(key=lambda each: -each[0])

@@ -7,7 +7,7 @@ Pickled, it opens on https://pytorch.org/memory_viz and with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from fsdpbench.sim.model.allocator.caching import CachingAllocator
 from fsdpbench.sim.model.allocator.conf import UNLIMITED
@@ -17,7 +17,16 @@ from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent,
 _NOT_TORCHS = frozenset({AllocatorAction.RETRY})
 
 
-def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> dict[str, Any]:
+class Snapshot(TypedDict):
+    """The top of a snapshot, as torch has it; a trace for each device."""
+
+    segments: list[dict[str, object]]
+    device_traces: list[list[dict[str, object]]]
+    external_annotations: list[str]
+    allocator_settings: dict[str, object]
+
+
+def take_snapshot(allocator: CachingAllocator, events: Sequence[AllocatorEvent] = ()) -> Snapshot:
     """Return segments and blocks as they are now; `events`, collected by a listener, are the history."""
     return {
         "segments": [_segment(blocks) for blocks in _segments(allocator)],
@@ -39,7 +48,7 @@ def _segments(allocator: CachingAllocator) -> list[list[Block]]:
     return segments
 
 
-def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
+def _segment(blocks: Sequence[Block]) -> dict[str, object]:
     first = blocks[0]
     return {
         "device": 0,
@@ -57,7 +66,7 @@ def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
     }
 
 
-def _block(block: Block) -> dict[str, Any]:
+def _block(block: Block) -> dict[str, object]:
     state = (
         "active_allocated" if block.allocated else "active_pending_free" if block.event_count else "inactive"
     )
@@ -70,7 +79,7 @@ def _block(block: Block) -> dict[str, Any]:
     }
 
 
-def _entry(event: AllocatorEvent) -> dict[str, Any]:
+def _entry(event: AllocatorEvent) -> dict[str, object]:
     return {
         "action": event.action.value,
         "device_free" if event.action is AllocatorAction.OOM else "addr": event.address,
@@ -83,7 +92,7 @@ def _entry(event: AllocatorEvent) -> dict[str, Any]:
     }
 
 
-def _settings(allocator: CachingAllocator) -> dict[str, Any]:
+def _settings(allocator: CachingAllocator) -> dict[str, object]:
     conf = allocator.conf
     return {
         "PYTORCH_CUDA_ALLOC_CONF": "",

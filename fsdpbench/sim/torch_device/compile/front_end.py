@@ -38,7 +38,7 @@ _PRETENDED = "fsdpbench.sim.torch_device.compile.pretended"
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
-def compile_report() -> dict[str, Any] | None:
+def compile_report() -> dict[str, object] | None:
     """Return the report of this process's compilations for the result, or None if there were none."""
     return REPORT.to_dict() if install.cache_info().currsize else None
 

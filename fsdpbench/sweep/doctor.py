@@ -76,14 +76,12 @@ def _private_names() -> list[Finding]:
     """The private names that this torch lacks. What needs one of them fails, everything else works."""
     what = "torch's private names"
     try:
-        from fsdpbench.base import torch_internals as of_the_bench
-        from fsdpbench.impl.shared import torch_internals as of_impl
+        from fsdpbench.systems import private_names
 
-        gone = [*of_the_bench.missing(), *of_impl.missing()]
+        number, gone = private_names()
     except ImportError as error:
         return [Finding(what, Verdict.BROKEN, f"torch cannot be imported: {error}", "reinstall torch")]
     if not gone:
-        number = of_the_bench.uses() + len(of_impl.INTERNALS)
         return [Finding(what, Verdict.OK, f"all {number} that are used are there")]
     parts = [sentence.rpartition(": ") for sentence in gone]
     return [Finding(what, Verdict.MISSING, detail, way_out) for detail, _, way_out in parts]
