@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fsdpbench.reports.pages.display import count, gib, number, percent, setting
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
@@ -50,7 +51,7 @@ def best_lines(view: RunView) -> list[str]:
     best = found.torchs or found.ours or ranked[0]
     lines = [_do(best, found, ranked, view), _given(best, ranked, view)]
     if sum(entry.throughput is not None for entry in ranked) > 1:
-        lines.append(_mattered(effects(ranked, best)))
+        lines.append(_mattered([_with_interval(effect, best, ranked) for effect in effects(ranked, best)]))
     return [f"{line}." for line in lines]
 
 
@@ -122,6 +123,20 @@ def _mattered(found: Sequence[Effect]) -> str:
         return "No setting changed throughput clearly, by 1 % or more with the others held equal"
     words = [_effect_words(effect) for effect in strong[:2]]
     return within(["What matters most: " + words[0], *(f", then {each}" for each in words[1:])])
+
+
+def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Effect:
+    """Return an effect of one pair with the interval of the two predictions' difference."""
+    if effect.pairs != 1:
+        return effect
+    others = {**best.row.settings, effect.name: None}
+    for entry in ranked:
+        row = entry.row
+        if entry.throughput and row is not best.row and {**row.settings, effect.name: None} == others:
+            if setting(row.settings.get(effect.name)) == effect.value:
+                change = paired(entry, best)
+                return replace(effect, low=1 + change.low, high=1 + change.high)
+    return effect
 
 
 def _effect_words(effect: Effect) -> str:

@@ -21,6 +21,7 @@ from fsdpbench.reports.pages.ranking import (
     values_of,
     varying_settings,
 )
+from fsdpbench.reports.pages.recommendation import best_lines
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import ConfigFile, Interval, PeakMemory, Result
 from fsdpbench.reports.result import Status as Ended
@@ -146,3 +147,12 @@ def test_the_page_tells_what_is_risky() -> None:
     assert found.startswith("1 of 2 is risky: memory fits only inside its error")
     assert found.endswith("(number 1).")
     assert interval_findings(rank(view(row("measured")))) == []
+
+
+def test_a_single_difference_that_cannot_be_told_is_not_what_mattered() -> None:
+    strategies = [(name, replace(simulated(name, speed), settings={"strategy": name})) for name, speed in (
+        ("FULL_SHARD", 100), ("HYBRID_SHARD", 97), ("NO_SHARD", 80)
+    )]  # fmt: skip
+    near, far = [dict(strategies[:2]), dict(strategies[::2])]
+    assert best_lines(view(*near.values()))[2].startswith("No setting changed throughput clearly")
+    assert "NO_SHARD instead of FULL_SHARD: −20 % [−2" in best_lines(view(*far.values()))[2]
