@@ -131,11 +131,13 @@ def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Ef
         return effect
     others = {**best.row.settings, effect.name: None}
     for entry in ranked:
-        row = entry.row
-        if entry.throughput and row is not best.row and {**row.settings, effect.name: None} == others:
-            if setting(row.settings.get(effect.name)) == effect.value:
-                change = paired(entry, best)
-                return replace(effect, low=1 + change.low, high=1 + change.high)
+        settings = entry.row.settings
+        is_it = {**settings, effect.name: None} == others and setting(
+            settings.get(effect.name)
+        ) == effect.value
+        if entry.throughput and is_it:
+            change = paired(entry, best)
+            return replace(effect, low=1 + change.low, high=1 + change.high)
     return effect
 
 
