@@ -379,6 +379,7 @@ class ModuleHooks:
         if stage.state is StageState.BACKWARD:
             return
         runtime = self.runtime
+        # First: if what follows raises, the next forward knows by it that this backward failed.
         runtime.begin_backward()
         for unit in stage.units:
             if unit.presentation.before_backward is not None:
