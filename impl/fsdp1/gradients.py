@@ -115,7 +115,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
     seen: set[int] = set()
     device = next(model.parameters()).device
-    for stage in stages_in(model):
+    for stage, _ in stages_in(model):
         for unit in stage.units:
             device = unit.device  # the gradients themselves are elsewhere if they are offloaded
             grads = sharded.setdefault(unit.groups.shard, [])
