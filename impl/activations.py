@@ -186,8 +186,8 @@ class Group:
             for piece in missing:
                 assert piece.host is not None
                 piece.device = torch.empty_like(piece.host, device=self._device, pin_memory=False)
-            link.from_host.wait(self._stored)
-            link.from_host.follow(link.compute)
+            link.from_host.wait(self._stored)  # the host has it
+            link.from_host.follow(link.compute)  # and the memory was allocated, and used before, there
             with link.from_host:
                 for piece in missing:
                     piece.fetch()

@@ -111,7 +111,7 @@ def _divided(
     leaving: _Batch | None = None
     for following in [*batches[1:], None]:
         current = arriving
-        if following is not None:
+        if following is not None:  # before the work, so that it travels meanwhile
             arriving = _start(shards, like, following, group)
         back = _work_on(current, like, group, work)
         if leaving is not None:

@@ -68,7 +68,7 @@ def unit_report(model: nn.Module) -> UnitReports:
     """List the FSDP units of ``model``, wrapped by either front end. Communicates nothing."""
     return UnitReports(
         _report(plain_name(name, NOT_SHOWN) or "root", unit)
-        for stage, name in stages_in(model).items()
+        for stage, name in stages_in(model)
         for unit in stage.units
     )
 

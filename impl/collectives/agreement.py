@@ -85,6 +85,7 @@ class RankCheck:
             found = self._await_verdict(store, verdict, ranks[0], what)
         if found != _AGREED:
             raise RuntimeError(found)
+        # All ranks read the verdict before, or they would not have come to this one: it can go.
         if group.rank() == 0 and position > 1:
             _forget(store, f"{group.group_name}/{position - 1}", len(ranks))
 

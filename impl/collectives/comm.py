@@ -74,6 +74,7 @@ class UnitGroups:
             return replace(self, reduce=self.shard)
         if self.shard not in _reduce_groups:
             ranks = dist.get_process_group_ranks(self.shard)
+            # Collective over these ranks alone: others may have no such unit, and must not be waited for.
             _reduce_groups[self.shard] = dist.new_group(ranks, use_local_synchronization=True)
         return replace(self, reduce=_reduce_groups[self.shard])
 
@@ -220,6 +221,7 @@ def all_gather(
     if async_op and gathers_by_copying(group, output.device):
         parts = list(output.view(group.size(), -1).unbind())
         own, parts[group.rank()] = parts[group.rank()], shard
+        # The broadcast of this rank's part reads ``shard`` itself; it is copied to its place meanwhile.
         works = gather_by_broadcasts(parts, group)
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
@@ -318,6 +320,7 @@ def all_reduce(tensor: torch.Tensor, group: ProcessGroup, operation: Any, async_
 
 def exchange_shards(received: torch.Tensor, sent: torch.Tensor, group: ProcessGroup) -> dist.Work | None:
     """Send every other rank its part of ``sent``, in order of ranks, and receive as much from each."""
+    # This rank has no part in either: (ranks - 1) equal parts, and none for itself.
     sizes = [sent.numel() // (group.size() - 1)] * group.size()
     sizes[group.rank()] = 0
     return dist.all_to_all_single(received, sent, sizes, sizes, group=group, async_op=True)

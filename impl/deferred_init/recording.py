@@ -136,7 +136,7 @@ class Tape:
             self._writers[storage].append(position)
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Return the wanted storages with data. Communicates nothing: what they are made of is made anew."""
+        """Return the wanted storages with data. Communicates nothing: what they are made of is made again."""
         wanted = frozenset(wanted)
         with torch.no_grad():
             return self._run(self._needed(wanted), wanted)

@@ -115,7 +115,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
     seen: set[int] = set()
     device = next(model.parameters()).device
-    for stage in stages_in(model):
+    for stage, _ in stages_in(model):
         for unit in stage.units:
             device = unit.device  # the gradients themselves are elsewhere if they are offloaded
             grads = sharded.setdefault(unit.groups.shard, [])
@@ -130,6 +130,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     # The same on every rank, whichever gradients it has.
     wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
     dtype = torch.float64 if wide else torch.float32
+    # One collective for each shard group, in the order of the modules, also of a rank without gradients.
     norms = [_norm_over(group, gradients, norm_type, device, dtype) for group, gradients in sharded.items()]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)

@@ -74,7 +74,7 @@ def named_units(model: nn.Module) -> list[NamedUnit]:
     Those of ``fully_shard`` are left out: their ``DTensor``s need no help.
     """
     found: list[NamedUnit] = []
-    for stage, name in stages_in(model).items():
+    for stage, name in stages_in(model):
         prefix = plain_name(f"{name}.") if name else ""
         units = filter(has_flat_shards, stage.units)
         found += [named_unit(unit, stage.modules[0], prefix) for unit in units]

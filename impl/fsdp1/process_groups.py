@@ -115,6 +115,7 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
         )
     made = _node_groups.setdefault(world, {})
     if per_node not in made:
+        # Collective over all ranks, so once for a group: units that are wrapped later find them.
         shard, _ = dist.new_subgroups(per_node)
         replicate, _ = dist.new_subgroups_by_enumeration(
             [list(range(start, size, per_node)) for start in range(per_node)]

@@ -55,6 +55,7 @@ class ShownUnit:
         unit = self._unit
         given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
         if unit.groups.shard is not None:
+            # A rank may hold no element of a parameter whose gradient others have: all gather, or none.
             dist.all_reduce(given, dist.ReduceOp.MAX, unit.groups.shard)
         which = [bool(each) for each in given.tolist()]
         if not any(which):

@@ -217,6 +217,7 @@ class ByExtensions(Gather):
             self.work = comm.all_gather(gathered, own, group, not streams.has_streams, self.sharded.custom)
             self.event = streams.all_gather.record()
             if self.sharded.offload is not None:
+                # ``_lay_out`` copied out of shards on the host, on this stream.
                 context.host_reads[streams.all_gather] = self.event
 
     def _lay_out(self, context: Context) -> torch.Tensor:
@@ -293,7 +294,7 @@ class ByExtensions(Gather):
             # What pre_all_gather made on the stream of gathers is used here, and dropped.
             map_tensors(keep, extension.metadata)
         for index, parameter in enumerate(self._made):
-            self._unshard(index, parameter)
+            self._unshard(index, parameter)  # into its own memory, which was taken back above
 
     def _copy_outputs(self, rows: torch.Tensor) -> None:
         targets: list[torch.Tensor] = []

@@ -266,7 +266,7 @@ class FSDPModule:
         return hooks
 
     def _units(self, recurse: bool) -> Iterator[Unit]:
-        for stage in stages_in(cast(nn.Module, self)) if recurse else (self._hooks().stage,):
+        for stage, _ in stages_in(cast(nn.Module, self)) if recurse else [(self._hooks().stage, "")]:
             yield from stage.units
 
     def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:

@@ -140,6 +140,7 @@ class Handover:
         """Give back held buffers, oldest first, until ``hold`` are left."""
         while len(self._held) > hold:
             buffer, event = self._held.popleft()
+            # The owner allocates from this block next: it may write there only after the reader read it.
             buffer.owner.wait(event)
             buffer.free()
 
@@ -265,7 +266,7 @@ class ShardCopy:
         self._staged.take()
         self._staged.tensor.copy_(shard, non_blocking=True)
         target.copy_(self._staged.tensor)
-        self._staged.free()
+        self._staged.free()  # its owner is the stream of the copy, so whoever gets the block comes after it
 
     def take(self, stream: Stream) -> FlatBuffer:
         """Return a buffer for the result, if not written into the gather buffer; ``stream`` is entered."""

@@ -135,6 +135,7 @@ class Context:
         streams = self.streams
         if event is None:
             event = streams.compute.record()
+        # Both read shards: copy-in where they are cast or on the host, all-gather where they are sent as is.
         streams.copy_in.wait(event)
         streams.all_gather.wait(event)
         self.gathers_wait = False
@@ -148,5 +149,5 @@ class Context:
         """Wait for copies out of shards on the host, which the user may write to now."""
         for event in self.host_reads.values():
             if event is not None:
-                event.synchronize()
+                event.synchronize()  # the CPU writes there, and no stream can hold it back
         self.host_reads.clear()

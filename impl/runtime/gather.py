@@ -258,6 +258,8 @@ class Flat(FromHost):
         in_place = copy is not None and (events or custom is not None)
         if copy is not None:
             streams.all_gather.wait(self._copy_shard(context, in_place))
+        # Without a copy the shard itself is read: that computation wrote it is waited for once an iteration
+        # (``Context.let_gathers_wait``), not at each gather.
         with streams.all_gather:
             if not in_place:
                 self._take_gathered(context, streams.all_gather)
@@ -268,6 +270,7 @@ class Flat(FromHost):
         if custom is not None:
             self._own_part = None  # a part of memory that is dropped after the copy out
         if copy is not None and not in_place and streams.has_streams:
+            # Memory of copy-in that the all-gather reads; without streams ``finish`` frees it.
             streams.all_gather.keep(source)
             copy.free()
 
@@ -282,6 +285,7 @@ class Packed(Flat):
         gathered = self._gathered
         assert gathered is not None
         if hold:
+            # Held for the unit before: its owner waits from now on, behind this unit's gather.
             context.handover.trim()
         full = self.take_full(context)
         if self._copy_out is None:
@@ -289,6 +293,7 @@ class Packed(Flat):
             source = gathered.tensor if keeps else None
             self._copy_out = CopyOut(self.layout, full.tensor, source=source)
         self._copy_out(gathered.tensor)
+        # Computation reads the gathered buffer last here: the next all-gather into it waits for this point.
         context.handover.release(gathered, context.streams.compute, hold)
 
     def free(self, context: Context, hold: int) -> None:
@@ -319,6 +324,7 @@ class ByPeers(Packed):
         by_rank = [*received[:mine].unbind(), shard, *received[mine:].unbind()]
         self.work = comm.gather_by_broadcasts(by_rank, group)
         parts = shard.split([segment.shard_padded_numel for segment in layout.segments])
+        # Beside the broadcasts, which write ``received`` alone: this rank's part is in place when they end.
         foreach_copy_([whole[mine] for whole in places(layout, full)], parts)
 
     def fill(self, context: Context, hold: int) -> None:
@@ -384,7 +390,7 @@ class Grouped(Flat):
             if casts:
                 foreach_copy_(self._own, self._parts)  # one fused cast, to where the collectives read it
         if casts:
-            streams.all_gather.follow(owner)
+            streams.all_gather.follow(owner)  # the parts are cast on copy-in
         with streams.all_gather:
             inputs = self._own if casts else self._parts
             self.work = comm.all_gather_grouped(self._outputs, inputs, group, not streams.has_streams)

@@ -18,7 +18,7 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,41 +78,6 @@ class _ChangedInside(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         return (*[None] * len(gradients), *gradients)
-
-
-def _hand_back(
-    hooks: ModuleHooks, inputs: Sequence[torch.Tensor], passed: Sequence[torch.Tensor], output: Any
-) -> Any:
-    """Let the caller see inputs that a stage changed in place.
-
-    Args:
-        inputs, passed: what was given to the boundary, and what came out of it.
-
-    Returns:
-        ``output``, with the inputs themselves where it has what was passed.
-
-    Raises:
-        RuntimeError: another input shares the memory of one that was changed, or autograd refuses the
-            change (of a leaf that requires a gradient).
-    """
-    # Without a history of its own a change (in no_grad) is complete: the memory is the same.
-    changed = [
-        (given, inner)
-        for given, inner in zip(inputs, passed, strict=True)
-        if getattr(inner.grad_fn, "hooks", None) is not hooks
-    ]
-    if not changed:
-        return output
-    if len({inner.untyped_storage()._cdata for inner in passed}) < len(passed):
-        raise RuntimeError(
-            "a wrapped module changes an input in place that shares memory with another of its inputs: what "
-            "became of that one is unknown. Give it a clone, or write x = x + y instead of x += y"
-        )
-    given, inner = [given for given, _ in changed], [inner for _, inner in changed]
-    with preserve_versions(tuple(given)):  # they were written to once, and that was counted
-        _ChangedInside.apply(*given, *inner)
-    originals = {id(inner): given for given, inner in changed}
-    return map_tensors(lambda tensor: originals.get(id(tensor), tensor), output)
 
 
 class _TransformedBoundary(torch.autograd.Function):
@@ -307,6 +272,40 @@ class ModuleHooks:
 
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
+    def _hand_back(self, output: Any) -> Any:
+        """Let the caller see inputs that the stage changed in place.
+
+        Returns:
+            ``output``, with the inputs themselves where it has what passed the boundary for them.
+
+        Raises:
+            RuntimeError: another input shares the memory of one that was changed, or autograd refuses the
+                change (of a leaf that requires a gradient).
+        """
+        assert self.stage.entered is not None
+        inputs, passed, versions = self.stage.entered
+        self.stage.entered = None
+        if list(map(VERSION, passed)) == versions:
+            return output
+        # Without a history of its own a change (in no_grad) is complete: the memory is the same.
+        changed = [
+            (given, inner)
+            for given, inner in zip(inputs, passed, strict=True)
+            if getattr(inner.grad_fn, "hooks", None) is not self
+        ]
+        if not changed:
+            return output
+        if len({inner.untyped_storage()._cdata for inner in passed}) < len(passed):
+            raise RuntimeError(
+                "a wrapped module changes an input in place that shares memory with another of its inputs: "
+                "what became of that one is unknown. Give it a clone, or write x = x + y instead of x += y"
+            )
+        given, inner = [given for given, _ in changed], [inner for _, inner in changed]
+        with preserve_versions(tuple(given)):  # they were written to once, and that was counted
+            _ChangedInside.apply(*given, *inner)
+        originals = {id(inner): given for given, inner in changed}
+        return map_tensors(lambda tensor: originals.get(id(tensor), tensor), output)
+
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Hook after a module's forward; returns the output to hand on."""
         stage = self.stage
@@ -315,9 +314,8 @@ class ModuleHooks:
                 if unit.presentation.refuses_writes:
                     unit.check_writes()
             return self._finish_output(output)
-        entered, stage.entered = stage.entered, None
-        if entered is not None and list(map(VERSION, entered[1])) != entered[2]:
-            output = _hand_back(self, entered[0], entered[1], output)
+        if stage.entered is not None:
+            output = self._hand_back(output)
         if stage.to_run:
             stage.to_run.discard(module)
             if stage.to_run:
@@ -379,6 +377,7 @@ class ModuleHooks:
         if stage.state is StageState.BACKWARD:
             return
         runtime = self.runtime
+        # First: if what follows raises, the next forward knows by it that this backward failed.
         runtime.begin_backward()
         for unit in stage.units:
             if unit.presentation.before_backward is not None:
@@ -405,14 +404,14 @@ def hooks_of(module: nn.Module) -> ModuleHooks | None:
     return module.__dict__.get(_HOOKS)
 
 
-def stages_in(root: nn.Module) -> dict[Stage, str]:
-    """Return the stages of ``root`` and of the modules inside it, each with the name of its first module."""
-    found: dict[Stage, str] = {}
+def stages_in(root: nn.Module) -> Iterator[tuple[Stage, str]]:
+    """Yield the stages of ``root`` and of the modules inside it, each with the name of its first module."""
+    seen: set[Stage] = set()
     for name, module in root.named_modules():
         stage = stage_of(module)
-        if stage is not None:
-            found.setdefault(stage, name)
-    return found
+        if stage is not None and stage not in seen:
+            seen.add(stage)
+            yield stage, name
 
 
 def stage_of(module: nn.Module) -> Stage | None:

@@ -82,6 +82,7 @@ class LentMemory:
             return
         while len(self._outputs) > 1:
             _, other, done = self._outputs.popleft()
+            # The block goes back to ``other``'s pool: its next reduction may write there after the reader.
             other.wait(done)
         self._outputs.append((output, owner, event))
 
@@ -160,6 +161,7 @@ class GradientReturns:
         self._read.append((gradient, event))
         while len(self._read) > 1:
             _, event = self._read.popleft()
+            # Whichever of the two made it gets its memory back, after the copy to the host.
             self._streams.reduce_scatter.wait(event)
             self._streams.all_reduce.wait(event)
 

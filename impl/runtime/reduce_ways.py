@@ -196,7 +196,7 @@ class Packed(Reduction):
         if gradients:
             copy_in(gradients, source[: plan.used].view(layout.world_size if layout.rank_major else 1, -1))
         if before != 1:
-            source.div_(before)
+            source.div_(before)  # the other part of the divisor comes after the sum (``comm.averaging``)
         super().__init__(unit, given.which, plan.offsets, source, given.average)
         self.source = source
 
@@ -307,6 +307,7 @@ class Pieces(Reduction):
         sizes = [sum(self._sizes[position] for position in piece) for piece in self._pieces]
         buffer = self.output.new_empty(max(sizes) * ranks)
         for piece, size, output in zip(self._pieces, sizes, self.output.split(sizes), strict=True):
+            # One buffer for all pieces: the stream casts the next one after the collective has read this one.
             source = buffer[: size * ranks]
             gradients = list(self._gradients[piece.start : piece.stop])
             chunk_cat(gradients, 0, ranks, out=source.view(ranks, -1))
@@ -360,7 +361,7 @@ class Exchanged(Reduction):
         self._own = []
 
     def _cut_rows(self, gradients: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-        """Lay what others own of chunked ``gradients`` into what is sent; returns this rank's own parts."""
+        """Copy what others own of chunked ``gradients`` to what is sent; returns this rank's own parts."""
         ranks, rank = self._layout.world_size, self._layout.rank
         own: list[tuple[int, torch.Tensor]] = []
         before: list[torch.Tensor] = []
@@ -375,6 +376,7 @@ class Exchanged(Reduction):
                 gradient = torch.cat((gradient, pad))
             before.append(gradient[: rank * rows])
             after.append(gradient[(rank + 1) * rows :])
+        # What is sent skips this rank: the parts of those behind it start one place earlier.
         split = rank * self._numel
         for parts, sent in ((before, self.output[:split]), (after, self.output[split:])):
             if sent.numel():

@@ -68,6 +68,7 @@ class Reducer:
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
             average = self._averaging(unit)
             source = self._input(unit, which, average)
+            # From here on gradients are there, and the memory of ``source`` is free: both are computation's.
             stream.follow(self._streams.compute)
             with stream:
                 given = Given(unit, which, gradients, average, self._plan(unit, which))
@@ -96,6 +97,7 @@ class Reducer:
         """Deliver everything and make computation wait for it: the end of backward."""
         while self.in_flight:
             self._complete(self.in_flight.popleft())
+        # What comes next is the optimizer: it reads gradients that each of these streams delivered.
         for event in self._last.values():
             self._streams.compute.wait(event)
         self._last.clear()
@@ -164,7 +166,7 @@ class Reducer:
         with stream:
             self._deliver(reduction, stream)
             event = self._last[stream] = stream.record()
-        if drops:
+        if drops:  # else it is the gradient from now on, and stays
             self.lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: Reduction) -> bool:
@@ -203,6 +205,7 @@ class Reducer:
         unit, streams = reduction.unit, self._streams
         group = unit.groups.replicate
         assert group is not None
+        # Each sums its own shard over as many ranks as there are copies: 1 / shard_size of the gradients.
         streams.all_reduce.follow(streams.reduce_scatter)
         with span(unit.labels.all_reduce), streams.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
@@ -215,6 +218,7 @@ class Reducer:
         hook_stream = state.hook_stream if state.hook_stream is not None else self._streams.all_reduce
         hook_stream.follow(stream)
         with hook_stream:
+            # Every backend's hook sees the average, also that of gloo, which sums.
             if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
                 _divide(reduction)
             state.all_reduce_hook(reduction.output)

@@ -76,6 +76,7 @@ class Schedule:
         """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
         for unit in stage.units:
             stale = unit.state in GATHERED and unit.is_stale()
+            # Not in backward: a graph has saved what was gathered, and is right with that alone.
             if stale and current_graph_task_id() == -1:
                 unit.reshard()
             if unit.state in RESHARDED and (unit.unshard_in_backward or not for_backward):
@@ -161,6 +162,7 @@ class Schedule:
     def enter_backward(self, stage: Stage) -> None:
         """Gather the parameters of a stage whose backward starts, and prefetch those of the next."""
         self.gather(stage, for_backward=True)
+        # A stage that ran several times comes back in the reverse order of its calls.
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"

@@ -86,7 +86,7 @@ class InSmallerGroup(Gather):
 
     def fill(self, context: Context, hold: int) -> None:
         self._now.fill(context, hold)
-        self.drop()
+        self.drop()  # computation has waited for the gather, which read it, and owns its memory
 
     def memory(self) -> torch.Tensor:
         return self._usual.memory()
@@ -120,6 +120,7 @@ class InSmallerGroup(Gather):
                 self._parts += [segment.in_shard(self._kept.tensor), own]
         self._kept.take()
         foreach_copy_(self._parts[::2], self._parts[1::2])
+        # Written on computation, read by the gather of backward: that waits for this point (``start``).
         self._kept_at = compute.record()
         self.holds = True
 

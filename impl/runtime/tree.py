@@ -118,6 +118,7 @@ class Runtime:
             queue_callback(callback)
             self._take_back_unreduced()
             if self.context.gathers_wait:
+                # No forward since the last backward, or a unit was resharded by hand: shards may be written.
                 self.context.let_gathers_wait()
 
     def post_backward(self, stage: Stage) -> None:
@@ -135,6 +136,7 @@ class Runtime:
         with span(stage.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
             partial: list[Unit] = []
+            # The order of units is the same on all ranks, and with it that of their collectives.
             for unit in reversed(stage.units):
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
@@ -149,6 +151,7 @@ class Runtime:
                     unit.reshard()
                 else:
                     unit.hide()
+            # Before the reductions: one communicator serves calls in order, and the next gather is urgent.
             self.schedule.after_gradients(stage)
             for unit in partial:
                 self.reducer.reduce_partial(unit)

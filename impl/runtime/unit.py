@@ -175,7 +175,7 @@ class Unit:
     def use_all_gather(self, custom: comm.AllGather | None) -> None:
         """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
         if self.state is UnitState.KEPT:
-            self.reshard()
+            self.reshard()  # what is kept is the old gather's
         self._check_sharded("the all-gather is replaced")
         before = self.gather
         self._use(replace(before.sharded, custom=custom))
@@ -202,6 +202,7 @@ class Unit:
         if self.state not in RESHARDED:
             return
         self.take_up_changes()
+        # Only after the changes are taken up, which count as writes themselves.
         writes = self.presentation.writes
         self.gathered_steps = self.presentation.steps
         if writes != self.gathered_writes and self.state is UnitState.SHARDED:

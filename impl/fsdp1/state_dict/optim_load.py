@@ -67,6 +67,7 @@ class _UnitStates:
     def exchange(self) -> None:
         """Bring rows to the ranks that hold their elements. A collective where there are any."""
         unit = self.named.unit
+        # ``_agree`` has compared names and dtypes: all ranks come here as often, in this order.
         for (name, dtype), rows in sorted(self.rows.items(), key=str):
             flat = torch.zeros(unit.layout.shard_numel, dtype=dtype, device=unit.device)
             which = sorted(rows)

@@ -67,7 +67,7 @@ class TrainedModel:
     """
 
     def __init__(self, model: nn.Module, call: str) -> None:
-        for stage in stages_in(model):
+        for stage, _ in stages_in(model):
             stage.check_idle(call)
         self.units = named_units(model)
         self.held: dict[nn.Parameter, Held] = {}

@@ -119,6 +119,7 @@ class _UnitStates:
             for name, v in s.items()
             if isinstance(v, Elements)
         }
+        # Collectives: in one order, which no rank's own dict decides.
         for name, dtype in sorted(kinds, key=str):
             which = [i for i in sorted(self.everywhere) if self.everywhere[i].get(name) == Elements(dtype)]
             for index, value in zip(which, self._gather(name, dtype, which, how), strict=True):

@@ -128,6 +128,7 @@ def _exchange(
     unit: Unit, dtype: torch.dtype, sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]
 ) -> None:
     """Send ``sent[r]`` to each rank ``r`` and fill ``received[r]`` from it. All tensors are 1-D."""
+    # Each rank works out both sides from the layout: no sizes are sent.
     outgoing = [sum(piece.numel() for piece in pieces) for pieces in sent]
     incoming = [sum(piece.numel() for piece in pieces) for pieces in received]
     source = torch.empty(sum(outgoing), dtype=dtype, device=unit.device)
