@@ -271,7 +271,7 @@ def lines(found: Expectation) -> list[str]:
         f"{_seconds(found.low)} to {_seconds(found.high)}",
     ]
     if found.because:
-        shown.append(f"  the interval is wide because: {'; '.join(found.because)}")
+        shown.append(f"  less is known here: {'; '.join(found.because)}")
     if found.normal:
         return shown
     if not found.causes:

@@ -58,7 +58,7 @@ def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
         f"  {memory_words(best)} GiB reserved",
     ]
     if best.interval.because:
-        shown.append(f"  interval: 9 of 10 cases; wide: {'; '.join(best.interval.because)}")
+        shown.append(f"  interval: 9 of 10 cases; less is known here: {'; '.join(best.interval.because)}")
     if best.risky:
         shown.append("  risky: memory fits only inside the prediction's error; nothing else fits")
     shown += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
