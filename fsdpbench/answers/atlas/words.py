@@ -57,7 +57,7 @@ def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
         f"  {rate_words(best)} tokens/s/GPU, step {best.step_time_s * 1e3:,.0f} ms, MFU {percent(best.mfu)}",
         f"  {memory_words(best)} GiB reserved",
     ]
-    because = "; ".join(best.interval.because)
+    because = "; ".join(best.interval.because or ())
     shown += [f"  interval: 9 of 10 cases; less is known here: {because}"] * bool(because)
     shown += ["  risky: memory fits only inside the prediction's error; nothing else fits"] * best.risky
     shown += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
