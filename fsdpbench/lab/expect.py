@@ -171,8 +171,9 @@ def expect(
     with thrown_away("expect") as folder:
         (trial,) = run_in(folder, [config], 1)
         if not trial.step_time_s or trial.interval is None:
-            cause = f": {trial.cause}" if trial.cause else ""
-            raise UsageError(f"{config.name} has no simulated step time ({trial.status}{cause})")
+            cause = f"{trial.status}: {trial.cause}".partition(". ")[0]
+            way = "name the batch and settings that you ran (--batch, --activation-checkpointing)"
+            raise UsageError(f"{config.name} has no simulated step time ({cause}); {way}")
         low, high = trial.interval["step_time_s"]
         because = tuple(trial.interval["because"])
         found = Expectation(config, trial, measured.step_s(trial), trial.step_time_s, low, high, because)
@@ -270,8 +271,7 @@ def lines(found: Expectation) -> list[str]:
         f"expected {_seconds(found.expected_s)}, in 9 of 10 cases "
         f"{_seconds(found.low)} to {_seconds(found.high)}",
     ]
-    if found.because:
-        shown.append(f"  the interval is wide because: {'; '.join(found.because)}")
+    shown += [f"  less is known here: {'; '.join(found.because)}"] * bool(found.because)
     if found.normal:
         return shown
     if not found.causes:

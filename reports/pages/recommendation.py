@@ -132,10 +132,8 @@ def _with_interval(effect: Effect, best: Ranked, ranked: Sequence[Ranked]) -> Ef
     others = {**best.row.settings, effect.name: None}
     for entry in ranked:
         settings = entry.row.settings
-        is_it = {**settings, effect.name: None} == others and setting(
-            settings.get(effect.name)
-        ) == effect.value
-        if entry.throughput and is_it:
+        alike = {**settings, effect.name: None} == others
+        if entry.throughput and alike and setting(settings.get(effect.name)) == effect.value:
             change = paired(entry, best)
             return replace(effect, low=1 + change.low, high=1 + change.high)
     return effect

@@ -57,10 +57,9 @@ def lines(atlas: Atlas, cell: AtlasCell) -> list[str]:
         f"  {rate_words(best)} tokens/s/GPU, step {best.step_time_s * 1e3:,.0f} ms, MFU {percent(best.mfu)}",
         f"  {memory_words(best)} GiB reserved",
     ]
-    if best.interval.because:
-        shown.append(f"  interval: 9 of 10 cases; wide: {'; '.join(best.interval.because)}")
-    if best.risky:
-        shown.append("  risky: memory fits only inside the prediction's error; nothing else fits")
+    because = "; ".join(best.interval.because or ())
+    shown += [f"  interval: 9 of 10 cases; less is known here: {because}"] * bool(because)
+    shown += ["  risky: memory fits only inside the prediction's error; nothing else fits"] * best.risky
     shown += [f"  within 2 %: {settings_words(each)}: {rate_words(each)}" for each in cell.alternatives]
     shown += [f"  faster but risky: {settings_words(each)}: {rate_words(each)}" for each in cell.risky]
     return [*shown, f"  {best.command}"]

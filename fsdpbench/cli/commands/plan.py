@@ -135,9 +135,7 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
                 "interval": prediction.interval,
             }
         rows.append(row)
-    estimate = None
-    if foreseen is not None:
-        estimate = {"wall_s": round(foreseen.wall_s, 1), "disk_bytes": foreseen.disk_bytes}
+    estimate = foreseen and {"wall_s": round(foreseen.wall_s, 1), "disk_bytes": foreseen.disk_bytes}
     ranks = foreseen.ranks if foreseen is not None else []
     best = [config.name for config, rank in zip(points, ranks, strict=False) if rank == 1]
     measure = best[:3] if len(best) > 1 else []
@@ -177,9 +175,12 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None, bu
 def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> None:
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
-    rows = [settings_of(found.config) for found, _ in shown]
     if shown:
+        best = next((found for found, _ in shown if not found.risky), shown[0][0])
+        line = f"{words_of(best.config)}; {len(shown)} of {len(foreseen.predictions)} fit"
+        console.print(Text(f"Fastest that fits{' (risky)' * best.risky}: {line}", style="bold"))
         figures = _figures([found for found, _ in shown], budget)
+        rows = [settings_of(found.config) for found, _ in shown]
         print_table(console, [rank for _, rank in shown], rows, figures)
     for line in _unfit_lines(foreseen):
         console.print(Text(line))

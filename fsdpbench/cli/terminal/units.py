@@ -93,8 +93,8 @@ def interval_lines(
     if not known:
         return []
     reasons = dict.fromkeys(reason for interval in known for reason in interval["because"])
-    wide = f" It includes what is not known here: {'; '.join(reasons)}." if reasons else ""
-    lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{wide}"]
+    less = f" Less is known here: {'; '.join(reasons)}." if reasons else ""
+    lines = [f"± is the 90 % interval; in differences, errors that both share cancel.{less}"]
     if shared:
         lines.append(f"Ranks with = cannot be distinguished{'' if shared is True else shared}.")
     if risky:

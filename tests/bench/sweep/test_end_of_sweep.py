@@ -116,7 +116,7 @@ def test_simulated_rows_tell_their_interval_and_share_ranks(
     text = printed(store.folder, 120, False, monkeypatch)
     assert [line.split()[0] for line in text.splitlines() if line[:2] in ("1=", " 3")] == ["1=", "1=", "3"]
     assert "100.0 tokens/s/GPU ±7 %" in text
-    assert "It includes what is not known here: memory is nearly full" in text
+    assert "Less is known here: memory is nearly full" in text
     assert "Ranks with = cannot be distinguished" in text
     assert "−2.0 ±4.8 %" in text, "nothing was traced: any two may differ by 5 %"
     assert "risky: memory fits only inside the prediction" in text

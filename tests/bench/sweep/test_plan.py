@@ -53,7 +53,8 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     monkeypatch.chdir(tmp_path)
     done = fsdpbench("plan", *FOUR_LAYERS.split(), "--batch", "2,4,400,800")
     assert done.returncode == 0, done.stderr
-    header, *lines = done.stdout.splitlines()
+    best, header, *lines = done.stdout.splitlines()
+    assert best == "Fastest that fits: impl-fsdp2, batch 4; 2 of 4 fit"
     assert {"batch", "/s/GPU", "ms"} <= set(f"{header} {lines[0]}".split())
     assert lines[1].count(" ±") == 1
     assert any("no published run of this system" in line for line in lines)
