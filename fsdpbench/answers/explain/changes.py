@@ -75,9 +75,7 @@ _ALLOCATOR = Change(
     fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
 )
 _SHARDED = Change(
-    "--system torch-fsdp2",
-    "shards parameters, gradients and optimizer",
-    fields=(("system", "torch-fsdp2"),),
+    "--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=(("system", "torch-fsdp2"),)
 )
 
 

@@ -28,7 +28,7 @@ _NO_COUNTERPART = {
     "invoke_subgraph": (
         "a region that is compiled once (torch.compiler.nested_compile_region)",
         "call the function as it is: graphs that are alike are lowered once here",
-    ),
+    )
 }
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
 _TORCH = str(Path(torch.__file__).parent)
@@ -141,8 +141,7 @@ class CompileReport:
         }
 
     def _cuda_graphs(self) -> dict[str, Any]:
-        """Return captures, replays, calls of graphs captured too often, and reasons against others; empty
-        without CUDA graphs."""
+        """Return captures, replays, calls past the limit, reasons against others; empty if there are none."""
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
         if not captured and not skipped:
