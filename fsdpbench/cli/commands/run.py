@@ -142,7 +142,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None:
+def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | None:
     """Return advice, or after out of memory the changes that fit, as JSON and text; None without figures."""
     from fsdpbench.answers.advise import advise_script
     from fsdpbench.answers.advise.text import as_dict, describe_advice

@@ -81,7 +81,7 @@ REFUSED_OPTIONS = ("cpp_wrapper", "fx_wrapper", "freezing")
 _TUNED = ("max_autotune", "max_autotune_gemm")
 
 
-def refuse_options(options: dict[str, Any]) -> None:
+def refuse_options(options: Mapping[str, object]) -> None:
     """Raise `CompileRefusedError` for Inductor's settings (by name) without a counterpart."""
     for name in REFUSED_OPTIONS:
         if options.get(name):
@@ -125,7 +125,7 @@ class CompileReport:
     past_limit: Counter[str] = field(default_factory=Counter)
     """Calls by place that ran eager because Dynamo had compiled the function too often."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report for the result. `kernels` and `bytes` are those of one call of each graph."""
         fallbacks = Counter(name for plan in self.plans for name in plan.fallbacks)
         return {
@@ -140,7 +140,7 @@ class CompileReport:
             **of_dynamo(),
         }
 
-    def _cuda_graphs(self) -> dict[str, Any]:
+    def _cuda_graphs(self) -> dict[str, dict[str, object]]:
         """Return captures, replays, calls past the limit, reasons against others; empty if there are none."""
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
@@ -161,7 +161,7 @@ def place_of(code: Any) -> str:
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def of_dynamo() -> dict[str, Any]:
+def of_dynamo() -> dict[str, object]:
     """Return Dynamo's counts on any device: graphs traced, breaks by reason, recompilations by place."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
     again: Counter[str] = Counter()
