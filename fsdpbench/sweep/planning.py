@@ -146,10 +146,12 @@ def workload_named(config: Config) -> Workload:
     return get_workload(config.model, shape=dict(config.shape_given) or None)
 
 
-def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
-    """Return why `config` cannot run, by setting: those of `given` its system lacks, values it refuses."""
-    system = get_system(config.system)
-    absent = system.absent_settings(config)
+def not_applicable(config: Config, given: Iterable[str] = (), before: Config | None = None) -> dict[str, str]:
+    """Return why `config` cannot run, by setting: those of `given` its system lacks, values it refuses. The
+    system is that of `before`, of which `config` is a change, if given."""
+    before = before or config
+    system = get_system(before.system)
+    absent = system.absent_settings(before)
     reasons = {name: absent[name] for name in given if name in absent}
     return reasons | system.not_applicable(config)
 
