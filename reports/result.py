@@ -135,8 +135,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Repeats(msgspec.Struct, frozen=True):
-    """The runs of a configuration: step times and samples of each (seconds), and the spread of step times
-    (quartiles over median)."""
+    """Runs of a configuration: step times and samples (seconds), spread of steps (quartiles / median)."""
 
     runs: int = 1
     failed: int = 0

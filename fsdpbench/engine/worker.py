@@ -133,8 +133,7 @@ def _note_program(config: Config, device: Device, loop: TrainingLoop, record: Ra
 
 
 def require_compiled(config: Config, record: RankRecord) -> None:
-    """Raise `BenchError` if nothing was compiled although all was requested: the eager program would get the
-    compiled one's name."""
+    """Raise `BenchError` if nothing was compiled as requested: the name would be that of a compiled run."""
     found = record.compilation
     asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
     if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):

@@ -17,6 +17,7 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -185,28 +186,28 @@ def _with_difference(config: Config, outcome: Outcome, difference: Difference | 
     return Outcome(Status.RANK_MISMATCH, sentence(difference), log)
 
 
-def _record(logs: Sequence[RankLog], difference: Difference | None) -> dict[str, Any]:
+def _record(logs: Sequence[RankLog], difference: Difference | None) -> dict[str, object]:
     """`rank_check` of the result."""
-    groups: dict[Any, dict[str, Any]] = {}
+    groups: dict[Any, tuple[str, int, Counter[str]]] = {}
     for log in logs:
         for call in log.calls:
-            made = {"group": group_name(call.group), "size": len(call.group.ranks), "calls": {}}
-            if call.kind == "new_group":
-                made["group"] = "making of groups"
-            calls = groups.setdefault(call.group.key, made)["calls"]
-            calls[str(log.rank)] = calls.get(str(log.rank), 0) + 1
+            name = "making of groups" if call.kind == "new_group" else group_name(call.group)
+            made = (name, len(call.group.ranks), Counter[str]())
+            groups.setdefault(call.group.key, made)[2][str(log.rank)] += 1
     return {
         "ranks": [log.rank for log in logs],
         "collectives": {
             "calls": {str(log.rank): len(log.calls) for log in logs},
             "ended": {str(log.rank): log.ended.value for log in logs},
-            "groups": list(groups.values()),
+            "groups": [
+                {"group": name, "size": n, "calls": dict(calls)} for name, n, calls in groups.values()
+            ],
         },
         "difference": None if difference is None else to_dict(difference),
     }
 
 
-def _leave(folder: Path, record: dict[str, Any]) -> None:
+def _leave(folder: Path, record: dict[str, object]) -> None:
     path = record_path(folder, 0)
     try:
         content = read_json_object(path)

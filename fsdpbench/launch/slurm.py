@@ -231,8 +231,7 @@ def run_job(config_record: JsonObject, folder: str) -> None:
 
 
 def _first_node() -> str:
-    """Return where the job's first node can be reached: its address in Slurm's configuration, else its
-    name."""
+    """Return the address of the job's first node in Slurm's configuration, else its name."""
     names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     fields = _scontrol("--oneliner", "show", "node", names[0]).split()
     addresses = (word.partition("=")[2] for word in fields if word.startswith("NodeAddr="))

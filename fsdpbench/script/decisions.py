@@ -177,8 +177,7 @@ class _Tensors:
         return answer
 
     def _numbered(self, original: Callable[..., Any], tensor: torch.Tensor) -> Any:
-        """Call `item`: floats are followed; a bool or an integer, which may become a length, is recorded
-        immediately."""
+        """Call `item`: floats are followed; a bool or an integer, maybe a length, is recorded immediately."""
         decisions = self._decisions
         answer, guessed = decisions.ask(tensor, original)
         if not guessed:

@@ -121,8 +121,7 @@ class OwnFiles:
         return Place(file, frame.f_lineno, text, cast("tuple[int, ...]", span) if known else None)
 
     def innermost(self) -> FrameType | None:
-        """Return the script's own frame that runs; where there is none, the innermost of an installed library
-        but torch."""
+        """Return the script's own frame that runs, or the innermost of a library other than torch."""
         frame: FrameType | None = sys._getframe(1)
         library = None
         while frame is not None:
@@ -192,8 +191,7 @@ def _place(node: ast.expr) -> tuple[Any, ...]:
 
 
 def run_as_main(source: ScriptSource) -> str:
-    """Run a script as `__main__`; return what is wrong with its exit code, empty for none. Raises what the
-    script raises."""
+    """Run a script as `__main__`; return the error in its exit code, or nothing. Raises as it does."""
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
     sys.argv = [source.path, *source.arguments]
     sys.path.insert(0, os.getcwd() if source.module else str(Path(source.path).parent.absolute()))
@@ -209,8 +207,7 @@ def run_as_main(source: ScriptSource) -> str:
 
 
 def run_function(source: ScriptSource) -> object:
-    """Call the function of `source`, which is found by module and name as pickle finds it; return its value.
-    Raises what it raises."""
+    """Call the function of `source`, found by module and name; return its value. Raises what it raises."""
     asked = source.function
     assert asked is not None
     multiprocessing.set_start_method(None, force=True)

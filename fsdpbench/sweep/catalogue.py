@@ -80,17 +80,3 @@ def software() -> list[Row]:
         {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
         for name, profile in profiles.items()
     ]
-
-
-def model_names() -> list[str]:
-    """Return the names of our models."""
-    from fsdpbench.workloads import workload_names
-
-    return list(workload_names())
-
-
-def system_names() -> list[str]:
-    """Return the names of all systems."""
-    from fsdpbench.systems import offers
-
-    return [offer.name for offer in offers()]

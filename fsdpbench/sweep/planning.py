@@ -101,8 +101,7 @@ def make_target(
 def simulated_nodes(
     hardware: str, gpus: int, per_node: int | None, used: int | None, nic_gb_s: float | None
 ) -> tuple[str, int, int | None]:
-    """The machine's name with what is stated of its nodes, the GPUs of a node, and how many of them are used
-    where that is not all. Raises `UsageError`."""
+    """Return the machine's name with its nodes, a node's GPUs, and the used ones. Raises `UsageError`."""
     try:
         hardware = stated_machine(hardware, per_node, nic_gb_s)
         whole = load_profile(hardware).gpus_per_node
@@ -114,8 +113,7 @@ def simulated_nodes(
 
 
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
-    """Return one configuration on `target`. Raises `UsageError` for a system that is not there or not
-    installed."""
+    """Return one configuration on `target`. Raises `UsageError` for a system that is not installed."""
     get_system(system).require()
     seq = adapted(workload, settings).resolve_seq(settings.seq)
     check_names(workload, settings.wrap)
@@ -148,11 +146,12 @@ def workload_named(config: Config) -> Workload:
     return get_workload(config.model, shape=dict(config.shape_given) or None)
 
 
-def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
-    """Return why `config` cannot run, by setting: those of `given` that its system lacks, values it
-    refuses."""
-    system = get_system(config.system)
-    absent = system.absent_settings(config)
+def not_applicable(config: Config, given: Iterable[str] = (), before: Config | None = None) -> dict[str, str]:
+    """Return why `config` cannot run, by setting: those of `given` its system lacks, values it refuses. The
+    system is that of `before`, of which `config` is a change, if given."""
+    before = before or config
+    system = get_system(before.system)
+    absent = system.absent_settings(before)
     reasons = {name: absent[name] for name in given if name in absent}
     return reasons | system.not_applicable(config)
 

@@ -117,8 +117,7 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
 
 
 def best_first(forecast: Forecast) -> Forecast:
-    """Return the forecast with the fastest point first, then those of unknown speed, then those that do not
-    fit. Equal ones keep their order."""
+    """Return the forecast, fastest point first, then those of unknown speed, then those that do not fit."""
 
     def place(prediction: Prediction) -> tuple[bool, bool, float]:
         return not prediction.fits, prediction.throughput is None, -(prediction.throughput or 0.0)
@@ -310,8 +309,7 @@ def usable_bytes(config: Config) -> int | None:
 
 
 def state_bytes(config: Config) -> int | None:
-    """Return a lower bound of the bytes that a rank holds in its optimizer's step; None where it is not
-    known."""
+    """Return the least bytes that a rank holds in its optimizer's step; None where it is not known."""
     settings = config.settings
     strange = any(
         value != SETTINGS[name].default

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, shard_size_of
+from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.base.settings.code import TORCH_DTYPES
 from fsdpbench.base.settings.values import is_mixed, spread
@@ -116,3 +117,21 @@ def _mesh(config: Config) -> str:
         sizes = f"({config.gpus // shard}, {shard})"
         return f'init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))'
     return f"init_device_mesh(DEVICE, ({config.gpus},))"
+
+
+def write_recommended(folder: Path) -> list[Path]:
+    """Write `best_SYSTEM.py` of the configurations that the verdict names into `folder`, a run; the paths.
+    What an earlier sweep left there goes."""
+    from fsdpbench.reports.pages import load_run
+    from fsdpbench.reports.pages.ranking import chosen, rank
+
+    for outdated in folder.glob("best_*.py"):
+        outdated.unlink()
+    found = chosen(rank(load_run(folder)))
+    rows = [each.row for each in (found.torchs, found.ours) if each is not None]
+    configs = [Config.from_dict(row.result.config or {}) for row in rows]
+    paths = []
+    for name, source in snippets(configs).items():
+        write_whole(folder / name, source)
+        paths.append(folder / name)
+    return paths

@@ -28,8 +28,7 @@ _SLURM_S = 10
 
 @dataclass(frozen=True)
 class Ended:
-    """A configuration that has ended, in `folder`; `changed_ns`: when its result was written, by the file
-    system."""
+    """A configuration that has ended, in `folder`; `changed_ns`: when its result was written."""
 
     name: str
     folder: Path

@@ -188,8 +188,7 @@ def run_in(
 def run_at(
     tasks: Iterable[tuple[Config, Path]], jobs: int, tell: Callable[[int], None] = lambda done: None
 ) -> list[Trial]:
-    """Run each configuration in its folder, `jobs` at a time; the trials in the order in which they end.
-    `tell` and errors: as `run_in`."""
+    """Run each configuration in its folder, `jobs` at a time; the trials as they end (`tell`: `run_in`)."""
     found = []
     with PointPool(jobs) as pool:
         for trial in run(tasks, pool):

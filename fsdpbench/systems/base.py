@@ -164,8 +164,7 @@ class System(ABC):
 
 
 def refuse_common(config: Config) -> dict[str, str]:
-    """Refuse settings that no sharding system can have: sizes that do not divide, settings that exclude each
-    other. Return setting -> reason."""
+    """Refuse sizes that do not divide and settings that exclude each other: setting -> reason."""
     settings, refused = config.settings, {}
     size, ranks = shard_size_of(config), Degrees.of(config).sharding
     if ranks % size:

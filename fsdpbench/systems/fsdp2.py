@@ -16,13 +16,7 @@ from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.profile import load_profile
-from fsdpbench.systems.base import (
-    BuildContext,
-    System,
-    compile_as_asked,
-    offload_if_asked,
-    refuse_common,
-)
+from fsdpbench.systems.base import BuildContext, System, compile_as_asked, offload_if_asked, refuse_common
 from fsdpbench.systems.fsdp1 import materialise
 from fsdpbench.systems.narrow import TORCH_DTYPES, gather_as_asked, refuse_narrow_gathers, scale_after_steps
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel

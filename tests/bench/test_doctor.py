@@ -12,7 +12,7 @@ import torch
 
 from fsdpbench.base import torch_internals
 from fsdpbench.impl.shared import torch_internals as impl_internals
-from fsdpbench.lab import doctor
+from fsdpbench.sweep import doctor
 from fsdpbench.sweep.doctor import Verdict, examine
 
 

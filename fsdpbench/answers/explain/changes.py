@@ -75,9 +75,7 @@ _ALLOCATOR = Change(
     fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
 )
 _SHARDED = Change(
-    "--system torch-fsdp2",
-    "shards parameters, gradients and optimizer",
-    fields=(("system", "torch-fsdp2"),),
+    "--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=(("system", "torch-fsdp2"),)
 )
 
 
@@ -100,7 +98,8 @@ def is_possible(change: Change, config: Config) -> bool:
         return False
     if changed.to_dict() == config.to_dict():
         return False
-    return config.script is not None or not not_applicable(changed, (name for name, _ in change.settings))
+    names = (name for name, _ in change.settings)
+    return config.script is not None or not not_applicable(changed, names, before=config)
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:

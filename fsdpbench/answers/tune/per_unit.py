@@ -46,8 +46,7 @@ Judge = Callable[[Sequence[Config]], list[Candidate]]
 
 @dataclass(frozen=True)
 class Mix:
-    """The number of blocks of each kind with each of `RECOMPUTED`, and of units, the last ones, that stay
-    gathered after forward."""
+    """Blocks of each kind with each of `RECOMPUTED`, and last units that stay gathered after forward."""
 
     blocks: tuple[tuple[int, ...], ...]
     kept: int = 0

@@ -161,8 +161,7 @@ def _simulate(
     quiet: Progress,
     tell: Callable[[str], None],
 ) -> tuple[list[Candidate], Chosen | None]:
-    """Return the search on simulated GPUs: what was tried, in order; and what was chosen by unit, if it is
-    asked for."""
+    """Return the search on simulated GPUs: what was tried, in order; and the choice by unit, if wanted."""
     simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
     if points[0].device != "cpu":
         simulated = _with_room(simulated, tell)

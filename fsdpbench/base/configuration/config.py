@@ -59,8 +59,7 @@ class Measurement:
 
     @classmethod
     def default_for(cls, device: str) -> Measurement:
-        """Return the usual numbers of steps. A simulated step is exact, so few are needed; a real one is
-        not."""
+        """Return the usual numbers of steps: few where a step is simulated, and so exact."""
         if device == "sim":
             return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
         return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)

@@ -94,8 +94,7 @@ class LengthSettings:
         return ",".join([self.source, *words])
 
     def draws(self, stream: str) -> Iterator[int]:
-        """Yield lengths of samples without end; the same for the same seed and `stream` (training,
-        evaluation)."""
+        """Yield lengths of samples without end, equal for equal seed and `stream` (training, evaluation)."""
         if self.values:
             while True:
                 yield from self.values
@@ -106,8 +105,7 @@ class LengthSettings:
             yield max(1, round(math.exp(min(draw(centre, sigma), 40.0))))
 
     def shape(self, lengths: list[int], longest: int) -> tuple[int, int]:
-        """Return rows and tokens a row of a step with samples of these lengths, no row longer than
-        `longest`."""
+        """Return rows and tokens a row of a step with samples of these lengths, at most `longest` each."""
         taken = [max(length, self.least) for length in lengths]
         if self.layout == PACKED:
             return 1, self._padded(min(sum(taken), longest), longest)

@@ -72,8 +72,7 @@ class ScriptSource:
         module: str = "",
         check_ranks: tuple[int, ...] = (),
     ) -> ScriptSource:
-        """Return the source of the script at `path`; `check_ranks`: ranks to compare. Raises `UsageError` if
-        the file cannot be read."""
+        """Return the source of the script at `path`; `check_ranks` are compared. Raises `UsageError`."""
         source = cls(str(path), arguments, "", steps_by, to_the_end, module, check_ranks)
         try:
             content = read_bytes(path, LARGEST_JSON)

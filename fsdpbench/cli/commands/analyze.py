@@ -60,8 +60,7 @@ def command(
         raise UsageError(
             "-o makes a page of traces, not of what changed since --against: ask for one of both"
         )
-    known = roofs(hardware)
-    allowed = _limits(limits)
+    known, allowed = roofs(hardware), _limits(limits)
     analysis = _analyzed(paths, jobs, known, allowed, draws=output is not None)
     content: dict[str, object] = analysis.to_dict()
     texts = [describe(analysis)]

@@ -7,6 +7,7 @@ import datetime
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,7 +191,7 @@ def calibrate_from_results(
     tell(f"fitting {', '.join(factors)} of {base} to {len(runs)} measured run{'s'[: len(runs) > 1]}")
     fork_server.start("sim")
     with tempfile.TemporaryDirectory() as name:
-        found = from_results.fit(runs, base, factors, _Simulator(runs, Path(name)), Path(name))
+        found = from_results.fit(runs, base, factors, partial(_simulated, runs, Path(name)), Path(name))
     stated = _factors_text(found)
     found.profile.write(
         output, dict(zip(found.profile.keys(), [stated] * 9, strict=False)), f"{base}; {stated}"
@@ -234,24 +235,16 @@ def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
     return [Factor(word) for word in words]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Simulator:
-    """A function that simulates all `runs` on the profile in a file, in `folder`."""
+def _simulated(runs: Sequence[MeasuredRun], folder: Path, hardware: Path) -> list[Result]:
+    """Simulate all `runs` on the profile in the file `hardware`, in `folder`."""
+    from fsdpbench.engine.results.provenance import content_key
+    from fsdpbench.sweep.runner import UNTRACED, simulate
+    from fsdpbench.sweep.trials import Progress
 
-    runs: Sequence[MeasuredRun]
-    folder: Path
-
-    def __call__(self, hardware: Path) -> list[Result]:
-        from fsdpbench.engine.results.provenance import content_key
-        from fsdpbench.sweep.runner import UNTRACED, simulate
-        from fsdpbench.sweep.trials import Progress
-
-        configs = [
-            dataclasses.replace(run.config, device="sim", hardware=str(hardware), measurement=UNTRACED)
-            for run in self.runs
-        ]
-        found = simulate(configs, self.folder / hardware.stem, Progress())
-        return [found[content_key(config)] for config in configs]
+    of_sim = partial(dataclasses.replace, device="sim", hardware=str(hardware), measurement=UNTRACED)
+    configs = [of_sim(run.config) for run in runs]
+    found = simulate(configs, folder / hardware.stem, Progress())
+    return [found[content_key(config)] for config in configs]
 
 
 def _factors_text(found: Fit) -> str:

@@ -63,7 +63,7 @@ def command(
     \b
     fsdpbench plan --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2,4 --wrap block,every-2
 
-    Each point is run once on simulated GPUs, without a trace; real devices are not touched.
+    Each point of the space is run once on simulated GPUs, without a trace; real devices are not touched.
     """
     if not no_predict:
         fork_server.start("sim", asks_to_compile(options, assignments, space))

@@ -74,9 +74,7 @@ def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     lengths = options.get("seq_lengths")
     asked = {name: options[name] for name in ("eval_every", "eval_steps") if options.get(name) is not None}
     soak = SoakSettings(
-        steps=options["soak"],
-        lengths=None if lengths is None else LengthSettings.parse(lengths),
-        **asked,
+        steps=options["soak"], lengths=None if lengths is None else LengthSettings.parse(lengths), **asked
     )
     measurement = replace(config.measurement, warmup_steps=0, traced_steps=0)
     if options.get("timeout") is None:
@@ -144,9 +142,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _advice(config: Config, result: Result) -> tuple[dict[str, Any], str] | None:
-    """Return advice as JSON and as text, or the changes that fit after an out-of-memory error. None without
-    figures."""
+def _advice(config: Config, result: Result) -> tuple[dict[str, object], str] | None:
+    """Return advice, or after out of memory the changes that fit, as JSON and text; None without figures."""
     from fsdpbench.answers.advise import advise_script
     from fsdpbench.answers.advise.text import as_dict, describe_advice
     from fsdpbench.sweep.trials import jobs_for

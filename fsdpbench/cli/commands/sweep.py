@@ -256,7 +256,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
     from fsdpbench.engine.results.store import REPORT_FILE, disk_errors
     from fsdpbench.reports.analysis.processes import kept
     from fsdpbench.reports.pages import write_report
-    from fsdpbench.sweep.recommended import write_recommended
+    from fsdpbench.sweep.snippets import write_recommended
 
     pasted: list[Path] = []
     try:

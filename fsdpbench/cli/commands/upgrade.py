@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fsdpbench.answers.upgrade.environments import Wanted
     from fsdpbench.answers.upgrade.report import Upgrade
 
-_PACKAGE: dict[str, Any] = {"metavar": "PACKAGE", "multiple": True}
+_packages = partial(click.option, metavar="PACKAGE", multiple=True)
 
 
 def _side(name: str, age: str) -> Any:
@@ -25,7 +25,7 @@ def _side(name: str, age: str) -> Any:
     of, path = f"of the {age} side", PossiblePath(dir_okay=False)
     there = f"Interpreter {of}, instead of an environment made by pip."
     return grouped(
-        click.option(f"--{name}", name, **_PACKAGE, help=f"Package {of}, such as torch==2.13.0."),
+        _packages(f"--{name}", name, help=f"Package {of}, such as torch==2.13.0."),
         click.option(f"--{name}-constraints", type=path, metavar="FILE", help=f"Constraints file {of}."),
         click.option(f"--python-{name}", type=path, metavar="PATH", help=there),
     )
@@ -37,7 +37,7 @@ def _side(name: str, age: str) -> Any:
 @click.option("--module", metavar="NAME", help="Run a Python module instead, like `torchrun -m`.")
 @_side("from", "older")
 @_side("to", "newer")
-@click.option("--with", "both", **_PACKAGE, help="Package that the script needs, on both sides.")
+@_packages("--with", "both", help="Package that the script needs, on both sides.")
 @click.option("--gpus", metavar="N", help="Number of simulated GPUs (default 8).")
 @click.option("--hardware", help="Hardware profile (default: that of `run`).")
 @click.option("--bisect", is_flag=True, help="If worse, find the packages that cause it.")

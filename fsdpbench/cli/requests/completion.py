@@ -61,18 +61,15 @@ def assignments(context: click.Context, parameter: click.Parameter, incomplete: 
     return [CompletionItem(f"{setting}={item.value}") for item in proposed]
 
 
-def model_names() -> list[str]:
-    """Return the names of models, including those of other packages."""
+def _listed(what: str) -> list[str]:
+    """Return the names of models or systems, including those of other packages."""
     from fsdpbench.sweep import catalogue
 
-    return catalogue.model_names()
+    return [str(row["name"]) for row in getattr(catalogue, what)()]
 
 
-def system_names() -> list[str]:
-    """Return the names of systems."""
-    from fsdpbench.sweep import catalogue
-
-    return catalogue.system_names()
+model_names = partial(_listed, "models")
+system_names = partial(_listed, "systems")
 
 
 def profile_names(folder: str) -> list[str]:

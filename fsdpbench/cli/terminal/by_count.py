@@ -63,8 +63,7 @@ class Budget:
 class Row:
     """The best configuration on a number of GPUs. rate: tokens (or samples) a second, all GPUs together.
     efficiency: rate a GPU against that of the fewest GPUs. days, gpu_hours, cost: of computing the budget's
-    tokens; cost without tokens is that of a day. endured: with checkpoints and failures, where days are known
-    and the model's states are."""
+    tokens; cost without tokens is that of a day. endured: with checkpoints and failures, if known."""
 
     config: Config
     unit: str

@@ -1,7 +1,7 @@
-"""Imports of the fork server for points that compile, where such are to come.
+"""Imports of the fork server for simulated points that compile, where such are to come.
 
-The compiler's import takes longer than tracing a block with it, and the hash of torch's sources, which its
-cache on disk asks for, as long as an eager configuration takes to train.
+The compiler's import takes longer than tracing a block, and the hash of torch's sources, which its cache on
+disk asks for, as long as training an eager configuration.
 """
 
 from __future__ import annotations

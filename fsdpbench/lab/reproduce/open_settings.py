@@ -80,8 +80,7 @@ def _variant(each: _Open, folder: Path) -> Variant:
 
 
 def on_machine(machine: str, case: Case, folder: Path) -> Case:
-    """Return the case on its own machine with the keys of `machine` ("": on its chip as it is), whose profile
-    is written to `folder`."""
+    """Return the case with the keys of `machine` ("": its chip's), whose profile is written to `folder`."""
     if not machine:
         return dataclasses.replace(case, hardware=case.profile)
     name = f"{case.hardware}-{machine}"

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.engine.results.residuals.intervals import is_measured, unknowns
-from fsdpbench.engine.results.residuals.widths import (
-    LEVEL,
-    Quantity,
-    Unknown,
-    Width,
-    width_of,
-)
+from fsdpbench.engine.results.residuals.widths import LEVEL, Quantity, Unknown, Width, width_of
 from fsdpbench.lab.validation.judge import Bar, error_bars
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, Network

@@ -40,8 +40,7 @@ def as_markdown(
 
 
 def _table(head: str, texts: int, rows: Sequence[str]) -> list[str]:
-    """Return a table behind an empty line, its first `texts` columns left, figures right; nothing without
-    rows."""
+    """Return a table behind an empty line, the first `texts` columns left; nothing without rows."""
     places = ["---"] * texts + ["--:"] * (head.count("|") + 1 - texts)
     return ["", f"| {head} |", f"|{'|'.join(places)}|", *(f"| {row} |" for row in rows)] if rows else []
 

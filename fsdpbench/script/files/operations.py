@@ -67,8 +67,7 @@ class ScriptFiles:
         self.checkpoints.install()
 
     def settle(self) -> dict[str, object] | None:
-        """Restore the functions when the script has ended; return the layer's content for the result, or
-        None."""
+        """Restore the functions when the script has ended; return the layer's content for the result."""
         self._writing.close_all()
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)

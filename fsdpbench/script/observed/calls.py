@@ -56,8 +56,7 @@ class Sharding:
 
 
 class Calls:
-    """A record of the calls, made before the script starts. Lists and dictionaries are as in
-    `result.json`."""
+    """A record of the calls, made before the script starts; dictionaries are as in `result.json`."""
 
     def __init__(self, own_files: OwnFiles) -> None:
         self.sharding: list[Sharding] = []

@@ -1,5 +1,4 @@
-"""The gradients of the optimizers' parameters: missing in every step, or never exchanged by some ranks, and
-the cause."""
+"""Gradients of optimizers' parameters, missing in every step or never exchanged by some ranks, and why."""
 
 from __future__ import annotations
 
@@ -258,8 +257,7 @@ def _module_of(function: Any) -> nn.Module | None:
 
 
 def _model_parallel(parameter: Any, wrapped: Wrapped | None) -> Iterator[tuple[int, ...]]:
-    """Yield the ranks over which the script, not `fully_shard`, lays out a parameter: of each dimension of
-    its mesh."""
+    """Yield the ranks, of each dimension of its mesh, over which the script itself lays out a parameter."""
     if isinstance(parameter, DTensor):
         of_fsdp = wrapped.groups() if wrapped is not None and wrapped.api == "fully_shard" else ()
         for group in parameter.device_mesh.get_all_groups():

@@ -139,8 +139,7 @@ class Habits:
         self._asked_for_anomaly = self._place()
 
     def _one_by_one(self) -> Place | None:
-        """Return the place where the script asks for blocking launches; without a line where its environment
-        does."""
+        """Return where the script asks for blocking launches; no line where its environment does."""
         if os.environ.get(_BLOCKING) != "1":
             return None
         for file in self._own_files.seen():
@@ -171,8 +170,7 @@ class Habits:
         around(owner, name, noted)
 
     def to_dict(self, steps: int) -> dict[str, object]:
-        """Return the habits as in `result.json`; `norms`: the line that takes most of them, and how many a
-        step."""
+        """Return the habits as in `result.json`; `norms`: the line that takes most, and how many a step."""
         norms = None
         if self._norms and steps:
             key, count = self._norms.most_common(1)[0]

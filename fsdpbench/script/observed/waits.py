@@ -95,8 +95,7 @@ class Waits:
                 waits.place, waits.callers = self._place(frame), self._callers(frame.f_back)
 
     def _line(self) -> tuple[FrameType, bool] | None:
-        """Return the script's frame that waits, and whether it copies to the device; None where FSDP waits,
-        or a library."""
+        """Return the script's frame that waits, and whether it copies to the device; None for others'."""
         copies_in = False
         for frame, _ in traceback.walk_stack(sys._getframe(2)):
             name = frame.f_code.co_filename
@@ -210,8 +209,7 @@ class Loaders:
 
 
 def _waited_for_a_core() -> float:
-    """Return the seconds that this thread was ready and had no core, on a busy machine; 0 where Linux does
-    not say."""
+    """Return the seconds that this thread waited for a core; 0 where Linux does not say."""
     try:
         return int(_WAITED.read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

@@ -47,8 +47,7 @@ _At = tuple[int, Difference]
 
 
 def first_difference(logs: Sequence[RankLog]) -> Difference | None:
-    """Return the earliest difference; None if all calls that ranks share are equal. `logs` by rank, at least
-    two."""
+    """Return the earliest difference of two or more `logs`, by rank; None if all shared calls are equal."""
     streams = {log.rank: _streams(log) for log in logs}
     groups = dict.fromkeys(key for each in streams.values() for key in each)
     found = [
@@ -87,8 +86,7 @@ def _in_group(logs: Sequence[RankLog], streams: Sequence[list[_Numbered]]) -> _A
 
 
 def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int, before: int) -> _At | None:
-    """Return the difference between the ranks in one call of each; None for a rank that makes no more
-    calls."""
+    """Return the difference between the ranks in one call of each; None: no call any more."""
     known = [
         (log.rank, each)
         for log, each in zip(logs, row, strict=True)
@@ -107,8 +105,7 @@ def _in_row(logs: Sequence[RankLog], row: Sequence[_Numbered | None], phase: int
 
 
 def _calls_no_more(log: RankLog, phase: int) -> bool:
-    """Return whether a rank without a call here will never make it: it was not cut short, and does not shadow
-    the others' calls."""
+    """Return whether a rank without a call here never makes it: not cut short, and no shadow of others."""
     if phase % 2:
         return False
     return log.is_whole or log.phase > phase
@@ -203,8 +200,7 @@ def group_name(group: Group) -> str:
 
 
 def to_dict(difference: Difference) -> dict[str, object]:
-    """Return the difference as in `result.json`: `stack` has the script's own lines first, innermost
-    first."""
+    """Return the difference as in `result.json`; the script's own lines come first in `stack`."""
     record: dict[str, object] = {
         "kind": difference.kind,
         "message": sentence(difference),

@@ -113,9 +113,9 @@ def _computes_in_fp32(policy: Any) -> bool:
 def _make_on_the_device() -> None:
     """Make on the device what the script makes on the host because its shards were to stay there."""
 
-    def to_empty(original: Callable[..., Any], module: Any, *, device: Any, recurse: bool = True) -> Any:
+    def to_empty(original: Callable[..., Any], module: Any, *, device: Any, **options: Any) -> Any:
         on_host = device is not None and torch.device(device).type == "cpu"
-        return original(module, device="cuda" if on_host else device, recurse=recurse)
+        return original(module, device="cuda" if on_host else device, **options)
 
     around(nn.Module, "to_empty", to_empty)
 

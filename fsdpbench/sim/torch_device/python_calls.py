@@ -82,7 +82,7 @@ class PythonCalls:
     def forget(self) -> None:
         """Forget the steps of the previous simulation."""
         self._stop()
-        self.calls, self._begun, self._at = 0, 0, -1
+        self.calls, self._begun, self._at, self._thread = 0, 0, -1, 0
         self._step: list[tuple[Any, int]] = []
 
     def begin_step(self) -> None:

@@ -55,8 +55,7 @@ def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
-    """Return the preset in which nothing varies but what the user names: one system, one value of every other
-    setting."""
+    """Return the preset in which only what the user names varies: one system, one value of the others."""
     preset = get_preset("default", device, gpus, gpus_per_node)
     fixed = {name: values for name, values in preset.lists.items() if len(values) == 1}
     return Preset(fixed, systems=SYSTEM_ALONE)

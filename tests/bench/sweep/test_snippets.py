@@ -17,8 +17,7 @@ from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.settings import Settings
 from fsdpbench.engine.results.store import Store
 from fsdpbench.sweep.planning import without_absent
-from fsdpbench.sweep.recommended import write_recommended
-from fsdpbench.sweep.snippets import snippets
+from fsdpbench.sweep.snippets import snippets, write_recommended
 
 TRY = """
 import importlib.util, os, sys, torch, torch.distributed as dist

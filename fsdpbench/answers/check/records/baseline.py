@@ -60,8 +60,7 @@ class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a baseline's file: the space that was swept, and sets of its figures by torch
-    version."""
+    """A baseline's file: the space that was swept, and sets of its figures by torch version."""
 
     space: JsonObject
     sets: dict[str, FigureSet]
@@ -69,8 +68,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Return the baseline in a file. Raises `UsageError` that names the file and what is wrong with
-        it."""
+        """Return the baseline in a file. Raises `UsageError` that names the file and the error in it."""
         return cls.of(read_json(path), path)
 
     @classmethod
@@ -112,11 +110,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
     def updated(
-        self,
-        entries: Mapping[str, Entry],
-        surroundings: Surroundings,
-        command: str,
-        left_out: Sequence[str],
+        self, entries: Mapping[str, Entry], surroundings: Surroundings, command: str, left_out: Sequence[str]
     ) -> Baseline:
         """Return the baseline with the figures `entries` as the set of the installed torch."""
         figures = FigureSet(

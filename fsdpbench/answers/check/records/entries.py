@@ -87,8 +87,7 @@ class Entry:
         return None
 
     def flaws(self) -> dict[str, str]:
-        """Return why figures cannot be judged, by name; of figures that no metric reads too: others rest on
-        them."""
+        """Return why figures cannot be judged, by name; also of those that others rest on."""
         named = [*ALL, *(name for found in self.contradictions for name in found)]
         reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
         return {name: why for name, why in reasons if why is not None}

@@ -285,8 +285,7 @@ class ScaledProfile:
 
     @staticmethod
     def _most_of_memory(profile: HardwareProfile) -> float:
-        """Return the share of the memory's bandwidth that eager kernels reach at most: fused ones, which are
-        faster, do not exceed it either."""
+        """Return the share of the bandwidth that eager kernels, and so faster fused ones, reach at most."""
         return math.floor(1e4 / max(1.0, profile.bandwidth.fused_gain)) / 1e4
 
     def at_its_peak(self) -> list[str]:

@@ -106,6 +106,5 @@ class Case:
 
     @property
     def fitted(self) -> bool:
-        """Whether constants of step times were fitted to the run's source (docs/simulator.md), or a setting
-        was chosen by the run."""
+        """Whether constants were fitted to its source (docs/simulator.md), or a setting was chosen by it."""
         return self.chosen or self.source in _FITTED

@@ -34,8 +34,7 @@ _BITS_OF_A_NODE = re.compile(r"(?<![0-9.])([0-9.]++) Gb/s a node")
 
 @dataclass(frozen=True)
 class _Epoch:
-    """Software of a source beyond what its rows say: the profile of its time (`None`: today's) and the
-    settings of its training loop."""
+    """A source's software beyond its rows: profile (`None`: today's) and settings of the training loop."""
 
     software: str | None = None
     settings: Mapping[str, Value] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _NO_COUNTERPART = {
     "invoke_subgraph": (
         "a region that is compiled once (torch.compiler.nested_compile_region)",
         "call the function as it is: graphs that are alike are lowered once here",
-    ),
+    )
 }
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
 _TORCH = str(Path(torch.__file__).parent)
@@ -81,7 +81,7 @@ REFUSED_OPTIONS = ("cpp_wrapper", "fx_wrapper", "freezing")
 _TUNED = ("max_autotune", "max_autotune_gemm")
 
 
-def refuse_options(options: dict[str, Any]) -> None:
+def refuse_options(options: Mapping[str, object]) -> None:
     """Raise `CompileRefusedError` for Inductor's settings (by name) without a counterpart."""
     for name in REFUSED_OPTIONS:
         if options.get(name):
@@ -125,7 +125,7 @@ class CompileReport:
     past_limit: Counter[str] = field(default_factory=Counter)
     """Calls by place that ran eager because Dynamo had compiled the function too often."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report for the result. `kernels` and `bytes` are those of one call of each graph."""
         fallbacks = Counter(name for plan in self.plans for name in plan.fallbacks)
         return {
@@ -140,9 +140,8 @@ class CompileReport:
             **of_dynamo(),
         }
 
-    def _cuda_graphs(self) -> dict[str, Any]:
-        """Return captures, replays, calls of graphs captured too often, and reasons against others; empty
-        without CUDA graphs."""
+    def _cuda_graphs(self) -> dict[str, dict[str, object]]:
+        """Return captures, replays, calls past the limit, reasons against others; empty if there are none."""
         captured = [plan.captured for plan in self.plans if plan.captured is not None]
         skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
         if not captured and not skipped:
@@ -162,7 +161,7 @@ def place_of(code: Any) -> str:
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def of_dynamo() -> dict[str, Any]:
+def of_dynamo() -> dict[str, object]:
     """Return Dynamo's counts on any device: graphs traced, breaks by reason, recompilations by place."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
     again: Counter[str] = Counter()

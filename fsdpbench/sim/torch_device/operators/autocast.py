@@ -6,7 +6,7 @@ kept until the outermost autocast context ends, as CUDA's are: once a step, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -149,7 +149,7 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     ACCELERATOR.timeline.cpu += round(nbytes * ACCELERATOR.host_ns_per_byte)
 
 
-def _bytes_of_step(parameter: torch.Tensor, state: dict[str, Any]) -> int:
+def _bytes_of_step(parameter: torch.Tensor, state: Mapping[str, object]) -> int:
     """Return the bytes read and written for one parameter in one pass."""
     local, gradient = _local(parameter), _local(parameter.grad)
     states = [_local(value) for value in state.values() if isinstance(value, torch.Tensor)]
