@@ -49,16 +49,23 @@ class OtherWorldError(ValueError):
         )
 
 
-def run_workers_here() -> None:
-    """Let launchers run the program of their worker in this process from now on."""
+def run_workers_here(*, of_any_world: bool = False) -> None:
+    """Let launchers run the program of their worker in this process from now on. `of_any_world`: they may
+    ask for other numbers of processes than there are."""
+    if not of_any_world:
+        around(elastic_launch, "__init__", _checking)
     around(elastic_launch, "__call__", _launching)
     around(subprocess.Popen, "__init__", _starting)
 
 
+def _checking(original: Callable[..., Any], launcher: Any, config: Any, *others: Any, **more: Any) -> None:
+    original(launcher, config, *others, **more)
+    _check(config.max_nodes, config.nproc_per_node)
+
+
 def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
     """Launch as torchrun, accelerate and Lightning's command line do: here, this rank alone."""
-    config, entry = launcher._config, launcher._entrypoint
-    _check(config.max_nodes, config.nproc_per_node)
+    entry = launcher._entrypoint
     if callable(entry):
         return {int(os.environ["RANK"]): entry(*arguments)}
     rank = os.environ["LOCAL_RANK"]

@@ -50,8 +50,8 @@ _BLOCKS, _FEW = 2, 4
 class Shrinking:
     """The shrinking of a script's model in this process, with `notes` on it."""
 
-    def __init__(self, notes: set[str]) -> None:
-        self.notes = notes
+    def __init__(self, notes: set[str], saves: bool) -> None:
+        self.notes, self._saves = notes, saves
         self._rows: dict[int, int] = {}
         """The vocabulary by what is left of it."""
         around(nn.functional, "embedding", self._looking_up)
@@ -93,6 +93,8 @@ class Shrinking:
         numbers = {name: value for name, value in vars(made).items() if type(value) is int and value > 0}
         smaller = shrunk(numbers, type(made).__name__)
         for name, value in smaller.items():
+            if value == _MOST[_OFTEN] and not self._saves:
+                continue
             object.__setattr__(made, name, value)
             self.notes.add(f"{name} {numbers[name]:,} -> {value:,}")
             if _VOCABULARY.fullmatch(name):
