@@ -49,23 +49,16 @@ class OtherWorldError(ValueError):
         )
 
 
-def run_workers_here(*, of_any_world: bool = False) -> None:
-    """Let launchers run the program of their worker in this process from now on. `of_any_world`: they may
-    ask for other numbers of processes than there are."""
-    if not of_any_world:
-        around(elastic_launch, "__init__", _checking)
+def run_workers_here() -> None:
+    """Let launchers run the program of their worker in this process from now on."""
     around(elastic_launch, "__call__", _launching)
     around(subprocess.Popen, "__init__", _starting)
 
 
-def _checking(original: Callable[..., Any], launcher: Any, config: Any, *others: Any, **more: Any) -> None:
-    original(launcher, config, *others, **more)
-    _check(config.max_nodes, config.nproc_per_node)
-
-
 def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> dict[int, Any]:
     """Launch as torchrun, accelerate and Lightning's command line do: here, this rank alone."""
-    entry = launcher._entrypoint
+    config, entry = launcher._config, launcher._entrypoint
+    _check(config.max_nodes, config.nproc_per_node)
     if callable(entry):
         return {int(os.environ["RANK"]): entry(*arguments)}
     rank = os.environ["LOCAL_RANK"]
@@ -77,8 +70,9 @@ def _check(nodes: int, processes: int) -> None:
     """Compare the processes that a launcher was asked for with those that are simulated. Raises
     `OtherWorldError`."""
     asked = any(word in argument for argument in sys.argv for word in _COUNTS)
-    if not asked and nodes == 1 and processes in (1, torch.cuda.device_count()):
-        return  # its default
+    is_default = not asked and nodes == 1 and processes in (1, torch.cuda.device_count())
+    if is_default or torch.device("cuda").type == "cpu":  # real ranks stand for any number
+        return
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     if (nodes * processes, processes) != (world, local):
         raise OtherWorldError(nodes, processes)

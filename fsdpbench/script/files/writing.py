@@ -291,12 +291,7 @@ class Checkpoints:
         with contextlib.suppress(ImportError):
             from tokenizers import Tokenizer
 
-            def saving(original: Callable[..., Any]) -> Callable[..., Any]:
-                return lambda tokenizer, path, *args: self._to_path(
-                    overlay.resolve(path), lambda place: original(tokenizer, place, *args)
-                )
-
-            self._replace(Tokenizer, "save", saving)
+            self._replace(Tokenizer, "save", lambda original: lambda *args: writing(original, *args))
 
 
 _SHARDED = "torch.distributed.checkpoint"

@@ -144,7 +144,7 @@ def _map_module(local_rank: int) -> None:
 
 
 def _device_count() -> int:
-    """Return the GPUs of this node. Lightning asks first, and then lets any device, and number of ranks, be."""
+    """Return the GPUs of this node; Lightning asks first, and lets any device and world be then."""
     for name in [each for each in sys.modules if each.endswith((".accelerators.cuda", ".torchelastic"))]:
         for kind in vars(sys.modules[name]).values():
             for method in ("setup_device", "validate_settings"):
