@@ -198,9 +198,7 @@ def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: 
     original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
 
 
-def _without_dropout(
-    notes: set[str], name: str, place: int, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _without_dropout(notes: set[str], name: str, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function whose argument `name`, at `place`, is the share to drop."""
     trains = kwargs.get("training", args[2] if len(args) > 2 else True)
     if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):
