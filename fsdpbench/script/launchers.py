@@ -70,8 +70,9 @@ def _check(nodes: int, processes: int) -> None:
     """Compare the processes that a launcher was asked for with those that are simulated. Raises
     `OtherWorldError`."""
     asked = any(word in argument for argument in sys.argv for word in _COUNTS)
-    if not asked and nodes == 1 and processes in (1, torch.cuda.device_count()):
-        return  # its default
+    is_default = not asked and nodes == 1 and processes in (1, torch.cuda.device_count())
+    if is_default or torch.device("cuda").type == "cpu":  # real ranks stand for any number
+        return
     local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     if (nodes * processes, processes) != (world, local):
         raise OtherWorldError(nodes, processes)

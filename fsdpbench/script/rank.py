@@ -172,7 +172,9 @@ class _Run:
             record.script["unknown_share"] = {name: ns / step_ns for name, ns in sorted(unknown.items())}
             record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
             record.script["peaks"] = self.peaks.of_phases(steps.count)
-            record.script["host_peak"] = {"bytes": self.host.bytes, "when": self.host.when}
+            ahead, workers = self.observed.loaders.held_ahead()
+            host = {"bytes": self.host.bytes, "when": self.host.when, "ahead": ahead, "workers": workers}
+            record.script["host_peak"] = host
             record.script["saved"] = self.saves.largest()
             if steps.traced_times_s:
                 record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"

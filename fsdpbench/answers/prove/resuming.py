@@ -36,7 +36,7 @@ def resume(
     assert config.script is not None
     again = replace(config, script=replace(config.script, arguments=config.script.arguments + arguments))
     findings: dict[str, None] = {}
-    done, missing = [], ""
+    done, missing = list[int](), ""
     for count in ranks:
         target = folder / f"resumes{count}"
         target.mkdir()

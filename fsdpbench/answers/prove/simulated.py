@@ -89,9 +89,14 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
     phases = {"in training": int(peak)} | (result.stored("script.peaks") or {})
     when = max(phases, key=lambda each: phases[each])
     said = f"{phases[when] / _GIB:.1f}{of} GiB reserved at the peak, {when}"
-    if (host := result.stored("script.host_peak")) and host["bytes"] > _WORTH_SAYING:
-        own, node = host["bytes"] / _GIB, host["bytes"] / _GIB * config.ranks_per_node
-        said += f"; {own:.1f} GiB of host tensors on rank 0 {host['when']}, at most {node:.1f} a node"
+    host = result.stored("script.host_peak") or {"bytes": 0, "ahead": 0, "workers": 0}
+    if host["bytes"] + host["ahead"] > _WORTH_SAYING:
+        own, ahead = host["bytes"] / _GIB, host["ahead"] / _GIB
+        more = f" and {ahead:.1f} GiB of batches ahead" if host["ahead"] > _WORTH_SAYING else ""
+        node = (own + ahead) * config.ranks_per_node
+        said += f"; {own:.1f} GiB of host tensors on rank 0 {host['when']}{more}, at most {node:.1f} a node"
+    if host["workers"]:
+        said += f"; not counted: what {host['workers']} loader workers a rank copy of their dataset"
     risk = ["the peak fits only within the error of the simulation"] * result.is_risky
     return judged(Part.MEMORY, risk, said, "risky" * result.is_risky)
 

@@ -36,7 +36,9 @@ class Layer:
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
-        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt))
+        caches = os.environ.get("HF_HOME", "~/.cache/huggingface"), os.environ.get("HF_DATASETS_CACHE")
+        written_by_c = (os.path.abspath(os.path.expanduser(each)) for each in caches if each)
+        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt), *written_by_c)
 
     def concerns(self, path: Any) -> bool:
         """Return whether the layer may be over `path` (no file descriptor, none of the bench's own)."""

@@ -7,6 +7,7 @@ first: at its end it is known whether it holds tensors. If not, it takes the pla
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import mmap
@@ -256,7 +257,7 @@ class Checkpoints:
         return Map
 
     def _install_safetensors(self) -> None:
-        """Wrap safetensors' functions, whose files are written and read in Rust."""
+        """Wrap functions of safetensors and tokenizers, whose files are written and read in Rust."""
         try:
             import safetensors
         except ImportError:
@@ -287,6 +288,10 @@ class Checkpoints:
                 self._replace(module, "serialize_file", passing_to(writing))
                 self._replace(module, "serialize", passing_to(serializing))
                 self._replace(module, "safe_open", passing_to(reading))
+        with contextlib.suppress(ImportError):
+            from tokenizers import Tokenizer
+
+            self._replace(Tokenizer, "save", lambda original: lambda *args: writing(original, *args))
 
 
 _SHARDED = "torch.distributed.checkpoint"

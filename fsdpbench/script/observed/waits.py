@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, FrameType
@@ -19,7 +19,12 @@ from typing import Any
 
 import torch
 
-from fsdpbench.base.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
+from fsdpbench.base.torch_internals import (
+    BaseDataLoaderIter,
+    IterableDatasetFetcher,
+    MapDatasetFetcher,
+    tree_leaves,
+)
 from fsdpbench.script.interposing import around
 from fsdpbench.script.own_files import OwnFiles, Place
 from fsdpbench.sim import Simulation
@@ -159,6 +164,7 @@ class Loaders:
         self._simulation = simulation
         self.taken = 0
         """Batches that the script has taken."""
+        self._ahead: dict[int, tuple[int, int]] = {}  # by dataset: bytes and workers
         self._file = folder.absolute() / _FILE
         self._pid = os.getpid()
         self._times: list[float] = []
@@ -183,7 +189,16 @@ class Loaders:
         found = original(iterator)
         self.taken += 1
         self._charged.append((self._simulation.cpu_ns() - began) / 1e9)
+        if iterator._num_workers:
+            leaves = tree_leaves(dict(found) if isinstance(found, Mapping) else found)
+            nbytes = sum(each.nbytes for each in leaves if isinstance(each, torch.Tensor))
+            held = iterator._num_workers * iterator._prefetch_factor * nbytes
+            self._ahead[id(iterator._dataset)] = held, iterator._num_workers
         return found
+
+    def held_ahead(self) -> tuple[int, int]:
+        """Return the bytes of batches that workers hold before they are taken, and the workers."""
+        return sum(held for held, _ in self._ahead.values()), sum(count for _, count in self._ahead.values())
 
     def to_dict(self, steps: int) -> dict[str, float] | None:
         """Return the `seconds` that a batch takes, `batches` a step, and `charged_s`, the seconds that the

@@ -12,6 +12,7 @@ import datetime
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -105,7 +106,6 @@ def _map_module(local_rank: int) -> None:
         "is_initialized": True,
         "is_bf16_supported": True,
         "is_current_stream_capturing": False,
-        "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
         "current_device": local_rank,
         "current_stream": _Stream(),
         "default_stream": _Stream(),
@@ -122,6 +122,7 @@ def _map_module(local_rank: int) -> None:
     for name, function in vars(torch.cuda).copy().items():
         if inspect.isfunction(function) and not name.startswith("_"):
             replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
+    replace(torch.cuda, device_count=_device_count)
     replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
@@ -140,6 +141,16 @@ def _map_module(local_rank: int) -> None:
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
+
+
+def _device_count() -> int:
+    """Return the GPUs of this node; Lightning asks first, and lets any device and world be then."""
+    for name in [each for each in sys.modules if each.endswith((".accelerators.cuda", ".torchelastic"))]:
+        for kind in vars(sys.modules[name]).values():
+            for method in ("setup_device", "validate_settings"):
+                if isinstance(kind, type) and method in vars(kind):
+                    setattr(kind, method, _nothing)
+    return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def hide_accelerator() -> None:
@@ -187,9 +198,7 @@ def _naming_host(original: Callable[..., Any], made: Any, *args: Any, **kwargs: 
     original(made, _HOST if device == CUDA else device, *args[1:], **kwargs)
 
 
-def _without_dropout(
-    notes: set[str], name: str, place: int, original: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _without_dropout(notes: set[str], name: str, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function whose argument `name`, at `place`, is the share to drop."""
     trains = kwargs.get("training", args[2] if len(args) > 2 else True)
     if trains is not False and (args[place] if len(args) > place else kwargs.get(name, 0.0)):

@@ -8,15 +8,17 @@ weigh its losses as it likes: what multiplies a mean is its weight, and no numbe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-_PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone")
+_PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias", "Clone", "NanToNum")
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
+_OF_SUM = re.compile(r"/(?:Add|Sub)\d")
 _WHOLE = 0.01
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
@@ -63,7 +65,7 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
     elif kind in ("Div", "Mul"):
         which = 0 if below[0] is not None else 1
         other = node._saved_other if which == 0 else node._saved_self
-        if None not in below or (which and kind == "Div"):
+        if (len(below) > 1 and None not in below) or (which and kind == "Div"):
             return  # a ratio or a product of two losses
         if isinstance(other, (int, float)) or other.ndim == 0:
             value = float(other) or 1.0
@@ -84,6 +86,8 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
     elif kind == "Sum" or reduction:
         # Numbers of elements are whole; others are norms and values of losses.
         count = parts if abs(parts - round(parts)) < _WHOLE else 1.0
+        above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
+        path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor)
 
 

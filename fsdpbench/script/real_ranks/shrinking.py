@@ -40,7 +40,6 @@ _MOST = {
     ): 32,
     re.compile(r"(?!global_|total_)(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
     re.compile(r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", re.IGNORECASE): 6,
-    _OFTEN: 1,
 }
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
@@ -50,8 +49,8 @@ _BLOCKS, _FEW = 2, 4
 class Shrinking:
     """The shrinking of a script's model in this process, with `notes` on it."""
 
-    def __init__(self, notes: set[str]) -> None:
-        self.notes = notes
+    def __init__(self, notes: set[str], saves: bool) -> None:
+        self.notes, self._saves = notes, saves
         self._rows: dict[int, int] = {}
         """The vocabulary by what is left of it."""
         around(nn.functional, "embedding", self._looking_up)
@@ -75,7 +74,7 @@ class Shrinking:
 
     def _of_model(self, kind: Any) -> Any:
         names = [each.name for each in dataclasses.fields(kind)]
-        saves = any(_OFTEN.fullmatch(f"{kind.__name__}_{name}") or _OFTEN.fullmatch(name) for name in names)
+        saves = any(_is_interval(kind.__name__, name) for name in names)
         if saves or any(_WIDTHS.fullmatch(name) or name.endswith("batch_size") for name in names):
             self._configurations(kind)
         return kind
@@ -91,7 +90,7 @@ class Shrinking:
 
     def _change(self, made: Any) -> None:
         numbers = {name: value for name, value in vars(made).items() if type(value) is int and value > 0}
-        smaller = shrunk(numbers, type(made).__name__)
+        smaller = shrunk(numbers, type(made).__name__ if self._saves else None)
         for name, value in smaller.items():
             object.__setattr__(made, name, value)
             self.notes.add(f"{name} {numbers[name]:,} -> {value:,}")
@@ -118,9 +117,7 @@ class Shrinking:
     def _padding(self, rows: int, kwargs: Any) -> None:
         kwargs["padding_idx"] = self._folded(kwargs.get("padding_idx"), rows)
 
-    def _listing(
-        self, original: Callable[..., Any], made: Any, modules: Iterable[nn.Module] | None = None
-    ) -> None:
+    def _listing(self, original: Any, made: Any, modules: Iterable[nn.Module] | None = None) -> None:
         original(made, modules if modules is None else self._few(list(modules)))
 
     def _few(self, blocks: list[nn.Module]) -> list[nn.Module]:
@@ -132,15 +129,21 @@ class Shrinking:
         return blocks[:_BLOCKS]
 
 
-def shrunk(numbers: Mapping[str, int], kind: str = "") -> dict[str, int]:
-    """Return the values that become smaller, of a model's sizes by name; `kind`: the name of their class."""
+def _is_interval(kind: str, name: str) -> bool:
+    return bool(_OFTEN.fullmatch(name) or _OFTEN.fullmatch(f"{kind}_{name}"))
+
+
+def shrunk(numbers: Mapping[str, int], kind: str | None = None) -> dict[str, int]:
+    """Return the values that become smaller, of a model's sizes by name; those of a class of the name `kind`
+    with the steps between its savings."""
     found = {
         name: most
         for pattern, most in _MOST.items()
         for name, value in numbers.items()
-        if value > most
-        and (pattern.fullmatch(name) or (pattern is _OFTEN and _OFTEN.fullmatch(f"{kind}_{name}")))
+        if value > most and pattern.fullmatch(name)
     }
+    if kind is not None:
+        found |= {name: 1 for name, value in numbers.items() if value > 1 and _is_interval(kind, name)}
     heads = {name: value for name, value in numbers.items() if _HEADS.fullmatch(name)}
     each = {name: value for name, value in numbers.items() if _HEAD_DIM.fullmatch(name)}
     widths = {name: value for name, value in numbers.items() if _WIDTHS.fullmatch(name) and name not in each}

@@ -98,7 +98,7 @@ for each in model.parameters():
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
 for step in range(5):
     for optimizer in optimizers:
-        model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4) + dist.get_rank()).sum().backward()
         optimizer.step()
 """,
 }

@@ -84,6 +84,8 @@ def test_sizes_shrink_together() -> None:
     assert small["num_attention_heads"] % small["num_key_value_heads"] == 0
     assert small["intermediate_size"] * 2 == small["hidden_size"] * 7
     assert shrunk({"width": 64, "heads": 4, "layers": 2}) == {}
+    assert shrunk({"interval": 500, "global_batch_size": 64}, "Checkpoint") == {"interval": 1}
+    assert shrunk({"save_steps": 500, "batch_size": 8}) == {"batch_size": 4}
 
 
 def test_a_script_without_a_step_is_not_judged_and_its_files_stay(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ WRONG: dict[str, Of] = {
     "beside an even penalty": lambda x, n: x.square().mean() + 0.1 * x[:2].square().mean(),
     "ignored targets": lambda x, n: F.cross_entropy(x, TARGET[: len(x)]) + x[:2].square().mean(),
     "weights of classes": lambda x, n: F.cross_entropy(x, TARGET[: len(x)].clamp(min=0), weight=WEIGHTS),
+    "smoothed labels": lambda x, n: F.cross_entropy(x, TARGET[: len(x)], label_smoothing=0.1),
+    "chunks": lambda x, n: sum(each.square().sum() for each in x.chunk(3)) / torch.tensor(len(x)),
+    "without NaN": lambda x, n: torch.nan_to_num(x.square().mean()),
+    "a ratio of policies": lambda x, n: torch.exp(x[:, 0] - x[:, 0].detach()).clamp(0.8, 1.2).sum() / len(x),
 }
 
 
