@@ -74,9 +74,7 @@ def with_soak(config: Config, options: Mapping[str, Any]) -> Config:
     lengths = options.get("seq_lengths")
     asked = {name: options[name] for name in ("eval_every", "eval_steps") if options.get(name) is not None}
     soak = SoakSettings(
-        steps=options["soak"],
-        lengths=None if lengths is None else LengthSettings.parse(lengths),
-        **asked,
+        steps=options["soak"], lengths=None if lengths is None else LengthSettings.parse(lengths), **asked
     )
     measurement = replace(config.measurement, warmup_steps=0, traced_steps=0)
     if options.get("timeout") is None:

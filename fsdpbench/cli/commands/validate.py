@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True)
 def command(
-    runs: tuple[Path, ...],
-    system: str | None,
-    only: str | None,
-    held_out: bool,
-    output: Path,
-    as_json: bool,
+    runs: tuple[Path, ...], system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool
 ) -> None:
     """Simulate published runs and compare the predicted with the published figures.
 
