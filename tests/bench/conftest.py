@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from fsdpbench import cli
 from fsdpbench.launch import fork_server
+
+vars(sys)["modules"].setdefault("rfc3987_syntax", None)
+import jsonschema  # noqa: E402  (as `fsdpbench.cli.agents.tools` does)
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

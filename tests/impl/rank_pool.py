@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -264,6 +265,7 @@ def _raise_pools(asked: socket.socket) -> None:
     _exact_products()
     for module in ("fsdp_cases", "pytest", "torch._dynamo", "torch.distributed.checkpoint.state_dict"):
         importlib.import_module(module)
+    gc.freeze()  # modules stay: a fork that looked for garbage among them would copy all of their pages
     while True:
         message, descriptors, _, _ = socket.recv_fds(asked, 4096, _MOST_DESCRIPTORS)
         if not message:

@@ -8,6 +8,7 @@ Protocol on stdin and stdout: a pickle ``(file, function, arguments)`` in, ``Non
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import pickle
@@ -29,6 +30,7 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     preload()
+    gc.freeze()  # modules stay: a fork that looked for garbage among them would copy all of their pages
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what tests print must not get between the answers
     while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 
 import click
-import jsonschema
 import msgspec
 
 from fsdpbench.base.errors import UsageError, unknown
@@ -25,6 +25,9 @@ from fsdpbench.base.settings import SETTINGS
 from fsdpbench.base.settings.setting import Setting, plain_text
 from fsdpbench.base.settings.values import Choice, flag
 from fsdpbench.cli.group import command_named
+
+vars(sys)["modules"].setdefault("rfc3987_syntax", None)
+import jsonschema  # noqa: E402  (builds a grammar of IRIs, for a second, where it finds that package)
 
 JsonSchema = dict[str, object]
 

@@ -138,21 +138,18 @@ class SimDevice(Tells):
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
         if self._config.settings.compile:
-            from fsdpbench.sim.torch_device.compile.front_end import (  # their import takes seconds
-                install,
-                lower_backwards_with_forwards,
-            )
+            from fsdpbench.sim.torch_device.compile import front_end  # its import takes seconds
 
-            install()
-            lower_backwards_with_forwards()
+            front_end.install()
+            front_end.lower_backwards_with_forwards()
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
             self._config.ranks_per_node,
             rank=self._placement.rank,
-            allocator_conf=None
-            if self._what_if.allocator is None
-            else AllocatorConf.parse(self._what_if.allocator),
+            allocator_conf=AllocatorConf.parse(conf)
+            if (conf := self._what_if.allocator) is not None
+            else None,
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,

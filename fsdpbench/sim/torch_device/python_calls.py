@@ -2,8 +2,8 @@
 
 Between two operators the first call of a function costs all of it, others 15 %, as calls of `tree_map` do on
 one host. Functions of the standard library, whose number of calls depends on Python's version, cost nothing.
-Counting (`sys.setprofile`) doubles a step's real time. So the second step of a simulation is counted, and
-later ones repeat its counts while they call the same operators:
+Counting (`sys.setprofile`) adds a third to a step's real time. So the second step of a simulation is counted,
+and later ones repeat its counts while they call the same operators:
 
     step 1   builds states and fills caches: not counted
     step 2   [ 3 calls ] linear [ 1 call ] gelu [ 41 calls ] all_gather ... [ 7 calls ] end
@@ -36,34 +36,16 @@ _PAUSES = sys.version_info < (3, 12)  # later ones instrument all functions agai
 FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
 
 
-class _Codes(dict[int, int]):
-    """The number of each function's code by its `id`, equal codes alike; 0 of those that are not the program's.
-
-    A lookup by the code itself would hash all of it, which takes longer than its call.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._numbers: dict[CodeType, int] = {}
-        self._alive: list[CodeType] = []
-
-    def meet(self, code: CodeType) -> int:
-        """Return the number of a code that is not here yet."""
-        self._alive.append(code)
-        self[id(code)] = found = _is_counted(code) and self._numbers.setdefault(code, len(self._alive))
-        return found
-
-
 def _is_counted(code: CodeType) -> bool:
-    """Return whether a function is the program's. Comprehensions are calls in some versions of Python alone."""
+    """Return whether a function is the program's. Comprehensions are calls in some versions of Python."""
     name, file = code.co_name, code.co_filename
     if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
         return False
-    if name.startswith("<") and name != "<lambda>":
-        return False
     if file.startswith(_PACKAGE):
-        return file.startswith(_OF_PROGRAMS)
-    return _INSTALLED in file or not file.startswith(_STANDARD)
+        counted = file.startswith(_OF_PROGRAMS)
+    else:
+        counted = _INSTALLED in file or not file.startswith(_STANDARD)
+    return counted and (name == "<lambda>" or not name.startswith("<"))
 
 
 class PythonCalls:
@@ -75,7 +57,7 @@ class PythonCalls:
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
-        self._codes = _Codes()
+        self._codes: dict[int, tuple[CodeType, bool]] = {}  # by `id`: hashing one takes longer than its call
         self._called: set[int] = set()
         self.forget()
 
@@ -139,13 +121,10 @@ class PythonCalls:
 
         def called(frame: Any, event: str, argument: Any) -> None:
             if event == "call":
-                code = frame.f_code
-                number = codes.get(id(code))
-                if number is None:
-                    number = codes.meet(code)
-                if number:
-                    self.calls += AGAIN if number in known else FIRST
-                    known.add(number)
+                code, place = frame.f_code, id(frame.f_code)
+                if (codes.get(place) or codes.setdefault(place, (code, _is_counted(code))))[1]:
+                    self.calls += AGAIN if place in known else FIRST
+                    known.add(place)
 
         self._function = called
         sys.setprofile(called)

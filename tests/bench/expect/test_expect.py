@@ -71,18 +71,17 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_the_expected_speed_is_normal_in_every_unit() -> None:
     asked = config(8)
-    (trial,) = simulate([asked], 1)
-    result = trial.result
+    found = expect(asked, Measured(step_s(asked), SpeedUnit.SECONDS), 1)
+    assert found.normal
+    assert abs(found.slower) < 1e-6
+    assert lines(found)[0].startswith("normal: ")
+    result = found.trial.result
     for measured in (
-        Measured(trial.step_time_s or 0.0, SpeedUnit.SECONDS),
         Measured(result.tokens_per_s_per_gpu or 0.0, SpeedUnit.TOKENS),
         Measured(result.tflops_per_gpu or 0.0, SpeedUnit.TFLOPS),
         Measured(100 * (result.mfu or 0.0), SpeedUnit.MFU),
     ):
-        found = expect(asked, measured, 1)
-        assert found.normal
-        assert abs(found.slower) < 1e-6
-        assert lines(found)[0].startswith("normal: ")
+        assert measured.step_s(found.trial) == pytest.approx(found.expected_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(

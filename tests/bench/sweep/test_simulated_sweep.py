@@ -21,7 +21,7 @@ SMALL = [
     "--model",
     "gpt-125m",
     "--shape",
-    "layers=4",
+    "layers=2",
     "--gpus",
     "8",
     "--device",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,9 @@ def _plainly(*arguments: object) -> list[str]:
 
 def _compare(run_script: RunScript, tmp_path: Path, first: int, last: int) -> None:
     plain, simulated, untouched = (tmp_path / name for name in ("plain", "simulated", "untouched"))
-    for folder in (plain, simulated, untouched):
-        _plainly(folder, first, last, "lay")
+    _plainly(plain, first, last, "lay")
+    for folder in (simulated, untouched):
+        shutil.copytree(plain, folder)
     wanted = _plainly(plain, first, last, "cpu")
     run = run_script(PROGRAMS, str(simulated), str(first), str(last), "cuda", to_the_end=True)
     found = run.output.splitlines()
