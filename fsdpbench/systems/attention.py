@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.compiler.config as compiler_config
 from torch import Tensor
 from torch.nn import attention
 from torch.nn import functional as F
@@ -76,14 +77,16 @@ def attention_as_asked(config: Config) -> Iterator[None]:
         if kernel == "flash3" and real:
             attention.activate_flash_attention_impl("FA3")
         flash = SDPBackend.CUDNN_ATTENTION if kernel == "cudnn" and real else SDPBackend.FLASH_ATTENTION
-        with sdpa_kernel(_OTHERS.get(kernel, flash)):
+        # Caches of compiled graphs on disk do not know of it.
+        with compiler_config.patch(cache_key_tag=kernel), sdpa_kernel(_OTHERS.get(kernel, flash)):
             yield
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, *places: Any, **options: Any) -> Any:
     """Return attention of (batch, heads, length, size) tensors by FlexAttention; no mask, no dropout."""
     given = dict(zip(("attn_mask", "dropout_p", "is_causal"), places, strict=False)) | options
-    assert given.pop("attn_mask", None) is None and not given.pop("dropout_p", 0.0)
+    if given.pop("attn_mask", None) is not None or given.pop("dropout_p", 0.0):
+        raise ValueError("attention=flex is given no mask and no dropout: take another kernel")
     sizes = query.shape[-2], key.shape[-2], str(query.device)
     mask = _causal(*sizes) if given.pop("is_causal", False) else None
     return _compiled()(query, key, value, block_mask=mask, **given)

@@ -35,7 +35,7 @@ from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 from fsdpbench.sim.model.sections import NicProfile, RankCurve
 
-LIBRARY = "nccl-tests"
+LIBRARY = "measured"
 _BANDWIDTH, _LATENCY, _CALL, _TREE = "bandwidth", "latency", "call", "tree"
 # A figure is fitted where 10 % less of it moves some measured time by at least 2 %.
 _STEP, _LEAST_EFFECT = math.log(0.9), 0.02
@@ -123,8 +123,7 @@ class NetworkFit:
             "gpus_per_node": self.profile.gpus_per_node,
             "estimated": [key for key in before.estimated if key not in measured],
         }
-        if self.inside:
-            tables["runs_use"] = list(self.profile.runs_use)
+        tables |= library_tables(self.profile, source)
         if self.between:
             tables["nic"] = {
                 "gb_s_per_node": round(nic.gb_s_per_node, 3),
@@ -134,20 +133,20 @@ class NetworkFit:
                 "protocols": [dataclasses.asdict(protocol) for protocol in nic.protocols],
             }
             tables["sources"] = {"nic": source}
-        if self.inside:
-            curves = self.profile.libraries[LIBRARY].collectives
-            tables["libraries"] = {
-                LIBRARY: {
-                    "version": LIBRARY,
-                    "source": source,
-                    "collectives": {
-                        kind: [{"ranks": c.ranks, "points": c.points} for c in found]
-                        for kind, found in curves.items()
-                    },
-                }
-            }
         write_whole(path, to_toml(tables))
         load_profile(path)
+
+
+def library_tables(profile: HardwareProfile, source: str) -> dict[str, object]:
+    """Return the tables of a file that hold curves inside a node, which price training runs."""
+    if LIBRARY not in profile.runs_use:
+        return {}
+    collectives = {
+        kind: [{"ranks": curve.ranks, "points": curve.points} for curve in found]
+        for kind, found in profile.libraries[LIBRARY].collectives.items()
+    }
+    library = {"version": LIBRARY, "source": source, "collectives": collectives}
+    return {"runs_use": list(profile.runs_use), "libraries": {LIBRARY: library}}
 
 
 def slowest_hop_us(profile: HardwareProfile) -> float:

@@ -37,7 +37,6 @@ from fsdpbench.sim.model.sections import (
     StorageProfile,
 )
 
-
 # Of flash attention 2, forward and backward: FlexAttention's announcement (pytorch.org, August 2024). Other
 # shapes and chips than those may be off by the third.
 _FLEX = (0.9, 0.85, 1.4)

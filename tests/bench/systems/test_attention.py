@@ -91,6 +91,16 @@ def test_each_kernel_has_its_own_time_and_memory(fsdpbench: Any, tmp_path: Path)
     assert "attention-math" in of["math"]["folder"]
 
 
+@pytest.mark.campaign
+def test_compiled_blocks_run_it_too(fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are kept on disk by graph, which calls the same function for every kernel."""
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    words = ("--hardware", "h100-80gb", "--compile", "true")
+    math, auto, flash = (simulated(fsdpbench, tmp_path, name, *words) for name in ("math", "auto", "flash2"))
+    assert math["step_time_s"] > flash["step_time_s"] > auto["step_time_s"]
+
+
 def test_dated_software_runs_the_kernel_that_is_asked_for() -> None:
     """Its own kernel's rates (Triton's in 2022) do not count, and cuDNN's stays cuDNN's."""
     from fsdpbench.sim.model.profile import load_profile
@@ -108,7 +118,8 @@ def test_rates_that_nobody_measured_widen_the_interval() -> None:
         interval_of(a_config("gpt-2.8b", hardware="b200", attention=name), result)
         for name in ("flash2", "auto")
     )
-    assert wide is not None and known is not None
+    assert wide is not None
+    assert known is not None
     assert wide["step_time_s"][1] > 1.5 * known["step_time_s"][1]
     assert Unknown.ATTENTION.value in wide["because"]
     assert Unknown.ATTENTION.value not in known["because"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from scipy.optimize import least_squares
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
+from fsdpbench.lab.calibrate.nccl_tests import Point
+from fsdpbench.lab.calibrate.network_fit import fit_network
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
-from fsdpbench.sim.model.sections import DTYPES, GIB
+from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
 from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = {
@@ -40,6 +44,9 @@ _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.0
 _WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
 _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
 _LOADED = 0.5
+_WAITS = 0.1  # quantile of a collective's times
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+_SIZES = tuple(math.log(2) * power for power in range(10, 34))
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,8 @@ def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Cali
             why = f"{busy}its clock is not that of steady training"
             fitted, found = profile, [dataclasses.replace(each, stays=each.stays or why) for each in found]
         profile, figures = fitted, figures + found
+    profile, links = _links(samples, profile)
+    figures += links
     unmatched = samples.unmatched / max(1, samples.busy)
     missing = f"{unmatched:.0%} of the kernels' time is of operators without shapes (record_shapes=True)"
     taken = {each.key for each in figures if not each.stays}
@@ -216,6 +225,54 @@ def _solve(
     start = np.clip(now, least, 0.99 * most)
     found = least_squares(weighted, start, bounds=(least, most), x_scale=now, diff_step=0.01)
     return dict(zip(effects, found.x.tolist(), strict=True))
+
+
+def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the profile with the network that the collectives show, and its figures.
+
+    Inside a node the base's time of each size is multiplied by a factor, between measured sizes by their
+    logarithms; between nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower
+    by the base's `contention.communication_slowdown`; of a real rank's times most include waiting for others.
+    """
+    network, node, nic = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, base.nic
+    slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
+    factors: dict[tuple[str, int], dict[float, float]] = defaultdict(dict)
+    points, between, figures, counts = list[Point](), list[Point](), list[Figure](), Counter[str]()
+    for (kind, nbytes, ranks), times in samples.collectives.items():
+        alone = [ns * (1 - share + share / slowed) for ns, share in times]
+        ns, nodes = np.quantile(alone, 0.5 if samples.simulated else _WAITS), len({r // node for r in ranks})
+        if kind in _COLLECTIVES and len(times) >= fewest and nodes in (1, len(ranks) / node):
+            counts[kind if nodes == 1 else "nodes"] += len(times)
+            between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
+            if nodes == 1:
+                known = network.collective_ns(kind, nbytes, ranks)
+                factors[kind, len(ranks)][math.log(nbytes)] = math.log(ns / known)
+    nvlink = base.nvlink
+    for (kind, size), found in factors.items():
+        at = sorted(found)
+        for log in sorted({*at, *_SIZES}):
+            ns = network.collective_ns(kind, round(math.exp(log)), range(size))
+            slower = math.exp(np.interp(log, at, [found[each] for each in at]))
+            points.append(Point(kind, round(math.exp(log)), ns * slower / 1e3, size, 1))
+        # Other numbers of ranks, and what its traffic takes from computation.
+        curve = tuple((wire, rate / slower) for wire, rate in getattr(base.nvlink, kind).points)
+        nvlink = dataclasses.replace(nvlink, **{kind: LinkCurve(curve)})
+        rates = getattr(base.nvlink, kind).points[-1][1], curve[-1][1]
+        figures.append(Figure(f"nvlink.{kind}", *rates, counts[kind], 0.0))
+    if not points and not between:
+        return base, figures
+    try:
+        network_fit = fit_network([*points, *between], dataclasses.replace(base, nvlink=nvlink))
+    except UsageError as error:  # no size shows the bandwidth between nodes
+        return base, [Figure("nic.gb_s_per_node", nic.gb_s_per_node, 0.0, 0, 0.0, str(error))]
+    now, spread, count = network_fit.profile.nic, network_fit.mean_error, counts["nodes"]
+    if network_fit.fitted:
+        was = nic.gb_s_per_node * nic.efficiency
+        figures.append(Figure("nic.gb_s_per_node", was, now.gb_s_per_node, count, spread))
+        figures.append(Figure("nic.efficiency", nic.efficiency, now.efficiency, count, 0.0))
+    if "latency" in network_fit.fitted:
+        figures.append(Figure("nic.base_us", nic.base_us, now.base_us, count, spread))
+    return network_fit.profile, figures
 
 
 def _most(profile: HardwareProfile, key: str) -> float:
