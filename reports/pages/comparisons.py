@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpbench.base.files.documents import typed_rows
-from fsdpbench.reports.pages.display import (
-    NOTHING,
-    number,
-    percent,
-    setting,
-    signed_percent,
-)
+from fsdpbench.reports.pages.display import NOTHING, number, percent, setting, signed_percent
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
 from fsdpbench.reports.pages.whole_run import (

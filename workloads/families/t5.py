@@ -239,12 +239,7 @@ class T5DecoderBlock(_Block):
 class T5Stack(nn.Module):
     """The encoder or the decoder: blocks with one position bias, and a norm after the last."""
 
-    def __init__(
-        self,
-        shape: T5Shape,
-        block: type[_Block],
-        checkpointing: ActivationCheckpointing,
-    ) -> None:
+    def __init__(self, shape: T5Shape, block: type[_Block], checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.dropout = shape.dropout
         self.position_bias = None if shape.bias_each_layer else PositionBias(shape, block.decodes)

@@ -80,11 +80,7 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Said]] = {
     "off": _off,
     "group": _group,
     "ignored": _ignored,
-    "reentrant": lambda each, seen: (
-        "reentrant",
-        (Edit(each, "keyword", ("use_reentrant", "False")),),
-        {},
-    ),
+    "reentrant": lambda each, seen: ("reentrant", (Edit(each, "keyword", ("use_reentrant", "False")),), {}),
     "replaced": lambda each, seen: ("replaced", (Edit(each, "moved", (each["wrapped_span"],)),), {}),
     "unused": lambda each, seen: ("unused", None, {}),
     "": lambda each, seen: ("unheld", None, {}),

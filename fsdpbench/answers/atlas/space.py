@@ -111,10 +111,7 @@ def next_wave(found: Sequence[Cell], results: Results) -> list[Config]:
 
 
 def build(
-    cells: Sequence[Cell],
-    folder: Path,
-    progress: Callable[[], Progress],
-    jobs: int | None = None,
+    cells: Sequence[Cell], folder: Path, progress: Callable[[], Progress], jobs: int | None = None
 ) -> Results:
     """Simulate `cells` in `folder`, `jobs` at a time, wave by wave; return all results by content key.
     Interrupted, call it again to resume."""

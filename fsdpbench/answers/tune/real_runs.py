@@ -20,12 +20,7 @@ class RealRuns:
     """Runs points into `store`. `total`: how many at most, for `progress`; None if only time bounds them."""
 
     def __init__(
-        self,
-        store: Store,
-        space: dict[str, Any],
-        goal: Goal,
-        progress: Progress,
-        total: int | None = None,
+        self, store: Store, space: dict[str, Any], goal: Goal, progress: Progress, total: int | None = None
     ) -> None:
         self._store = store
         self._space = space

@@ -333,8 +333,7 @@ class Settings:
         trades=(
             wins("auto", "a fused kernel, which keeps no scores in memory", of=("math",),
                 fsdp2="no sdpa_kernel(SDPBackend.MATH) around the step"),
-            speeds("auto", "the kernel that torch takes by itself on this chip", of=("efficient", "flex"),
-                fsdp2="no sdpa_kernel(...) around the step"),
+            speeds("auto", "the kernel that torch takes on this chip", of=("efficient", "flex")),
         ))
     norm: str = row("model", one_of("model", "fused", "composed"),
         "RMSNorm variant: fused (one kernel) or composed (single operators in fp32).",

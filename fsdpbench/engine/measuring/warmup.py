@@ -99,10 +99,7 @@ def warm_up(
 
 
 def time_steps(
-    measurement: Measurement,
-    warm: WarmUp,
-    steps: TimedSteps,
-    run: Callable[[int], None] | None = None,
+    measurement: Measurement, warm: WarmUp, steps: TimedSteps, run: Callable[[int], None] | None = None
 ) -> WarmUp:
     """Run the timed steps; the warm-up, found not to be stable where one of them retried. `run` runs so many
     of `steps` (default: and does nothing else).

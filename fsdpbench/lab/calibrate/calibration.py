@@ -28,7 +28,6 @@ from fsdpbench.lab.calibrate.links import measure_contention, measure_nic, measu
 from fsdpbench.lab.calibrate.machine import Machine
 from fsdpbench.lab.calibrate.matrix_products import Fit, measure_gemm
 from fsdpbench.lab.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
-from fsdpbench.lab.calibrate.network_fit import library_tables
 from fsdpbench.sim.model.profile import HardwareProfile, profile_names
 from fsdpbench.sim.model.sections import DTYPES, GIB, MIB, ContentionProfile
 
@@ -68,7 +67,7 @@ class Calibration:
         }
         tables |= {name: _table(getattr(profile, name)) for name in sections}
         tables["sources"] = dict.fromkeys(measured, profile.source)
-        return tables | library_tables(profile, profile.source)
+        return tables
 
 
 class _Run:

@@ -113,11 +113,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
     def updated(
-        self,
-        entries: Mapping[str, Entry],
-        surroundings: Surroundings,
-        command: str,
-        left_out: Sequence[str],
+        self, entries: Mapping[str, Entry], surroundings: Surroundings, command: str, left_out: Sequence[str]
     ) -> Baseline:
         """Return the baseline with the figures `entries` as the set of the installed torch."""
         figures = FigureSet(

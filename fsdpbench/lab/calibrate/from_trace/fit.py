@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from fsdpbench.lab.calibrate.nccl_tests import Point
 from fsdpbench.lab.calibrate.network_fit import fit_network
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.kernel_costs import KernelCosts
-from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.keys import KEYS, ProfileError
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
 from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
@@ -46,7 +46,6 @@ _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and
 _LOADED = 0.5
 _WAITS = 0.1  # quantile of a collective's times
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
-_SIZES = tuple(math.log(2) * power for power in range(10, 34))
 
 
 @dataclass(frozen=True)
@@ -230,49 +229,42 @@ def _solve(
 def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
     """Return the profile with the network that the collectives show, and its figures.
 
-    Inside a node the base's time of each size is multiplied by a factor, between measured sizes by their
-    logarithms; between nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower
-    by the base's `contention.communication_slowdown`; of a real rank's times most include waiting for others.
+    Inside a node curves are scaled by the factor at each size, between sizes by their logarithms; between
+    nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
+    `communication_slowdown`; of a real rank's times most include waiting for others.
     """
-    network, node, nic = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, base.nic
+    network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
     slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
-    factors: dict[tuple[str, int], dict[float, float]] = defaultdict(dict)
-    points, between, figures, counts = list[Point](), list[Point](), list[Figure](), Counter[str]()
+    factors: dict[str, dict[float, float]] = {kind: {} for kind in _COLLECTIVES}
+    between, counts, profile = list[Point](), Counter[str](), base
     for (kind, nbytes, ranks), times in samples.collectives.items():
         alone = [ns * (1 - share + share / slowed) for ns, share in times]
         ns, nodes = np.quantile(alone, 0.5 if samples.simulated else _WAITS), len({r // node for r in ranks})
-        if kind in _COLLECTIVES and len(times) >= fewest and nodes in (1, len(ranks) / node):
-            counts[kind if nodes == 1 else "nodes"] += len(times)
-            between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
-            if nodes == 1:
-                known = network.collective_ns(kind, nbytes, ranks)
-                factors[kind, len(ranks)][math.log(nbytes)] = math.log(ns / known)
-    nvlink = base.nvlink
-    for (kind, size), found in factors.items():
-        at = sorted(found)
-        for log in sorted({*at, *_SIZES}):
-            ns = network.collective_ns(kind, round(math.exp(log)), range(size))
-            slower = math.exp(np.interp(log, at, [found[each] for each in at]))
-            points.append(Point(kind, round(math.exp(log)), ns * slower / 1e3, size, 1))
-        # Other numbers of ranks, and what its traffic takes from computation.
-        curve = tuple((wire, rate / slower) for wire, rate in getattr(base.nvlink, kind).points)
-        nvlink = dataclasses.replace(nvlink, **{kind: LinkCurve(curve)})
-        rates = getattr(base.nvlink, kind).points[-1][1], curve[-1][1]
-        figures.append(Figure(f"nvlink.{kind}", *rates, counts[kind], 0.0))
-    if not points and not between:
-        return base, figures
-    try:
-        network_fit = fit_network([*points, *between], dataclasses.replace(base, nvlink=nvlink))
-    except UsageError as error:  # no size shows the bandwidth between nodes
-        return base, [Figure("nic.gb_s_per_node", nic.gb_s_per_node, 0.0, 0, 0.0, str(error))]
-    now, spread, count = network_fit.profile.nic, network_fit.mean_error, counts["nodes"]
-    if network_fit.fitted:
-        was = nic.gb_s_per_node * nic.efficiency
-        figures.append(Figure("nic.gb_s_per_node", was, now.gb_s_per_node, count, spread))
-        figures.append(Figure("nic.efficiency", nic.efficiency, now.efficiency, count, 0.0))
-    if "latency" in network_fit.fitted:
-        figures.append(Figure("nic.base_us", nic.base_us, now.base_us, count, spread))
-    return network_fit.profile, figures
+        if kind not in factors or len(times) < fewest or nodes not in (1, len(ranks) / node):
+            continue
+        counts[kind if nodes == 1 else "nic"] += len(times)
+        between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
+        if nodes == 1:
+            wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
+            factors[kind][math.log(wire)] = math.log(network.collective_ns(kind, nbytes, ranks) / ns)
+    for kind, found in factors.items():
+        points, sizes = getattr(base.nvlink, kind).points, sorted(found)
+        with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
+            by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
+            curve = LinkCurve(
+                tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
+            )
+            profile = dataclasses.replace(
+                profile, nvlink=dataclasses.replace(profile.nvlink, **{kind: curve})
+            )
+            figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0))
+    with suppress(UsageError):  # no size shows the bandwidth
+        nic = fit_network(between, profile).profile.nic
+        for key in ("gb_s_per_node", "efficiency", "base_us"):
+            now = getattr(base.nic, key), getattr(nic, key)
+            figures += [Figure(f"nic.{key}", *now, counts["nic"], 0.0)] * (now[0] != now[1])
+        profile = dataclasses.replace(profile, nic=nic)
+    return profile, figures
 
 
 def _most(profile: HardwareProfile, key: str) -> float:

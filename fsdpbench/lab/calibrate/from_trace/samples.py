@@ -48,13 +48,7 @@ _CUDNN = {
     f"{_ATTENTION}cudnn_attention_backward": partial(attention_backward, causal_at=14),
 }
 _UNREADABLE = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
+    *(RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError),
     SyntaxError,
 )
 _ALONE = 0.01
@@ -182,9 +176,8 @@ def _collectives(found: Samples, trace: Trace, activity: Activity) -> None:
 def _overloads(name: str) -> tuple[Any, ...]:
     """Return the overloads of an operator that a device runs as one and that has a price of its own."""
     namespace, _, short = name.partition("::")
-    packet: Any = (
-        getattr(torch.ops.aten, short, None) if namespace == "aten" and short.isidentifier() else None
-    )
+    is_known = namespace == "aten" and short.isidentifier()
+    packet: Any = getattr(torch.ops.aten, short, None) if is_known else None
     if not hasattr(packet, "overloads") or short in FAMILIES["only geometry"]:
         return ()
     return tuple(each for each in (getattr(packet, each) for each in packet.overloads()) if _is_priced(each))
