@@ -331,8 +331,7 @@ class Settings:
         "`auto`: what torch takes by itself on that chip. `math` keeps all scores in memory.",
         in_script=True, never_null=True,
         trades=(
-            wins("auto", "a fused kernel, which keeps no scores in memory", of=("math",),
-                fsdp2="no sdpa_kernel(SDPBackend.MATH) around the step"),
+            wins("auto", "keeps no scores in memory", of=("math",), fsdp2="no sdpa_kernel(SDPBackend.MATH)"),
             speeds("auto", "the kernel that torch takes on this chip", of=("efficient", "flex")),
         ))
     norm: str = row("model", one_of("model", "fused", "composed"),

@@ -43,8 +43,7 @@ _GROUPS = (("bandwidth.efficiency", "bandwidth", "compute"), ("gemm",), ("attent
 _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.02, 30.0, 0.3, 5.0
 _WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
 _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
-_LOADED = 0.5
-_WAITS = 0.1  # quantile of a collective's times
+_LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -229,7 +228,7 @@ def _solve(
 def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
     """Return the profile with the network that the collectives show, and its figures.
 
-    Inside a node curves are scaled by the factor at each size, between sizes by their logarithms; between
+    Inside a node rates are scaled by the factor at each size, between sizes by their logarithms; between
     nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
     `communication_slowdown`; of a real rank's times most include waiting for others.
     """
@@ -246,7 +245,8 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
         between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
         if nodes == 1:
             wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
-            factors[kind][math.log(wire)] = math.log(network.collective_ns(kind, nbytes, ranks) / ns)
+            known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
+            factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
     for kind, found in factors.items():
         points, sizes = getattr(base.nvlink, kind).points, sorted(found)
         with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
