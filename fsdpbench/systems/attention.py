@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch.compiler.config as compiler_config
+from torch.compiler import config as compiler_config
 from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
