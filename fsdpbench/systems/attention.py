@@ -10,11 +10,11 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch.compiler import config as compiler_config
 from torch.nn import attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.torch_internals import compiler_config
 from fsdpbench.sim.model.profile import ProfileError, load_profile
 from fsdpbench.workloads import Workload
 

@@ -28,7 +28,7 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.keys import KEYS, ProfileError
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
-from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
+from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve, NvlinkProfile
 from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = {
@@ -254,9 +254,8 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
             curve = LinkCurve(
                 tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
             )
-            profile = dataclasses.replace(
-                profile, nvlink=dataclasses.replace(profile.nvlink, **{kind: curve})
-            )
+            links: Any = {**vars(profile.nvlink), kind: curve}
+            profile = dataclasses.replace(profile, nvlink=NvlinkProfile(**links))
             figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0))
     with suppress(UsageError):  # no size shows the bandwidth
         nic = fit_network(between, profile).profile.nic
