@@ -102,6 +102,7 @@ class Simulation:
         jitter: JitterSettings | None = None,
         sanitize: bool = False,
         software: SoftwareProfile | None = None,
+        attention: str = "auto",
         of_models: Mapping[str, Mechanism] = MappingProxyType({}),
     ) -> Simulation:
         """Start (or restart) the simulated device of this process.
@@ -109,8 +110,8 @@ class Simulation:
         Autograd runs on the calling thread from now on. `allocator_conf` defaults to
         `PYTORCH_CUDA_ALLOC_CONF`; without `jitter` kernels are exact and ranks punctual. With `sanitize`
         every use of memory is followed (`sanitizer`). `software` (default: the installed one) stays in place
-        until the next start or `end`, with those of `of_models` that it switches on. Raises
-        `ValueError` for an impossible world.
+        until the next start or `end`, with those of `of_models` that it switches on. `attention`: a value
+        of that setting. Raises `ValueError` for an impossible world.
         """
         _check_world(world_size, gpus_per_node, rank)
         preload()
@@ -124,14 +125,14 @@ class Simulation:
         accelerator.timeline = _make_timeline(accelerator, profile)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf)
         sanitizer = _begin_followers(accelerator, jitter, sanitize)
-        simulation._price(software)
+        simulation._price(software, attention)
         accelerator.forget_run()
         accelerator.collectives_on_own_streams = software.collectives.own_streams
         accelerator.timeline.add_stream()
         if sanitizer is not None:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
-        simulation._begin_plans(None if sanitize else software)
+        simulation._begin_plans(None if sanitize else software, attention)
         accelerator.undo_software = install(software, accelerator, of_models).close
         accelerator.started = True
         if sanitizer is not None:
@@ -140,7 +141,7 @@ class Simulation:
         torch.autograd.set_multithreading_enabled(False)
         return simulation
 
-    def _begin_plans(self, software: SoftwareProfile | None) -> None:
+    def _begin_plans(self, software: SoftwareProfile | None, attention: str) -> None:
         """Clear operators' plans and costs; load those of others, unless `software` is None.
 
         The sanitizer's plans hold more than others' and are not shared.
@@ -148,14 +149,15 @@ class Simulation:
         forget_plans()
         shared = self.accelerator.shared_plans
         if shared is not None:
-            surroundings = (self.profile, software, self.world_size, self.gpus_per_node)
+            surroundings = (self.profile, software, attention, self.world_size, self.gpus_per_node)
             shared.begin(None if software is None else repr(surroundings))
 
-    def _price(self, software: SoftwareProfile) -> None:
+    def _price(self, software: SoftwareProfile, attention: str) -> None:
         """Set the costs of work on this hardware, among so many ranks."""
         accelerator, profile = self.accelerator, self.profile
         accelerator.device_count = self.gpus_per_node
-        accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), self.world_size))
+        applied = software.applied_to(profile, attention)
+        accelerator.kernel_costs = KernelCosts(of_slowest(applied, self.world_size))
         accelerator.cpu_costs = CpuCosts.of(profile)
         accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
         accelerator.host_link_ns = _host_link(profile)

@@ -331,10 +331,8 @@ class Settings:
         "`auto`: what torch takes by itself on that chip. `math` keeps all scores in memory.",
         in_script=True, never_null=True,
         trades=(
-            wins("auto", "a fused kernel, which keeps no scores in memory", of=("math",),
-                fsdp2="no sdpa_kernel(SDPBackend.MATH) around the step"),
-            speeds("auto", "the kernel that torch takes by itself on this chip", of=("efficient", "flex"),
-                fsdp2="no sdpa_kernel(...) around the step"),
+            wins("auto", "keeps no scores in memory", of=("math",), fsdp2="no sdpa_kernel(SDPBackend.MATH)"),
+            speeds("auto", "the kernel that torch takes on this chip", of=("efficient", "flex")),
         ))
     norm: str = row("model", one_of("model", "fused", "composed"),
         "RMSNorm variant: fused (one kernel) or composed (single operators in fp32).",

@@ -50,7 +50,7 @@ class Tells:
     def __init__(self, config: Config, profile: HardwareProfile) -> None:
         self._config = config
         self._profile = profile
-        self._software = load_software(config.software or CURRENT).with_attention(config.settings.attention)
+        self._software = load_software(config.software or CURRENT)
         self._simulation: Simulation | None = None
         self._account: MemoryAccount | None = None
 
@@ -121,8 +121,7 @@ class SimDevice(Tells):
     def __init__(self, config: Config, placement: Placement) -> None:
         assert config.hardware is not None, "a simulated configuration names its hardware"
         self._what_if = config.what_if or WhatIf()
-        profile = load_profile(config.hardware).with_attention(config.settings.attention)
-        super().__init__(config, _with_room(profile, self._what_if.room))
+        super().__init__(config, _with_room(load_profile(config.hardware), self._what_if.room))
         self.torch_device = torch.device("sim", 0)
         self._placement = placement
         self._report_out_of_memory: Callable[[str], None] | None = None
@@ -153,6 +152,7 @@ class SimDevice(Tells):
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
+            attention=self._config.settings.attention,
             of_models=replacements.MECHANISMS,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory

@@ -30,6 +30,7 @@ from scipy.optimize import least_squares
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.lab.calibrate.calibration import Calibration
 from fsdpbench.lab.calibrate.nccl_tests import Point
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
@@ -110,42 +111,23 @@ class NetworkFit:
 
     def write(self, path: Path, base: str) -> None:
         """Write the profile's file on the packaged profile `base`."""
-        before, nic = load_profile(base), self.profile.nic
+        before = load_profile(base)
         measured = {f"nic.{name}" for name in ("gb_s_per_node", "efficiency")} if self.between else set()
         measured |= {"nic.base_us", "nic.protocols"} if _LATENCY in self.fitted else set()
         measured |= {"nic.tree_share"} if _TREE in self.fitted else set()
-        source = f"fitted to {len(self.between) + len(self.inside)} measured collectives (nccl-tests)"
-        tables: dict[str, object] = {
-            "base": base,
-            "name": path.stem,
-            "title": before.title,
-            "source": f"{base}; its network {source}",
-            "gpus_per_node": self.profile.gpus_per_node,
-            "estimated": [key for key in before.estimated if key not in measured],
-        }
+        count = len(self.between) + len(self.inside)
+        source = f"{base}; its network fitted to {count} measured collectives (nccl-tests)"
+        profile = dataclasses.replace(self.profile, name=path.stem, title=before.title, source=source)
+        estimated = tuple(key for key in before.estimated if key not in measured)
+        tables = Calibration(profile, base, tuple(measured), estimated, {}).to_toml_tables()
         if self.inside:
-            tables["runs_use"] = list(self.profile.runs_use)
-        if self.between:
-            tables["nic"] = {
-                "gb_s_per_node": round(nic.gb_s_per_node, 3),
-                "efficiency": nic.efficiency,
-                "base_us": round(nic.base_us, 3),
-                "tree_share": round(nic.tree_share, 4),
-                "protocols": [dataclasses.asdict(protocol) for protocol in nic.protocols],
+            tables["runs_use"] = list(profile.runs_use)
+            collectives = {
+                kind: [{"ranks": c.ranks, "points": c.points} for c in curves]
+                for kind, curves in profile.libraries[LIBRARY].collectives.items()
             }
-            tables["sources"] = {"nic": source}
-        if self.inside:
-            curves = self.profile.libraries[LIBRARY].collectives
-            tables["libraries"] = {
-                LIBRARY: {
-                    "version": LIBRARY,
-                    "source": source,
-                    "collectives": {
-                        kind: [{"ranks": c.ranks, "points": c.points} for c in found]
-                        for kind, found in curves.items()
-                    },
-                }
-            }
+            library = {"version": LIBRARY, "source": source, "collectives": collectives}
+            tables["libraries"] = {LIBRARY: library}
         write_whole(path, to_toml(tables))
         load_profile(path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from functools import partialmethod
@@ -98,11 +97,6 @@ class KernelCosts:
                 seconds = self._attention.seconds(*key)
             found = self._cache[key] = round(seconds * 1e9)
         return found
-
-    @functools.cached_property
-    def of_flex(self) -> KernelCosts:
-        """Return costs whose attention is FlexAttention's."""
-        return KernelCosts(self.profile.with_attention("flex"))
 
     attention_forward_ns = partialmethod(_attention_ns, "forward")
     attention_backward_ns = partialmethod(_attention_ns, "backward")

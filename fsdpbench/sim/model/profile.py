@@ -38,8 +38,7 @@ from fsdpbench.sim.model.sections import (
     StorageProfile,
 )
 
-# Of flash attention 2, forward and backward: FlexAttention's announcement (pytorch.org, August 2024). Other
-# shapes and chips than those may be off by the third.
+# Of flash attention 2, both ways: FlexAttention's announcement (pytorch.org, 2024); how far it may be off.
 _FLEX = (0.9, 0.85, 1.4)
 
 

@@ -94,7 +94,7 @@ class AttentionProfile:
     They are of `kernel`, the one that torch takes by itself. The memory-efficient kernel (masks, biases)
     reaches `efficient_share` of them, the flash-attn package `flash_share`. `backward_traffic`: traffic of
     backward over that of a forward whose keys have as many heads as queries; 0: 2.5 times the forward's own.
-    `doubt`: the factor by which rates that nobody measured may be off.
+    `doubt`: the factor by which rates that were not measured may be off.
     """
 
     forward_tflops: float

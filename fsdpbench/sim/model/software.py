@@ -190,17 +190,15 @@ class SoftwareProfile:
         """Return the keys of `changes` that describe the bench's calls of torch; a script makes its own."""
         return [key for key in _CALLS if key in self.changes]
 
-    def applied_to(self, hardware: HardwareProfile) -> HardwareProfile:
-        """Return `hardware` with the rates that this software reaches on it."""
+    def applied_to(self, hardware: HardwareProfile, attention: str = "auto") -> HardwareProfile:
+        """Return `hardware` with the rates that this software reaches on it; those of its own kernel of
+        attention do not count where `attention` names another."""
+        hardware = hardware.with_attention(attention)
         hardware = hardware.with_older_kernels() if self.kernels.older else hardware
-        own = self.attention
-        attention = hardware.attention.times(own.forward_rate, own.backward_rate)
-        return dataclasses.replace(hardware, attention=attention)
-
-    def with_attention(self, kernel: str) -> SoftwareProfile:
-        """Return it without the rates of its own kernel of attention, unless `kernel` is `auto`."""
-        own = dataclasses.replace(self.attention, forward_rate=1.0, backward_rate=1.0)
-        return self if kernel == "auto" else dataclasses.replace(self, attention=own)
+        if attention != "auto":
+            return hardware
+        rates = self.attention.forward_rate, self.attention.backward_rate
+        return dataclasses.replace(hardware, attention=hardware.attention.times(*rates))
 
     def _values(self) -> Iterator[tuple[str, Any, Any]]:
         """Yield every key with its value and its default."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from fsdpbench.base.files.documents import to_toml
 from fsdpbench.cli.commands.calibrate import calibrate_from_traces
 from fsdpbench.lab.calibrate.from_trace import fit_trace, read_samples
 from fsdpbench.sim.model.kernel_costs import KernelCosts
+from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, parse_profile
+from fsdpbench.sim.model.sections import LinkCurve
 
 EXCERPT = Path(__file__).parent / "data" / "llama_h200.json.gz"
 OPERATORS = ["--activation-checkpointing", "op"]
@@ -64,11 +67,78 @@ def check(fsdpbench: Any, truth: str, base: str, others: list[list[str]], folder
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("truth", "base"), [("h200", "h100-80gb"), ("h200", "h100-80gb-cuda13"), ("h100-80gb", "h200")]
 )
 def test_many_other_settings(fsdpbench: Any, truth: str, base: str, tmp_path: Path) -> None:
     check(fsdpbench, truth, base, OTHERS, tmp_path)
+
+
+SLOWER_NODE = """
+base = "h100-80gb"
+name = "truth"
+source = "a test"
+[nvlink]
+base_us = 8
+all_gather = { points = [[57340, 9], [458800, 40], [1835000, 80], [7.34e6, 130], [4.698e8, 190]] }
+reduce_scatter = { points = [[57340, 9], [458800, 40], [1835000, 80], [7.34e6, 120], [4.698e8, 180]] }
+"""
+SLOWER_NETWORK = (
+    'base = "h100-80gb"\nname = "truth"\nsource = "a test"\n[nic]\ngb_s_per_node = 90\nbase_us = 40\n'
+)
+OF_MANY = [
+    ["--model", "gpt-1.3b", "--batch", "2", "--system", "torch-fsdp2"],
+    ["--model", "gpt-350m", "--batch", "16", "--seq", "512", "--system", "impl-fsdp2"],
+    ["--model", "gpt-350m", "--batch", "2", "--set", "wrap=every-4", "--system", "torch-fsdp2"],
+]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("text", "gpus"), [(SLOWER_NODE, "8"), (SLOWER_NETWORK, "16")])
+def test_a_trace_of_many_gpus_calibrates_their_network(
+    fsdpbench: Any, text: str, gpus: str, tmp_path: Path
+) -> None:
+    (tmp_path / "truth.toml").write_text(text)
+    many = ["--gpus", gpus]
+    traced = [*many, "--model", "gpt-350m", "--batch", "4", "--system", "torch-fsdp2"]
+    _, folder = run(fsdpbench, tmp_path / "truth.toml", traced, tmp_path / "traced")
+    done = fsdpbench(
+        "calibrate", "--from-trace", str(folder), "--base", "h100-80gb", "-o", str(tmp_path / "mine.toml")
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for number, words in enumerate(OF_MANY):
+        wanted, found, off = (
+            run(fsdpbench, hardware, [*many, *words], tmp_path / f"{number}-{place}")[0]
+            for place, hardware in enumerate((tmp_path / "truth.toml", tmp_path / "mine.toml", "h100-80gb"))
+        )
+        assert found == pytest.approx(wanted, rel=0.03), words
+        assert off != pytest.approx(wanted, rel=0.05), words
+
+
+def test_collectives_of_a_trace_give_the_network_of_other_sizes_and_ranks() -> None:
+    """Some waited for others, which counts for nothing; where a kind is not shown its curve stays."""
+    base = load_profile("h200")
+    halved = tuple((wire, rate / 2) for wire, rate in base.nvlink.all_gather.points)
+    links = dataclasses.replace(base.nvlink, all_gather=LinkCurve(halved))
+    nic = dataclasses.replace(base.nic, gb_s_per_node=120.0, base_us=35.0)
+    truth = Network(dataclasses.replace(base, nvlink=links, nic=nic), 16, 8)
+    samples = read_samples([EXCERPT])
+    samples.ranks = 16
+    for nbytes in (1 << 20, 40 << 20, 600 << 20):
+        for ranks in (8, 16):
+            ns = truth.collective_ns("all_gather", nbytes, range(ranks))
+            key = "all_gather", nbytes, tuple(range(ranks))
+            samples.collectives[key] = [(ns, 0.0), (ns, 0.0), (ns, 0.0), (9 * ns, 0.0)]
+    found, _, _ = fit_trace(samples, "h200", "mine", "a test")
+    mine = parse_profile(to_toml(found.to_toml_tables()), "mine")
+    network = Network(mine, 16, 8)
+    for nbytes, ranks in ((8 << 20, 8), (200 << 20, 8), (100 << 20, 4), (8 << 20, 16), (200 << 20, 16)):
+        wanted = truth.collective_ns("all_gather", nbytes, range(ranks))
+        assert network.collective_ns("all_gather", nbytes, range(ranks)) == pytest.approx(wanted, rel=0.07)
+    assert mine.nvlink.reduce_scatter == base.nvlink.reduce_scatter
+    assert "nvlink.reduce_scatter" in mine.estimated
 
 
 def edited(change: Callable[[dict[str, Any]], None], path: Path) -> Path:

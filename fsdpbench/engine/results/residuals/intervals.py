@@ -31,7 +31,13 @@ from fsdpbench.engine.results.residuals.widths import (
 )
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.result import PeakMemory, Result
-from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers, profile_names
+from fsdpbench.sim.model.profile import (
+    HardwareProfile,
+    ProfileError,
+    load_profile,
+    profile_layers,
+    profile_names,
+)
 from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
@@ -54,8 +60,9 @@ def interval_of(config: Config, result: Result) -> JsonObject | None:
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
     time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
     time = time.with_network(result.network_share or 0.0, config.gpus, is_measured(config.hardware or ""))
-    if (doubt := _doubt(config)) > 1:
-        log = math.hypot(time.log, math.log(doubt))
+    _, chip = _machine(config.hardware or "", _stamp(config.hardware))
+    if chip is not None and (doubt := chip.with_attention(config.settings.attention).attention.doubt) > 1:
+        log = math.hypot(time.log, math.log(doubt))  # as if the step were nothing else
         time = dataclasses.replace(time, log=log, because=(*time.because, Unknown.ATTENTION))
     because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
     low, high = time.around(step)
@@ -119,17 +126,6 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     return tuple(found)
 
 
-def _doubt(config: Config) -> float:
-    """Return the factor by which the step may be off for its kernel of attention, were it all of the step."""
-    kernel = config.settings.attention
-    if kernel in ("auto", "math") or not config.hardware:
-        return 1.0
-    try:
-        return load_profile(config.hardware).with_attention(kernel).attention.doubt
-    except ProfileError:
-        return 1.0
-
-
 def is_measured(hardware: str) -> bool:
     """Return whether the network is that of a file of the user's own (`calibrate` writes such)."""
     layers, _ = _machine(hardware, _stamp(hardware))
@@ -179,7 +175,8 @@ def _memory(
     # that of software without runs.
     stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
     of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
-    _, usable = _machine(config.hardware or "", _stamp(config.hardware))
+    _, chip = _machine(config.hardware or "", _stamp(config.hardware))
+    usable = None if chip is None else chip.usable_memory_bytes
     found: dict[str, list[int]] = {}
     risky = False
     for kind in _PEAKS:
@@ -193,10 +190,10 @@ def _memory(
 
 
 @functools.lru_cache(maxsize=64)
-def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], int | None]:
-    """Return layers of a profile and the bytes of its allocator, read again when its file changes."""
+def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], HardwareProfile | None]:
+    """Return a profile and its layers, read again when its file changes."""
     try:
-        return profile_layers(hardware), load_profile(hardware).usable_memory_bytes
+        return profile_layers(hardware), load_profile(hardware)
     except ProfileError:
         return [], None
 

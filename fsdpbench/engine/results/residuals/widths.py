@@ -154,7 +154,7 @@ class Unknown(StrEnum):
     SYSTEM = "no published run of this system"
     SOFTWARE = "no published run of this software"
     MODEL = "no published run of this kind of model, optimizer and dtype is known in full"
-    ATTENTION = "nobody published the rates of this kernel of attention on this chip"
+    ATTENTION = "no published rates of this kernel of attention on this chip"
     UNMEASURED = "network between nodes not measured: fsdpbench calibrate --nccl-tests narrows it"
     COMPILED = "no compiled run could be compared"
     MEMORY = "memory is full: the allocator retries"

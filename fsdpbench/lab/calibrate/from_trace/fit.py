@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from scipy.optimize import least_squares
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
+from fsdpbench.lab.calibrate.nccl_tests import Point
+from fsdpbench.lab.calibrate.network_fit import fit_network
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.kernel_costs import KernelCosts
-from fsdpbench.sim.model.keys import KEYS
+from fsdpbench.sim.model.keys import KEYS, ProfileError
+from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
-from fsdpbench.sim.model.sections import DTYPES, GIB
+from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve, NvlinkProfile
 from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = {
@@ -39,7 +43,8 @@ _GROUPS = (("bandwidth.efficiency", "bandwidth", "compute"), ("gemm",), ("attent
 _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.02, 30.0, 0.3, 5.0
 _WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
 _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
-_LOADED = 0.5
+_LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Cali
             why = f"{busy}its clock is not that of steady training"
             fitted, found = profile, [dataclasses.replace(each, stays=each.stays or why) for each in found]
         profile, figures = fitted, figures + found
+    profile, links = _links(samples, profile)
+    figures += links
     unmatched = samples.unmatched / max(1, samples.busy)
     missing = f"{unmatched:.0%} of the kernels' time is of operators without shapes (record_shapes=True)"
     taken = {each.key for each in figures if not each.stays}
@@ -214,6 +221,47 @@ def _solve(
     start = np.clip(now, least, 0.99 * most)
     found = least_squares(weighted, start, bounds=(least, most), x_scale=now, diff_step=0.01)
     return dict(zip(effects, found.x.tolist(), strict=True))
+
+
+def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the profile with the network that the collectives show, and its figures.
+
+    Inside a node rates are scaled by the factor at each size, between sizes by their logarithms; between
+    nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
+    `communication_slowdown`; of a real rank's times most include waiting for others.
+    """
+    network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
+    slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
+    factors: dict[str, dict[float, float]] = {kind: {} for kind in _COLLECTIVES}
+    between, counts, profile = list[Point](), Counter[str](), base
+    for (kind, nbytes, ranks), times in samples.collectives.items():
+        alone = [ns * (1 - share + share / slowed) for ns, share in times]
+        ns, nodes = np.quantile(alone, 0.5 if samples.simulated else _WAITS), len({r // node for r in ranks})
+        if kind not in factors or len(times) < fewest or nodes not in (1, len(ranks) / node):
+            continue
+        counts[kind if nodes == 1 else "nic"] += len(times)
+        between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
+        if nodes == 1:
+            wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
+            known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
+            factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
+    for kind, found in factors.items():
+        points, sizes = getattr(base.nvlink, kind).points, sorted(found)
+        with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
+            by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
+            curve = LinkCurve(
+                tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
+            )
+            links: Any = {**vars(profile.nvlink), kind: curve}
+            profile = dataclasses.replace(profile, nvlink=NvlinkProfile(**links))
+            figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0))
+    with suppress(UsageError):  # no size shows the bandwidth
+        nic = fit_network(between, profile).profile.nic
+        for key in ("gb_s_per_node", "efficiency", "base_us"):
+            now = getattr(base.nic, key), getattr(nic, key)
+            figures += [Figure(f"nic.{key}", *now, counts["nic"], 0.0)] * (now[0] != now[1])
+        profile = dataclasses.replace(profile, nic=nic)
+    return profile, figures
 
 
 def _most(profile: HardwareProfile, key: str) -> float:

@@ -24,8 +24,9 @@ import torch
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.torch_internals import dispatch_has_kernel_for_dispatch_key
 from fsdpbench.reports.analysis import intervals
-from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.activity import Activity, Work, find_activity, group_ranks
 from fsdpbench.reports.analysis.analyze import find_traces
+from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
 from fsdpbench.reports.analysis.units import NOTHING, fsdp_spans, index_spans
 from fsdpbench.reports.readers import OperatorCall, Trace, read_trace
 from fsdpbench.reports.readers.trace import Category, Int64, dtype_from_input_type
@@ -47,13 +48,7 @@ _CUDNN = {
     f"{_ATTENTION}cudnn_attention_backward": partial(attention_backward, causal_at=14),
 }
 _UNREADABLE = (
-    RuntimeError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
+    *(RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError, AttributeError),
     SyntaxError,
 )
 _ALONE = 0.01
@@ -71,7 +66,8 @@ class Sample:
 @dataclass
 class Samples:
     """Findings in traces of one machine, in ns: `unmatched` of `busy` is of kernels without an operator of
-    known inputs; for `working` of `span` the device did anything."""
+    known inputs; for `working` of `span` the device did anything. `collectives`: ns, and the share of it
+    beside computation, by kind, bytes and ranks."""
 
     device: str = ""
     memory: int = 0
@@ -79,6 +75,7 @@ class Samples:
     ranks: int = 1
     traces: int = 0
     operators: dict[tuple[str, OperatorCall], Sample] = field(default_factory=dict)
+    collectives: dict[tuple[str, int, tuple[int, ...]], list[tuple[int, float]]] = field(default_factory=dict)
     unmatched: int = 0
     busy: int = 0
     working: int = 0
@@ -94,7 +91,9 @@ def read_samples(paths: Sequence[Path]) -> Samples:
         if not len(trace.rows(Category.KERNEL)):
             raise UsageError(f"--from-trace {trace.path}: shows no kernel of a GPU (ProfilerActivity.CUDA)")
         _identify(found, trace)
-        _operators(found, trace)
+        activity = find_activity(trace, fsdp_spans(trace))
+        _operators(found, trace, activity.work)
+        _collectives(found, trace, activity)
     return found
 
 
@@ -130,9 +129,9 @@ def _outermost(trace: Trace) -> Int64:
     return np.array(found, np.int64)
 
 
-def _operators(found: Samples, trace: Trace) -> None:
+def _operators(found: Samples, trace: Trace, work: Work) -> None:
     """Add the calls whose kernels all ran alone on the device."""
-    events, work, tops = trace.events, find_activity(trace, fsdp_spans(trace)).work, _outermost(trace)
+    events, tops = trace.events, _outermost(trace)
     whole = intervals.of(work.start, work.end)
     found.working += whole.length()
     found.span += int(whole.end[-1] - whole.start[0]) if len(whole) else 0
@@ -160,13 +159,25 @@ def _operators(found: Samples, trace: Trace) -> None:
         sample.kernels += int(counts[number])
 
 
+def _collectives(found: Samples, trace: Trace, activity: Activity) -> None:
+    """Add the collectives of known bytes and ranks."""
+    table, everybody = activity.collectives, tuple(range(found.ranks))
+    beside = intervals.covered(activity.computation, table.work.start, table.work.end).tolist()
+    for at in np.flatnonzero(table.leads & (table.message > 0)).tolist():
+        info = trace.collectives.get(int(table.work.row[at]))
+        whole = everybody if info is not None and info.group_size == found.ranks else ()
+        ranks, ns = (info and group_ranks(info)) or whole, int(table.work.end[at] - table.work.start[at])
+        if len(ranks) > 1 and ns > 0:
+            key = COLLECTIVE_TYPES[table.kind[at]].value, int(table.message[at]), ranks
+            found.collectives.setdefault(key, []).append((ns, beside[at] / ns))
+
+
 @lru_cache(maxsize=4096)
 def _overloads(name: str) -> tuple[Any, ...]:
     """Return the overloads of an operator that a device runs as one and that has a price of its own."""
     namespace, _, short = name.partition("::")
-    packet: Any = (
-        getattr(torch.ops.aten, short, None) if namespace == "aten" and short.isidentifier() else None
-    )
+    is_known = namespace == "aten" and short.isidentifier()
+    packet: Any = getattr(torch.ops.aten, short, None) if is_known else None
     if not hasattr(packet, "overloads") or short in FAMILIES["only geometry"]:
         return ()
     return tuple(each for each in (getattr(packet, each) for each in packet.overloads()) if _is_priced(each))

@@ -78,8 +78,11 @@ def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def cache_tag(captures: bool) -> str:
-    """Return a plan's dependencies beside the graph, torch and its settings: sources, the GPU, capturing."""
-    return f"simulated {of_compiler()} {properties()}{' captured' if captures else ''}"
+    """Return a plan's dependencies beside the graph, torch and its settings: sources, the GPU, kernels of
+    attention that are on, capturing."""
+    sdp = torch.backends.cuda
+    on = sdp.flash_sdp_enabled(), sdp.mem_efficient_sdp_enabled(), sdp.cudnn_sdp_enabled()
+    return f"simulated {of_compiler()} {properties()} {on}{' captured' if captures else ''}"
 
 
 _NAMES = """

@@ -67,7 +67,8 @@ def _flex(call: Call, costs: KernelCosts, *, backward: bool) -> OperatorCost:
     dtype = compute_type(query.dtype)
     rule = attention_backward if backward else attention_forward
     args = (query, query, key, value) if backward else (query, key, value)
-    dense = rule(call._replace(args=args, kwargs={}), costs.of_flex, causal_at=99)
+    costs = KernelCosts(costs.profile.with_attention("flex"))
+    dense = rule(call._replace(args=args, kwargs={}), costs, causal_at=99)
     duration = round(dense.duration_ns * call.args[-1])
     name = f"triton_flex_{'bwd' if backward else 'fwd'}_{dtype}"
     return OperatorCost(name, duration, dense.workspace_bytes)
