@@ -35,10 +35,14 @@ _END = "end of the step"
 FIRST, AGAIN = 100, 15  # what calls weigh, in hundredths
 
 
-class _Counted(dict[CodeType, int]):
-    """Whether a function is the program's. Comprehensions are calls in some versions of Python alone."""
+class _Counted(dict[int, tuple[int, CodeType]]):
+    """Whether functions are the program's, by the addresses of their code, which Dynamo makes without a hash.
 
-    def __missing__(self, code: CodeType) -> int:
+    Comprehensions are calls in some versions of Python alone.
+    """
+
+    def add(self, code: CodeType) -> tuple[int, CodeType]:
+        """Judge a function that is met for the first time."""
         name, file = code.co_name, code.co_filename
         if code.co_flags & _GENERATORS or name in _MODULE_CALLS or file.startswith(("<", *_OF_PLANNING)):
             counted = False
@@ -46,8 +50,8 @@ class _Counted(dict[CodeType, int]):
             counted = file.startswith(_OF_PROGRAMS)
         else:
             counted = _INSTALLED in file or not file.startswith(_STANDARD)
-        self[code] = int(counted and (name == "<lambda>" or not name.startswith("<")))
-        return self[code]
+        self[id(code)] = int(counted and (name == "<lambda>" or not name.startswith("<"))), code
+        return self[id(code)]
 
 
 class PythonCalls:
@@ -59,7 +63,8 @@ class PythonCalls:
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
         self._counted = _Counted()
-        self._called: set[CodeType] = set()
+        self._called: set[int] = set()
+        self._thread = 0  # none's, before the first step
         self.forget()
 
     def forget(self) -> None:
@@ -112,9 +117,10 @@ class PythonCalls:
         self._previous: Any = sys.getprofile()
 
         def called(frame: Any, event: str, argument: Any) -> None:
-            if event == "call" and counted[frame.f_code]:
-                self.calls += AGAIN if frame.f_code in known else FIRST
-                known.add(frame.f_code)
+            code = frame.f_code
+            if event == "call" and (counted.get(id(code)) or counted.add(code))[0]:
+                self.calls += AGAIN if id(code) in known else FIRST
+                known.add(id(code))
 
         self._function = called
         sys.setprofile(called)
