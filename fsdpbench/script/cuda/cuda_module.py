@@ -108,8 +108,7 @@ class _Ranges:
             self._accelerator.trace.annotation(name, start, self._accelerator.timeline.cpu)
         return len(self._open)
 
-    def rangeStartA(self, name: str) -> int:  # noqa: N802
-        return self.rangePushA(name)
+    rangeStartA = rangePushA  # noqa: N815
 
     def rangeEnd(self, handle: int) -> None:  # noqa: N802
         if self._open:

@@ -43,13 +43,15 @@ def computed(
         return False
     stores: dict[int, torch.Tensor] = {}
     for tensor in taken:
-        is_written = any(tensor is each for each in written)
-        numbers = whole_numbers(tensor)
-        if numbers is None and is_written and name == "copy_":
-            numbers = _overwritten(tensor)
-        if numbers is None:
+        fills = (
+            name == "copy_"
+            and tensor is args[0]
+            and record_of(tensor.untyped_storage()).nbytes == tensor.nbytes
+        )
+        numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if fills else whole_numbers(tensor)
+        if numbers is None or tensor.is_floating_point():
             return False
-        stores[id(tensor.untyped_storage())] = numbers.clone() if is_written else numbers
+        stores[id(tensor.untyped_storage())] = numbers.clone() if written else numbers
 
     def twin(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -69,15 +71,6 @@ def computed(
     values = found if isinstance(found, (list, tuple)) else [found]
     kept = [_keep(result, value) for result, value in zip(results, values, strict=True)]
     return all(kept)
-
-
-def _overwritten(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a row for the numbers of a storage that `tensor` fills; None if it does not, or is not whole."""
-    record = record_of(tensor.untyped_storage())
-    nbytes = tensor.numel() * tensor.element_size()
-    if record is None or tensor.is_floating_point() or tensor.is_complex() or record.nbytes != nbytes:
-        return None
-    return torch.zeros(tensor.numel(), dtype=tensor.dtype)
 
 
 def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
