@@ -1,15 +1,12 @@
-"""Functions of `torch._C` that torch's builds without CUDA lack, for torch's own code and for libraries.
-
-`extension.toml` says which are functions of `torch.cuda`, settings that are only kept, fixed answers, or
-refused by name. The rest is here.
-"""
+"""Functions of `torch._C` that torch's builds without CUDA lack: `extension.toml` says which are functions of
+`torch.cuda`, settings that are only kept, fixed answers, or refused by name."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter, setitem
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +31,14 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
     table: Any = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     cuda, kept = torch.cuda, {getter: value for getter, (_, value) in table["kept"].items()}
     made: dict[str, Callable[..., Any]] = {
-        "getArchFlags": lambda: " ".join(cuda.get_arch_list()),
         "getCurrentRawStream": lambda device: cuda.current_stream(device).cuda_stream,
         "getCurrentStream": lambda device: _NUMBERS(cuda.current_stream(device)),
         "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
         "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
-        "memoryStats": _nested_statistics,
         "sleep": partial(_spin, accelerator),
         **{name: partial(_call, public) for name, public in table["public"].items()},
         **{name: partial(lambda name, *_: kept[name], name) for name in kept},
-        **{
-            pair[0]: partial(lambda name, to, *_: setitem(kept, name, to), name)
-            for name, pair in table["kept"].items()
-        },
+        **{pair[0]: partial(_keep, kept, name) for name, pair in table["kept"].items()},
         **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
         **dict.fromkeys(table["nothing"], lambda *_: None),
         **{name: refusal(f"torch._C._cuda_{name}", out) for name, out in table["refused"].items()},
@@ -61,16 +53,8 @@ def _call(public: str, *args: Any, **kwargs: Any) -> Any:
     return attrgetter(public)(torch.cuda)(*args, **kwargs)
 
 
-def _nested_statistics(device: int) -> Any:
-    """Return counters of the allocator named "a.b.c" as dictionaries in dictionaries."""
-    whole: Any = {}
-    for name, value in torch.cuda.memory_stats(device).items():
-        *outer, last = name.split(".")
-        place = whole
-        for part in outer:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return whole
+def _keep(kept: Any, name: str, value: Any, *rest: Any) -> None:
+    kept[name] = value
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

@@ -28,7 +28,7 @@ _NO_COUNTERPART = {
     "invoke_subgraph": (
         "a region that is compiled once (torch.compiler.nested_compile_region)",
         "call the function as it is: graphs that are alike are lowered once here",
-    ),
+    )
 }
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
 _TORCH = str(Path(torch.__file__).parent)

@@ -19,15 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import (
-    Choice,
-    Chosen,
-    Listed,
-    Share,
-    forget,
-    is_on_device,
-    record_of,
-)
+from fsdpbench.sim.torch_device.tensors import Choice, Chosen, Listed, Share, forget, is_on_device, record_of
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result has what all of their tensors have in common."""

@@ -1,10 +1,8 @@
 """Whole numbers that came from the host stay known: operators on them are computed on the host beside.
 
-    labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
-    counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
-    labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
-
-All tensors of the call must be known and whole. What is written holds numbers of the host from then on.
+labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
+counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
+labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
 """
 
 from __future__ import annotations
@@ -43,13 +41,10 @@ def computed(
         return False
     stores: dict[int, torch.Tensor] = {}
     for tensor in taken:
-        fills = (
-            name == "copy_"
-            and tensor is args[0]
-            and record_of(tensor.untyped_storage()).nbytes == tensor.nbytes
-        )
-        numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if fills else whole_numbers(tensor)
-        if numbers is None or tensor.is_floating_point():
+        record = record_of(tensor.untyped_storage())
+        is_filled = name == "copy_" and tensor is args[0] and record and record.nbytes == tensor.nbytes
+        numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if is_filled else whole_numbers(tensor)
+        if numbers is None or tensor.is_floating_point() or tensor.is_complex():
             return False
         stores[id(tensor.untyped_storage())] = numbers.clone() if written else numbers
 
