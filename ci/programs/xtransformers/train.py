@@ -12,9 +12,10 @@ decoder = Decoder(
     dim=512, depth=6, heads=8, rotary_pos_emb=True, attn_flash=True, attn_kv_heads=2, ff_glu=True,
     ff_swish=True, use_rmsnorm=True,
 )  # fmt: skip
-model = AutoregressiveWrapper(TransformerWrapper(num_tokens=8192, max_seq_len=1024, attn_layers=decoder)).cuda()
+words = TransformerWrapper(num_tokens=8192, max_seq_len=1024, attn_layers=decoder)
+model = AutoregressiveWrapper(words).cuda()
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-for block in decoder.layers:
+for _, block, _ in decoder.layers:
     fully_shard(block, mp_policy=policy)
 fully_shard(model, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)

@@ -101,24 +101,15 @@ def map_host(notes: set[str]) -> None:
 def _map_module(local_rank: int) -> None:
     """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
     answers = {
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": True,
-        "is_current_stream_capturing": False,
-        "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
-        "current_device": local_rank,
-        "current_stream": _Stream(),
-        "default_stream": _Stream(),
-        "stream": contextlib.nullcontext(),
-        "get_rng_state": torch.empty(0, dtype=torch.uint8),
-        "get_rng_state_all": [],
-        "get_device_name": _Properties.name,
-        "get_device_capability": (9, 0),
+        "is_available": True, "is_initialized": True, "is_bf16_supported": True,
+        "is_current_stream_capturing": False, "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
+        "current_device": local_rank, "current_stream": _Stream(), "default_stream": _Stream(),
+        "stream": contextlib.nullcontext(), "get_rng_state": torch.empty(0, dtype=torch.uint8),
+        "get_rng_state_all": [], "get_device_name": _Properties.name, "get_device_capability": (9, 0),
         "get_device_properties": _Properties(),
         "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
-        "memory_stats": collections.defaultdict(int),
-        "memory_summary": "",
-    }
+        "memory_stats": collections.defaultdict(int), "memory_summary": "",
+    }  # fmt: skip
     for name, function in vars(torch.cuda).copy().items():
         if inspect.isfunction(function) and not name.startswith("_"):
             replace(torch.cuda, **{name: _answering(answers.get(name, 0))})

@@ -235,7 +235,7 @@ def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:
 
 
 def test_states_that_were_gathered_are_freed_with_their_optimizer() -> None:
-    """torch's FSDP1 with original parameters: those of other ranks follow from this one's, without holding it."""
+    """torch's FSDP1 with original parameters: other ranks' follow from this one's, without holding it."""
     from device_training import TinyGPT, start, wrap
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -94,7 +94,7 @@ _FORWARD, _BACKWARD = moves("reduction"), moves("reduction", reread=True)
 
 
 def batch_norm(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Price ATen's batch norm of 16 bits in training and its backward: sums, then the result; others by bytes.
+    """Price ATen's batch norm of 16 bits in training and its backward: sums, then the result; else by bytes.
 
     Sums are of a block for each channel; with channels last they are divided among blocks.
     """
