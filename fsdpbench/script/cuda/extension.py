@@ -29,7 +29,8 @@ def extend(accelerator: Accelerator) -> None:
 def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
     """Return the functions by their names in `torch._C`."""
     table: Any = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    cuda, kept = torch.cuda, {getter: value for getter, (_, value) in table["kept"].items()}
+    pairs = table["kept"].items()
+    cuda, kept = torch.cuda, {getter: value for getter, (_, value) in pairs}
     made: dict[str, Callable[..., Any]] = {
         "getCurrentRawStream": lambda device: cuda.current_stream(device).cuda_stream,
         "getCurrentStream": lambda device: _NUMBERS(cuda.current_stream(device)),
@@ -38,7 +39,7 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         "sleep": partial(_spin, accelerator),
         **{name: partial(_call, public) for name, public in table["public"].items()},
         **{name: partial(lambda name, *_: kept[name], name) for name in kept},
-        **{pair[0]: partial(_keep, kept, name) for name, pair in table["kept"].items()},
+        **{put: partial(lambda name, to, *_: kept.update({name: to}), name) for name, (put, _) in pairs},
         **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
         **dict.fromkeys(table["nothing"], lambda *_: None),
         **{name: refusal(f"torch._C._cuda_{name}", out) for name, out in table["refused"].items()},
@@ -51,10 +52,6 @@ _NUMBERS = attrgetter("stream_id", "device_index", "device_type")
 
 def _call(public: str, *args: Any, **kwargs: Any) -> Any:
     return attrgetter(public)(torch.cuda)(*args, **kwargs)
-
-
-def _keep(kept: Any, name: str, value: Any, *rest: Any) -> None:
-    kept[name] = value
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

@@ -119,15 +119,10 @@ def _map_module(local_rank: int) -> None:
     replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
     hide_accelerator()
     replace(
-        torch.accelerator,
-        current_device_index=torch.cuda.current_device,
-        set_device_index=_nothing,
-        device_count=torch.cuda.device_count,
-        is_available=torch.cuda.is_available,
-        current_accelerator=_answering(torch.device(_HOST)),
-        current_stream=torch.cuda.current_stream,
-        synchronize=_nothing,
-    )
+        torch.accelerator, current_device_index=torch.cuda.current_device, set_device_index=_nothing,
+        device_count=torch.cuda.device_count, is_available=torch.cuda.is_available, synchronize=_nothing,
+        current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
+    )  # fmt: skip
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)

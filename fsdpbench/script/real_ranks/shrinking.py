@@ -25,19 +25,14 @@ _WIDTHS = re.compile(
 _HEADS = re.compile(r"(?:\w+_)?(?:n_?)?(?:kv_|key_value_|q_)?heads?", re.IGNORECASE)
 _HEAD_DIM = re.compile(r"(?:\w+_)?head_(?:dim|size)", re.IGNORECASE)
 _MOST = {
-    re.compile(r"(?:\w+_)?(?:layers?|blocks?|depth)", re.IGNORECASE): 2,
-    re.compile(r"(?:\w+_)?vocab(?:_?size)?", re.IGNORECASE): 512,
-    re.compile(
-        r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)",
-        re.IGNORECASE,
-    ): 32,
-    re.compile(r"(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
-    re.compile(r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", re.IGNORECASE): 6,
-    re.compile(
-        r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)",
-        re.IGNORECASE,
-    ): 1,
-}
+    re.compile(names, re.IGNORECASE): most for names, most in (
+        (r"(?:\w+_)?(?:layers?|blocks?|depth)", 2), (r"(?:\w+_)?vocab(?:_?size)?", 512),
+        (r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)", 32),
+        (r"(?:\w+_)?(?:batch|batch_size|bs)", 4),
+        (r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", 6),
+        (r"(?:save|checkpoint|ckpt|eval|validate|val|evaluation)_(?:every|interval|freq|steps|iters)", 1),
+    )
+}  # fmt: skip
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
 """Blocks that stay of a list of more than a few."""

@@ -64,8 +64,7 @@ def computed(
             mark(each, Listed(stores[id(each.untyped_storage())]))
         return True
     values = found if isinstance(found, (list, tuple)) else [found]
-    kept = [_keep(result, value) for result, value in zip(results, values, strict=True)]
-    return all(kept)
+    return min(_keep(result, value) for result, value in zip(results, values, strict=True))
 
 
 def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
