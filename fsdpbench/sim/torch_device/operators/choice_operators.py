@@ -53,8 +53,7 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
-        numbers = placed(known.values, mask).nonzero()
-        mark(places, Listed(numbers.t().reshape(-1)))
+        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
     elif rows == mask.numel() == len(mask):
         mark(places, Listed(torch.arange(rows)))
     return places
