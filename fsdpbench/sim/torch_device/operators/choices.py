@@ -94,8 +94,8 @@ def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the numbers of a tensor that came from the host, or a part of them; None for others."""
     listed = choice_of(tensor)
-    is_whole = isinstance(listed, Listed) and not (tensor.is_floating_point() or tensor.is_complex())
-    return placed(listed.values, tensor) if is_whole else None
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return placed(listed.values, tensor) if isinstance(listed, Listed) and is_whole else None
 
 
 def followed_choice(
