@@ -25,15 +25,8 @@ _STARTERS = ("accelerate.commands.launch", "deepspeed.launcher.", "composer.cli.
 """Modules, also run as `__main__`, that start workers by `subprocess.Popen`."""
 _PROGRAMS = ("python", "torchrun")
 _COUNTS = (
-    "nproc",
-    "nnodes",
-    "num_processes",
-    "num_machines",
-    "num_gpus",
-    "num_nodes",
-    "config_file",
-    "devices",
-)
+    "nproc", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file", "devices",
+)  # fmt: skip
 
 
 class OtherWorldError(ValueError):

@@ -83,12 +83,9 @@ def _map_submodules(accelerator: Accelerator) -> None:
     replace(torch.version, cuda=_CUDA_VERSION)
     replace(torch.backends.cuda, is_flash_attention_available=lambda: True)
     replace(
-        torch.accelerator,
-        is_available=lambda: True,
-        device_count=torch.cuda.device_count,
-        current_device_index=torch.cuda.current_device,
-        set_device_index=torch.cuda.set_device,
-    )
+        torch.accelerator, is_available=lambda: True, device_count=torch.cuda.device_count,
+        current_device_index=torch.cuda.current_device, set_device_index=torch.cuda.set_device,
+    )  # fmt: skip
 
 
 class _Ranges:
@@ -108,8 +105,7 @@ class _Ranges:
             self._accelerator.trace.annotation(name, start, self._accelerator.timeline.cpu)
         return len(self._open)
 
-    def rangeStartA(self, name: str) -> int:  # noqa: N802
-        return self.rangePushA(name)
+    rangeStartA = rangePushA  # noqa: N815
 
     def rangeEnd(self, handle: int) -> None:  # noqa: N802
         if self._open:
@@ -138,11 +134,8 @@ def _is_capturing(accelerator: Accelerator) -> bool:
     return True
 
 
-_RUNTIME = types.SimpleNamespace(
-    **dict.fromkeys(
-        ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister"), lambda *args: 0
-    )
-)
+_CALLS_OF_RUNTIME = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
+_RUNTIME = types.SimpleNamespace(**dict.fromkeys(_CALLS_OF_RUNTIME, lambda *args: 0))
 """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
 memory. All of the host's memory is taken for pinned."""
 _ONLY_CUDA_PRIVATE: dict[str, Any] = {

@@ -1,15 +1,12 @@
-"""Functions of `torch._C` that torch's builds without CUDA lack, for torch's own code and for libraries.
-
-`extension.toml` says which are functions of `torch.cuda`, settings that are only kept, fixed answers, or
-refused by name. The rest is here.
-"""
+"""Functions of `torch._C` that torch's builds without CUDA lack: `extension.toml` says which are functions of
+`torch.cuda`, settings that are only kept, fixed answers, or refused by name."""
 
 from __future__ import annotations
 
-import functools
-import operator
 import tomllib
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +18,40 @@ from fsdpbench.sim.torch_device.accelerator import Accelerator
 from fsdpbench.sim.torch_device.operators.plans import Plan, carry_out
 from fsdpbench.sim.torch_device.prices import OperatorCost
 
-_PREFIX = "_cuda_"
-
 
 def extend(accelerator: Accelerator) -> None:
     """Give `torch._C` the functions that it lacks."""
-    extension = find("c_extension")
     for name, function in functions(accelerator).items():
-        if not hasattr(extension, _PREFIX + name):
-            setattr(extension, _PREFIX + name, function)
+        if not hasattr(find("c_extension"), name):
+            setattr(find("c_extension"), name, function)
 
 
 def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
-    """Return the functions by their names, without `_cuda_`."""
+    """Return the functions by their names in `torch._C`."""
     table: Any = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    pairs = table["kept"].items()
+    cuda, kept = torch.cuda, {getter: value for getter, (_, value) in pairs}
     made: dict[str, Callable[..., Any]] = {
-        "getArchFlags": lambda: " ".join(torch.cuda.get_arch_list()),
-        "getCurrentRawStream": lambda device: torch.cuda.current_stream(device).cuda_stream,
-        "getCurrentStream": lambda device: _as_numbers(torch.cuda.current_stream(device)),
-        "getDefaultStream": lambda device: _as_numbers(torch.cuda.default_stream(device)),
-        "setStream": lambda stream_id, **device: torch.cuda.set_stream(
-            torch.cuda.Stream(stream_id=stream_id)
-        ),
-        "memoryStats": lambda device: _nested(torch.cuda.memory_stats(device)),
-        "sleep": functools.partial(_spin, accelerator),
+        "getCurrentRawStream": lambda device: cuda.current_stream(device).cuda_stream,
+        "getCurrentStream": lambda device: _NUMBERS(cuda.current_stream(device)),
+        "getDefaultStream": lambda device: _NUMBERS(cuda.default_stream(device)),
+        "setStream": lambda stream_id, **_: cuda.set_stream(cuda.Stream(stream_id=stream_id)),
+        "sleep": partial(_spin, accelerator),
+        **{name: partial(_call, public) for name, public in table["public"].items()},
+        **{name: partial(lambda name, *_: kept[name], name) for name in kept},
+        **{put: partial(lambda name, to, *_: kept.update({name: to}), name) for name, (put, _) in pairs},
+        **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
+        **dict.fromkeys(table["nothing"], lambda *_: None),
+        **{name: refusal(f"torch._C._cuda_{name}", out) for name, out in table["refused"].items()},
     }
-    for name, public in table["public"].items():
-        made[name] = functools.partial(lambda path, *args, **kw: _called(path, args, kw), public)
-    kept: dict[str, Any] = {}
-    for getter, (setter, kept[getter]) in table["kept"].items():
-        made[getter] = functools.partial(kept.__getitem__, getter)
-        made[setter] = functools.partial(lambda name, to, *rest: operator.setitem(kept, name, to), getter)
-    for name, answer in table["answers"].items():
-        made[name] = functools.partial(lambda answer, *args: answer, answer)
-    nothing = dict.fromkeys(table["nothing"], lambda *args: None)
-    refused = {name: refusal(f"torch._C.{_PREFIX}{name}", out) for name, out in table["refused"].items()}
-    return made | nothing | refused
+    return {f"_cuda_{name}": function for name, function in made.items()}
 
 
-def _called(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return operator.attrgetter(path)(torch.cuda)(*args, **kwargs)
+_NUMBERS = attrgetter("stream_id", "device_index", "device_type")
 
 
-def _as_numbers(stream: Any) -> tuple[int, int, int]:
-    return stream.stream_id, stream.device_index, stream.device_type
-
-
-def _nested(flat: dict[str, int]) -> dict[str, Any]:
-    """Return counters named "a.b.c" as dictionaries in dictionaries."""
-    whole: dict[str, Any] = {}
-    for name, value in flat.items():
-        *outer, last = name.split(".")
-        functools.reduce(lambda place, part: place.setdefault(part, {}), outer, whole)[last] = value
-    return whole
+def _call(public: str, *args: Any, **kwargs: Any) -> Any:
+    return attrgetter(public)(torch.cuda)(*args, **kwargs)
 
 
 def _spin(accelerator: Accelerator, cycles: int) -> None:

@@ -17,15 +17,8 @@ _SLACK_S = 0.02
 _ARRAYS = (b"\x93NUMPY", b"\x89HDF", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 """NumPy, HDF5, and compressed files, whose content is not known."""
 _TABLES = (
-    b"ARROW1",
-    b"\xff\xff\xff\xff",
-    b"PAR1",
-    b"SQLite format 3",
-    b"ORC",
-    b"\x7fELF",
-    b"GIF8",
-    b"\x89PNG",
-)
+    b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"SQLite format 3", b"ORC", b"\x7fELF", b"GIF8", b"\x89PNG",
+)  # fmt: skip
 _now = time.time
 
 

@@ -142,13 +142,10 @@ def _ends(logs: Sequence[RankLog]) -> Iterator[_At]:
 
 _HANG = "real ranks would hang here"
 _EFFECTS = {
-    "kind": _HANG,
-    "missing": _HANG,
-    "sizes": "real ranks would hang here, or compute wrongly",
+    "kind": _HANG, "missing": _HANG, "sizes": "real ranks would hang here, or compute wrongly",
     "dtype": "real ranks would hang here, or compute wrongly",
-    "root": "real ranks would hang here, or compute wrongly",
-    "reduction": "real ranks would compute wrongly",
-}
+    "root": "real ranks would hang here, or compute wrongly", "reduction": "real ranks would compute wrongly",
+}  # fmt: skip
 _ENDS = {
     Ended.RAISED: "raises",
     Ended.OOM: "runs out of memory",

@@ -102,23 +102,15 @@ def map_host(notes: set[str]) -> None:
 def _map_module(local_rank: int) -> None:
     """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
     answers = {
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": True,
+        "is_available": True, "is_initialized": True, "is_bf16_supported": True,
         "is_current_stream_capturing": False,
-        "current_device": local_rank,
-        "current_stream": _Stream(),
-        "default_stream": _Stream(),
-        "stream": contextlib.nullcontext(),
-        "get_rng_state": torch.empty(0, dtype=torch.uint8),
-        "get_rng_state_all": [],
-        "get_device_name": _Properties.name,
-        "get_device_capability": (9, 0),
+        "current_device": local_rank, "current_stream": _Stream(), "default_stream": _Stream(),
+        "stream": contextlib.nullcontext(), "get_rng_state": torch.empty(0, dtype=torch.uint8),
+        "get_rng_state_all": [], "get_device_name": _Properties.name, "get_device_capability": (9, 0),
         "get_device_properties": _Properties(),
         "mem_get_info": (_Properties.total_memory, _Properties.total_memory),
-        "memory_stats": collections.defaultdict(int),
-        "memory_summary": "",
-    }
+        "memory_stats": collections.defaultdict(int), "memory_summary": "",
+    }  # fmt: skip
     for name, function in vars(torch.cuda).copy().items():
         if inspect.isfunction(function) and not name.startswith("_"):
             replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
@@ -129,15 +121,10 @@ def _map_module(local_rank: int) -> None:
     replace(torch.cuda.nvtx, range=_answering(contextlib.nullcontext()))
     hide_accelerator()
     replace(
-        torch.accelerator,
-        current_device_index=torch.cuda.current_device,
-        set_device_index=_nothing,
-        device_count=torch.cuda.device_count,
-        is_available=torch.cuda.is_available,
-        current_accelerator=_answering(torch.device(_HOST)),
-        current_stream=torch.cuda.current_stream,
-        synchronize=_nothing,
-    )
+        torch.accelerator, current_device_index=torch.cuda.current_device, set_device_index=_nothing,
+        device_count=torch.cuda.device_count, is_available=torch.cuda.is_available, synchronize=_nothing,
+        current_accelerator=_answering(torch.device(_HOST)), current_stream=torch.cuda.current_stream,
+    )  # fmt: skip
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)

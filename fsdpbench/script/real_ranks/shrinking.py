@@ -32,15 +32,14 @@ _OFTEN = re.compile(
     re.IGNORECASE,
 )
 _MOST = {
-    re.compile(r"(?:\w+_)?(?:layers?|blocks?|depth)", re.IGNORECASE): 2,
     _VOCABULARY: 512,
-    re.compile(
-        r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)",
-        re.IGNORECASE,
-    ): 32,
-    re.compile(r"(?!global_|total_)(?:\w+_)?(?:batch|batch_size|bs)", re.IGNORECASE): 4,
-    re.compile(r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", re.IGNORECASE): 6,
-}
+    **{re.compile(names, re.IGNORECASE): most for names, most in (
+        (r"(?:\w+_)?(?:layers?|blocks?|depth)", 2),
+        (r"(?:\w+_)?(?:seq_?len(?:gth)?|length|block_size|max_position_embeddings|n_positions|context)", 32),
+        (r"(?!global_|total_)(?:\w+_)?(?:batch|batch_size|bs)", 4),
+        (r"(?:max_|num_|n_|total_|train_)?(?:steps|iters|iterations)", 6),
+    )},
+}  # fmt: skip
 _WIDTH = 64
 _BLOCKS, _FEW = 2, 4
 """Blocks that stay of a list of more than a few."""

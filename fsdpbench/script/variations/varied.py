@@ -38,20 +38,14 @@ class _Part(Protocol):
 
 
 _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
-    Variation.CHECKPOINT: Checkpointed,
-    Variation.NO_CHECKPOINT: lambda: NotCheckpointed(every=1),
+    Variation.CHECKPOINT: Checkpointed, Variation.NO_CHECKPOINT: lambda: NotCheckpointed(every=1),
     Variation.HALF_CHECKPOINT: lambda: NotCheckpointed(every=2),
     Variation.HALF_BATCH: lambda: Batches(0.5, parser=False),
-    Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True),
-    Variation.WRAP_BLOCKS: Blocks,
-    Variation.WRAP_ROOT: Root,
-    Variation.WRAP_PAIRS: Pairs,
-    Variation.FUSED: Fused,
-    Variation.NONE_GRADS: NoneGrads,
-    Variation.COMPILE: Compiled,
-    Variation.DETACH_KEPT: lambda: NotKept(host=False),
-    Variation.HOST_KEPT: lambda: NotKept(host=True),
-}
+    Variation.DOUBLE_BATCH: lambda: Batches(2.0, parser=True), Variation.WRAP_BLOCKS: Blocks,
+    Variation.WRAP_ROOT: Root, Variation.WRAP_PAIRS: Pairs, Variation.FUSED: Fused,
+    Variation.NONE_GRADS: NoneGrads, Variation.COMPILE: Compiled,
+    Variation.DETACH_KEPT: lambda: NotKept(host=False), Variation.HOST_KEPT: lambda: NotKept(host=True),
+}  # fmt: skip
 
 
 class Varied:

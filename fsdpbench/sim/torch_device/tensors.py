@@ -169,19 +169,13 @@ class Share(NamedTuple):
     ones: bool
 
 
-class Numbered(NamedTuple):
-    """The elements are 0, 1, 2, ..., so many of them."""
-
-    many: int
-
-
 class Listed(NamedTuple):
     """The whole numbers that came from the host, as one row: a random state, labels, an attention mask."""
 
     values: torch.Tensor
 
 
-Choice = Chosen | Share | Numbered | Listed
+Choice = Chosen | Share | Listed
 
 
 class StorageRecord(weakref.ref):

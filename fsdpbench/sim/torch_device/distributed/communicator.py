@@ -253,13 +253,10 @@ def _launch_copy(accelerator: Accelerator, stream: int, nbytes: int) -> None:
 
 
 _CPU_OPS = {
-    "all_gather": "c10d::_allgather_base_",
-    "reduce_scatter": "c10d::_reduce_scatter_base_",
-    "all_reduce": "c10d::allreduce_",
-    "broadcast": "c10d::broadcast_",
-    "all_to_all": "c10d::alltoall_base_",
+    "all_gather": "c10d::_allgather_base_", "reduce_scatter": "c10d::_reduce_scatter_base_",
+    "all_reduce": "c10d::allreduce_", "broadcast": "c10d::broadcast_", "all_to_all": "c10d::alltoall_base_",
     "barrier": "c10d::barrier",
-}
+}  # fmt: skip
 
 
 def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:

@@ -16,7 +16,7 @@ from fsdpbench.sim.torch_device.operators.known_values import Number, known_of
 from fsdpbench.sim.torch_device.operators.plans import NEW, Plan, carry_out, data_dependent
 from fsdpbench.sim.torch_device.prices.products import OperatorCost, tensor_bytes
 from fsdpbench.sim.torch_device.strict.words import bind
-from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Numbered, Share, is_on_device
+from fsdpbench.sim.torch_device.tensors import Chosen, Listed, Share, is_on_device
 
 Kernel = Callable[..., Any]
 _COUNT_BYTES = 8
@@ -53,10 +53,9 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     plan.cpu_ns = ACCELERATOR.cpu_costs.operator_ns
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
-        numbers = placed(known.values, mask).nonzero()
-        mark(places, Listed(numbers.t().reshape(-1)))
+        mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
     elif rows == mask.numel() == len(mask):
-        mark(places, Numbered(rows))
+        mark(places, Listed(torch.arange(rows)))
     return places
 
 

@@ -19,16 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import (
-    Choice,
-    Chosen,
-    Listed,
-    Numbered,
-    Share,
-    forget,
-    is_on_device,
-    record_of,
-)
+from fsdpbench.sim.torch_device.tensors import Choice, Chosen, Listed, Share, forget, is_on_device, record_of
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result has what all of their tensors have in common."""
@@ -101,15 +92,10 @@ def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the positions of a mask that is true everywhere, or the numbers that came from the host, or a
-    part of them, on the host; None for others."""
-    numbered = choice_of(tensor)
-    if isinstance(numbered, Listed) and not (tensor.is_floating_point() or tensor.is_complex()):
-        return placed(numbered.values, tensor)
-    if not isinstance(numbered, Numbered):
-        return None
-    every = torch.arange(numbered.many)
-    return every.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    """Return the numbers of a tensor that came from the host, or a part of them; None for others."""
+    listed = choice_of(tensor)
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return placed(listed.values, tensor) if isinstance(listed, Listed) and is_whole else None
 
 
 def followed_choice(

@@ -1,10 +1,8 @@
 """Whole numbers that came from the host stay known: operators on them are computed on the host beside.
 
-    labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
-    counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
-    labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
-
-All tensors of the call must be known and whole. What is written holds numbers of the host from then on.
+labels.masked_fill(mask == 0, -100) != -100        a mask whose count is known: x[mask] has a length
+counts.cumsum(0), pad(counts), cat([zero, ends])   offsets, also of a router's balanced counts
+labels[:, 5:] = ids[:, 5:], labels.fill_(0)        written in place, also through a view
 """
 
 from __future__ import annotations
@@ -43,13 +41,12 @@ def computed(
         return False
     stores: dict[int, torch.Tensor] = {}
     for tensor in taken:
-        is_written = any(tensor is each for each in written)
-        numbers = whole_numbers(tensor)
-        if numbers is None and is_written and name == "copy_":
-            numbers = _overwritten(tensor)
-        if numbers is None:
+        record = record_of(tensor.untyped_storage())
+        is_filled = name == "copy_" and tensor is args[0] and record and record.nbytes == tensor.nbytes
+        numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if is_filled else whole_numbers(tensor)
+        if numbers is None or tensor.is_floating_point() or tensor.is_complex():
             return False
-        stores[id(tensor.untyped_storage())] = numbers.clone() if is_written else numbers
+        stores[id(tensor.untyped_storage())] = numbers.clone() if written else numbers
 
     def twin(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -67,17 +64,7 @@ def computed(
             mark(each, Listed(stores[id(each.untyped_storage())]))
         return True
     values = found if isinstance(found, (list, tuple)) else [found]
-    kept = [_keep(result, value) for result, value in zip(results, values, strict=True)]
-    return all(kept)
-
-
-def _overwritten(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a row for the numbers of a storage that `tensor` fills; None if it does not, or is not whole."""
-    record = record_of(tensor.untyped_storage())
-    nbytes = tensor.numel() * tensor.element_size()
-    if record is None or tensor.is_floating_point() or tensor.is_complex() or record.nbytes != nbytes:
-        return None
-    return torch.zeros(tensor.numel(), dtype=tensor.dtype)
+    return min(_keep(result, value) for result, value in zip(results, values, strict=True))
 
 
 def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:

@@ -52,38 +52,27 @@ _GRADIENTS = frozenset(f"{name}_backward" for name in _TABLE.pop("activations"))
 FAMILIES: Mapping[str, Sequence[str]] = _TABLE
 """Operators by family, by name without namespace and overload: the rest of `families.toml`."""
 _RULES: dict[str, Price] = {
-    "only geometry": lambda call, costs: FREE,
-    "matrix products": product(0),
-    "scaled products": scaled,
-    "products of groups": grouped,
-    "matrix products that are added": product(1),
-    "convolutions": layers.convolution,
-    "gradients of convolutions": layers.convolution_backward,
+    "only geometry": lambda call, costs: FREE, "matrix products": product(0), "scaled products": scaled,
+    "products of groups": grouped, "matrix products that are added": product(1),
+    "convolutions": layers.convolution, "gradients of convolutions": layers.convolution_backward,
     "flash attention": partial(attention_forward, causal_at=4),
     "attention with a bias": partial(attention_forward, causal_at=6, bias_at=3),
     "flash attention, backward": partial(attention_backward, causal_at=11),
     "attention with a bias, backward": partial(attention_backward, causal_at=11, bias_at=4),
     "rows that are looked up": moves("gather", rows_read),
-    "gradients of look-ups": moves("gather", rows_added),
-    "bags of rows": moves("gather", bags_read),
-    "gradients of bags": moves("gather", bags_added),
-    "rows written in place": moves("gather", rows_written),
+    "gradients of look-ups": moves("gather", rows_added), "bags of rows": moves("gather", bags_read),
+    "gradients of bags": moves("gather", bags_added), "rows written in place": moves("gather", rows_written),
     "rows filled with a number": moves("gather", rows_filled),
     "rows written into a copy": moves("gather", copied_rows_written),
     "rows filled in a copy": moves("gather", copied_rows_filled),
     "losses of classification": moves("gather", chosen_entries),
-    "their gradients": moves("gather", whole_output),
-    "copies": moves("copy"),
-    "copies by strides": copied,
-    "reductions to some dimensions": reduction,
-    "reductions": moves("reduction"),
+    "their gradients": moves("gather", whole_output), "copies": moves("copy"), "copies by strides": copied,
+    "reductions to some dimensions": reduction, "reductions": moves("reduction"),
     "sorting, and what selects by digits": moves("reduction", passes=4),
-    "Fourier transforms": moves("reduction", each_dimension),
-    "layer norms": layers.layer_norm,
-    "batch norms": layers.batch_norm,
-    "gradients of norms": moves("reduction", reread=True),
+    "Fourier transforms": moves("reduction", each_dimension), "layer norms": layers.layer_norm,
+    "batch norms": layers.batch_norm, "gradients of norms": moves("reduction", reread=True),
     "an element at a time": moves("pointwise"),
-}
+}  # fmt: skip
 """The price rule of each family."""
 
 

@@ -14,11 +14,11 @@ from fsdpbench.sim.torch_device.accelerator import Accelerator
 if TYPE_CHECKING:
     from conftest import RunScript
 
-_ASKED = re.compile(rb"\b_C\._cuda_(\w+)")
+_ASKED = re.compile(rb"\b_C\.(_cuda_\w+)")
 
 PROBE = """
 import torch.cuda.tunable as tunable
-assert torch.cuda.get_allocator_backend() == "native" and "sm_90" in torch._C._cuda_getArchFlags()
+assert torch.cuda.get_allocator_backend() == "native"
 for read, write, value in (
     (tunable.is_enabled, tunable.enable, True), (tunable.tuning_is_enabled, tunable.tuning_enable, False),
     (tunable.get_max_tuning_duration, tunable.set_max_tuning_duration, 7),
@@ -29,8 +29,6 @@ for read, write, value in (
     write(value)
     assert read() == value
 assert tunable.get_results() == [] and torch.backends.cuda.cublas_workspace_size(1 << 20) == 1 << 20
-nested, flat = torch.cuda.memory.memory_stats_as_nested_dict(), torch.cuda.memory_stats()
-assert nested["allocated_bytes"]["all"]["peak"] == flat["allocated_bytes.all.peak"] and "num_ooms" in nested
 assert torch.cuda.host_memory_stats() == {} and torch.cuda.can_device_access_peer(0, 1)
 side = torch.cuda.Stream()
 torch.cuda._set_stream_by_id(side.stream_id, 0, side.device_type)
@@ -65,7 +63,7 @@ def test_every_name_in_torch_is_known() -> None:
     }
     assert len(asked) > 60
     known = functions(Accelerator())
-    assert {name for name in asked if name not in known and not hasattr(torch._C, f"_cuda_{name}")} == set()
+    assert {name for name in asked if name not in known and not hasattr(torch._C, name)} == set()
 
 
 def test_answers_and_refusals(run_probe: RunScript) -> None:
