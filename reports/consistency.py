@@ -87,7 +87,8 @@ def broken_rules(values: Values) -> list[Contradiction]:
 
 def values_of(result: Mapping[str, Any]) -> dict[str, object]:
     """Return the leaves of `result` by dotted name, and what rules need besides."""
-    values = dict(leaves({name: part for name, part in result.items() if name not in _OTHERS}))
+    parts = {name: part for name, part in result.items() if name not in _OTHERS}
+    values = {name: value for name, value in leaves(parts) if value is not None}
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
     checkpointing = values.get("config.settings.activation_checkpointing")
     steps: list[Any] = [values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed")]
@@ -149,11 +150,11 @@ def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) 
 
 
 def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield what is known in nested objects, by dotted name."""
+    """Yield the values in nested objects, by dotted name."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{name}.")
-        elif value is not None:
+        else:
             yield f"{prefix}{name}", value
 
 

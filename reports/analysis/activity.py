@@ -97,7 +97,6 @@ class Activity:
     kind: str
     work: Work
     collectives: Collectives
-    computation: Intervals
     communication: Intervals
     overlapped: Intervals
     exposed: Intervals
@@ -109,12 +108,7 @@ def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) ->
     """Return the activity of device events where the trace has any, of operators otherwise. `spans`: its FSDP
     annotations; `links`: the links of its collectives, where they are known."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-    if len(device_rows):
-        work = _device_work(trace, device_rows)
-        kind = "gpu"
-    else:
-        work = _cpu_work(trace)
-        kind = "cpu"
+    work = _device_work(trace, device_rows) if len(device_rows) else _cpu_work(trace)
     computing = ~work.is_communication & ~work.is_copy
     computation = intervals.of(work.start[computing], work.end[computing])
     communication = intervals.of(work.start[work.is_communication], work.end[work.is_communication])
@@ -122,10 +116,9 @@ def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) ->
     exposed = intervals.subtract(communication, computation)
     alone = intervals.subtract(intervals.subtract(copies, computation), communication)
     return Activity(
-        kind=kind,
+        kind="gpu" if len(device_rows) else "cpu",
         work=work,
         collectives=_collectives(trace, work.select(work.is_communication), spans, links),
-        computation=computation,
         communication=communication,
         overlapped=intervals.intersect(communication, computation),
         exposed=exposed,
@@ -310,21 +303,13 @@ _MOST_BYTES = 1 << 45
 
 def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
     """Return bytes of the full buffer (gathered, or before reduction); None when the trace does not say."""
-    size = _said_bytes(kind, info, world_size)
-    return size if size is not None and size <= _MOST_BYTES else None
-
-
-def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
-    size = dtype_bytes(info.dtype)
-    if size is None:
-        return None
-    ranks = info.group_size or world_size
+    own, whole = info.in_elements or 0, info.out_elements or 0
     if kind is CollectiveType.ALL_GATHER:
-        if info.out_elements:
-            return info.out_elements * size
-        return info.in_elements * ranks * size if info.in_elements and ranks else None
-    elements = max(info.in_elements or 0, info.out_elements or 0)
-    return elements * size if elements else None
+        elements = whole or own * (info.group_size or world_size or 0)
+    else:
+        elements = max(own, whole)
+    size = elements * (dtype_bytes(info.dtype) or 0)
+    return size if 0 < size <= _MOST_BYTES else None
 
 
 def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:

@@ -87,9 +87,12 @@ def first_problem(group: Group, dumps: Sequence[Dump]) -> Problem | None:
     inside = [dump for dump in dumps if dump.rank in group.members]
     histories = {dump.rank: _History(dump, group) for dump in inside}
     absent = tuple(rank for rank in group.members if rank not in histories)
-    sequences = sorted({number for each in histories.values() for number in each.calls})
-    found = (_at(group, sequence, histories) for sequence in sequences)
-    problem = next((each for each in found if each is not None), None) or _unfinished(group, histories)
+    called = {
+        sequence: {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
+        for sequence in sorted({number for each in histories.values() for number in each.calls})
+    }
+    found = (_at(group, sequence, calls, histories) for sequence, calls in called.items())
+    problem = next((each for each in found if each is not None), None) or _unfinished(group, called)
     return None if problem is None else replace(problem, absent=absent)
 
 
@@ -115,8 +118,9 @@ class _History:
         return self.last < sequence and (bool(self.last) or not self._is_cut)
 
 
-def _at(group: Group, sequence: int, histories: Mapping[int, _History]) -> Problem | None:
-    calls = {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
+def _at(
+    group: Group, sequence: int, calls: Mapping[int, _Calls], histories: Mapping[int, _History]
+) -> Problem | None:
     differing = _differing(calls)
     if differing is not None:
         kind, ranks = differing
@@ -209,10 +213,9 @@ def _dtypes(entries: _Calls) -> tuple[str, ...] | None:
     return tuple(sorted(dtypes)) or None
 
 
-def _unfinished(group: Group, histories: Mapping[int, _History]) -> Problem | None:
+def _unfinished(group: Group, called: Mapping[int, Mapping[int, _Calls]]) -> Problem | None:
     """Return the first collective that all ranks joined and that is not done on some of them."""
-    for sequence in sorted({number for each in histories.values() for number in each.calls}):
-        calls = {rank: each.calls[sequence] for rank, each in histories.items() if sequence in each.calls}
+    for sequence, calls in called.items():
         entries = [entry for each in calls.values() for entry in each]
         if not all(entry.knows_states for entry in entries):
             continue

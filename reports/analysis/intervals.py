@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
-_EMPTY: Int64 = np.empty(0, np.int64)
-
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
@@ -37,7 +35,7 @@ class Intervals:
         return int((self.end - self.start).sum())
 
 
-EMPTY = Intervals(_EMPTY, _EMPTY)
+EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def of(start: Int64, end: Int64) -> Intervals:

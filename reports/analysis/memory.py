@@ -266,9 +266,6 @@ def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
     return int(inside.sum()), int(trace.events.duration[rows][inside].sum())
 
 
-MAX_POINTS = 2000
-
-
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
     """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
@@ -287,7 +284,7 @@ class MemoryCurve:
 
 
 def memory_curve(
-    trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None, clock: Clock | None = None
+    trace: Trace, *, max_points: int = 2000, origin: int | None = None, clock: Clock | None = None
 ) -> MemoryCurve:
     """Return the accelerator's curve, or the host's where the trace has no accelerator's memory events.
 

@@ -50,13 +50,9 @@ def fused_groups(names: Iterable[NameTotal]) -> tuple[FusedGroup, ...]:
             found.setdefault((kind, match["operators"].strip("_") or "not named"), []).append(total)
     groups = [
         FusedGroup(
-            kind,
-            operators,
-            len(totals),
-            sum(each.count for each in totals),
-            sum(each.time for each in totals),
+            *origin, len(all_of), sum(each.count for each in all_of), sum(each.time for each in all_of)
         )
-        for (kind, operators), totals in found.items()
+        for origin, all_of in found.items()
     ]
     return tuple(sorted(groups, key=lambda group: (-group.time, group.operators)))
 

@@ -18,7 +18,7 @@ from fsdpbench.reports.analysis.naming import PATTERNS
 from fsdpbench.reports.readers import Trace
 
 ANY_DEVICE = ""
-"""Instead of a device's name: these links, whatever the trace says."""
+"""Instead of a device's name: these links, or this chip, whatever the trace says."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,6 @@ def _read(name: str, links: Mapping[str, Any]) -> Links | None:
     return found if min(found.gpus_per_node, found.inside_node, found.between_nodes) > 0 else None
 
 
-ANY_CHIP = ""
-"""Instead of a device's name: this chip, whatever the trace says."""
-
-
 @dataclass(frozen=True)
 class Chip:
     """name: of the hardware profile that says so.  peak_flops: dense FLOP/s by compute type (bf16, fp16,
@@ -99,8 +95,8 @@ class Chip:
 def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
     """Return the chip known for any device, else the one that the trace's own label describes, else that
     known by the label's name or by the first device's."""
-    if ANY_CHIP in known:
-        return known[ANY_CHIP]
+    if ANY_DEVICE in known:
+        return known[ANY_DEVICE]
     hardware = (trace.simulated or {}).get("hardware")
     label = hardware if isinstance(hardware, Mapping) else {}
     names = [label.get("name"), *(device.get("name") for device in trace.devices)]

@@ -27,21 +27,14 @@ _WORTH_BYTES = 100 << 20
 """Below so much JSON in all, starting processes costs more than it saves."""
 
 
-def suitable_processes(
-    files: Sequence[Path], *, processors: int | None = None, memory: int | None = None
-) -> int:
-    """Return the number of processes to read `files` with, at least 1.
-
-    Args:
-        processors: those that this process may use, unless given.
-        memory: bytes that may be used; half of what is free, unless given.
-    """
+def suitable_processes(files: Sequence[Path]) -> int:
+    """Return the number of processes to read `files` with, at least 1: they have the processors that this one
+    may use, and half of the memory that is free."""
     sizes = [_unpacked(file) for file in files]
     if len(sizes) < 2 or sum(sizes) < _WORTH_BYTES:
         return 1
     largest = max(sizes) * _MEMORY_A_BYTE + _MEMORY_A_PROCESS
-    by_memory = (free_memory() // 2 if memory is None else memory) // largest
-    return max(1, min(len(sizes), by_memory, processors or len(os.sched_getaffinity(0))))
+    return max(1, min(len(sizes), free_memory() // 2 // largest, len(os.sched_getaffinity(0))))
 
 
 @contextmanager

@@ -45,34 +45,29 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     """Return all findings about one trace."""
     doubts = list(trace.problems)
     remarks = list(trace.remarks)
-    overlap_known = True
+    blind = activity.kind != "gpu" and _collectives_without_device(trace)
     doubts += _span(trace)
     if trace.rank is None:
         remarks.append("the file does not say its rank; 0 is assumed")
     if activity.kind == "gpu":
-        overlapping = _overlapping_kernels(trace)
-        doubts += overlapping[0]
-        remarks += overlapping[1]
-        doubts += _lost_kernels(trace)
-        remarks += _no_launches(activity)
-        remarks += _several_devices(trace)
+        wrong, little = _overlapping_kernels(trace)
+        doubts += [*wrong, *_lost_kernels(trace)]
+        remarks += [*little, *_no_launches(activity), *_several_devices(trace)]
     else:
         doubts += _crossing_calls(trace)
-    if activity.kind != "gpu" and _collectives_without_device(trace):
-        overlap_known = False
+    if blind:
         doubts.append(
             "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
             "overlap is not visible from the CPU's side"
         )
-    if len(activity.collectives) and (activity.collectives.wire < 0).any():
-        unsized = int((activity.collectives.wire < 0).sum())
+    if unsized := int((activity.collectives.wire < 0).sum()):
         remarks.append(
             f"{unsized} of {len(activity.collectives)} collectives carry no sizes: "
             "bytes and bandwidth are not known"
         )
     doubts += _overlapping_steps(steps)
     remarks += _steps(steps)
-    return Gate(tuple(doubts), tuple(remarks), overlap_known)
+    return Gate(tuple(doubts), tuple(remarks), not blind)
 
 
 def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:

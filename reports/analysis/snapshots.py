@@ -45,13 +45,13 @@ class Holder:
 
 @dataclass(frozen=True, eq=False)
 class SnapshotAnalysis:
-    """One device's memory; bytes, and ns since the epoch.
+    """One device's memory; bytes.
 
     allocated, active, reserved: at the end; the peaks are those of the history, or the end's without one.
     rounding: allocated beyond what was asked for.  split: free bytes in segments that are partly in use,
     which cannot be given back to the device (fragmentation).  largest_free: the largest free block.
     holders: what was alive at the peak of `allocated`, by the line that allocated it, largest first.
-    ooms: bytes asked for, of every failure.  time, allocated_curve, reserved_curve: the history, int64.
+    ooms: bytes asked for, of every failure.  allocated_curve: the history, int64.
     """
 
     path: Path
@@ -67,12 +67,10 @@ class SnapshotAnalysis:
     largest_free: int
     holders: tuple[Holder, ...]
     ooms: tuple[int, ...]
-    time: Int64
     allocated_curve: Int64
-    reserved_curve: Int64
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values, without the curves."""
+        """Return plain values, without the curve."""
         kinds = ("allocated", "active", "reserved")
         return {
             "file": str(self.path),
@@ -178,9 +176,7 @@ def _analyze(
         largest_free=max((_size(block["size"]) for _, block in free), default=0),
         holders=_holders(history, allocated_curve, peak_allocated),
         ooms=tuple(_size(entry["size"]) for entry in history if entry["action"] == "oom"),
-        time=np.array([int(entry.get("time_us") or 0) * 1000 for entry in history], np.int64),
         allocated_curve=allocated_curve,
-        reserved_curve=reserved_curve,
     )
 
 

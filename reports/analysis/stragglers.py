@@ -118,7 +118,7 @@ def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting
         return None
     numbers = list(ranks)
     blame = _blame(found, numbers, ranks)
-    groups = tuple(_group_waiting(each) for each in found)
+    groups = tuple(each.waiting() for each in found)
     waited = {number: sum(group.waited.get(number, 0) for group in groups) for number in numbers}
     everything = sum(waited.values())
     caused = {
@@ -140,6 +140,10 @@ class _Communicator:
     members: tuple[int, ...]
     rows: dict[int, Int64]
     waits: Int64
+
+    def waiting(self) -> GroupWaiting:
+        waited = dict(zip(self.members, self.waits.sum(axis=1).tolist(), strict=True))
+        return GroupWaiting(self.name, self.waits.shape[1], waited)
 
 
 def _communicators(ranks: Mapping[int, CollectiveDurations]) -> tuple[list[_Communicator], list[str]]:
@@ -167,12 +171,6 @@ def _alike(tables: Sequence[tuple[CollectiveDurations, Int64]]) -> bool:
         and bool((table.message[rows] == first.message[first_rows]).all())
         for table, rows in tables[1:]
     )
-
-
-def _group_waiting(communicator: _Communicator) -> GroupWaiting:
-    sums = communicator.waits.sum(axis=1).tolist()
-    waited = dict(zip(communicator.members, sums, strict=True))
-    return GroupWaiting(communicator.name, communicator.waits.shape[1], waited)
 
 
 def _blame(

@@ -59,8 +59,7 @@ def work_tables(
 
 def _own_times(trace: Trace, work: Work) -> Int64:
     """Return the ns of each operator on a CPU without the operators inside it."""
-    index = index_spans(trace.events.lane[work.row], work.start, work.end)
-    parents = index.parents_by_row()
+    parents = index_spans(trace.events.lane[work.row], work.start, work.end).parents_by_row()
     duration = work.end - work.start
     own = duration.copy()
     nested = parents != NOTHING
@@ -71,8 +70,7 @@ def _own_times(trace: Trace, work: Work) -> Int64:
 def _kernels(
     trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[CallGroup], activity: Activity
 ) -> tuple[KernelTotal, ...]:
-    names = trace.events.name[work.row]
-    found, where = np.unique(names, return_inverse=True)
+    found, where = np.unique(trace.events.name[work.row], return_inverse=True)
     counts = np.bincount(where, minlength=len(found))
     times = np.zeros(len(found), np.int64)
     np.add.at(times, where, time)

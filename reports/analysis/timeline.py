@@ -20,8 +20,6 @@ from fsdpbench.reports.analysis.windows import phase_marks
 from fsdpbench.reports.readers import MISSING, Trace
 from fsdpbench.reports.readers.trace import Int32
 
-MAX_BARS = 600
-
 
 @dataclass(frozen=True)
 class Bar:
@@ -45,20 +43,16 @@ class Row:
     bars: tuple[Bar, ...]
 
 
-def stream_rows(trace: Trace, step: StepAnalysis | None = None, *, max_bars: int = MAX_BARS) -> list[Row]:
-    """Return the rows of one step (or of the whole trace): streams first, then the CPU's annotations.
+def stream_rows(trace: Trace, step: StepAnalysis, *, max_bars: int = 600) -> list[Row]:
+    """Return the rows of one step: streams first, then the CPU's annotations.
 
     Bars have the categories "computation", "communication", "copy", "phase" and "fsdp". Those that reach over
     the step's window are cut at its edges.
     """
     spans = fsdp_spans(trace)
     activity = find_activity(trace, spans)
-    if step is None:
-        start, end = int(trace.events.start.min()), int(trace.events.end.max())
-    else:
-        start, end = step.start, step.end
-    rows = _work_rows(trace, activity, spans, start, end, max_bars)
-    return rows + _annotation_rows(trace, spans, start, end, max_bars)
+    rows = _work_rows(trace, activity, spans, step.start, step.end, max_bars)
+    return rows + _annotation_rows(trace, spans, step.start, step.end, max_bars)
 
 
 def _work_rows(

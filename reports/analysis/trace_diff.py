@@ -107,10 +107,8 @@ def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
         after,
         step=Change("step", old.total, new.total),
         parts=tuple(Change(name, getattr(old, name), getattr(new, name)) for name in PARTS),
-        phases=_matched(_phases(before), _phases(after)),
-        idle=_matched(
-            _per_step(before, before.idle_causes.parts()), _per_step(after, after.idle_causes.parts())
-        ),
+        phases=_matched(*(_per_step(rank, _phases(rank)) for rank in (before, after))),
+        idle=_matched(*(_per_step(rank, rank.idle_causes.parts()) for rank in (before, after))),
         collectives=_collectives(before, after),
         units=_units(before, after),
         memory=_memory(before, after),
@@ -129,8 +127,8 @@ def _matched(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[C
     return tuple(Change(n, before.get(n, 0), after.get(n, 0)) for n in dict.fromkeys([*before, *after]))
 
 
-def _phases(rank: RankAnalysis) -> dict[str, float]:
-    return _per_step(rank, {name: parts.total for name, parts in rank.phases.items()})
+def _phases(rank: RankAnalysis) -> dict[str, int]:
+    return {name: parts.total for name, parts in rank.phases.items()}
 
 
 def _units(before: RankAnalysis, after: RankAnalysis) -> tuple[Change, ...]:

@@ -77,7 +77,7 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
     """Return the trace's annotations; units are in the order in which they first appear."""
     parsed = trace.parsed_annotations(parse_annotation)
     named = [Annotation(start, end, lane, *words) for words, start, end, lane in parsed]
-    found = named or number_units(trace, ROOT_UNIT)
+    found = named or number_units(trace)
     events = {name: number for number, name in enumerate(dict.fromkeys(each.event for each in found))}
     units = {name: number for number, name in enumerate(dict.fromkeys(each.unit for each in found))}
     rows = [(each.start, each.end, each.lane, events[each.event], units[each.unit]) for each in found]
@@ -217,12 +217,9 @@ class _Span:
         return self.lane == other.lane and self.start <= other.start and other.end <= self.end
 
 
-def number_units(trace: Trace, root: str) -> list[Annotation]:
-    """Return all annotations whose unit was found, by their start; `root` names the outermost unit."""
-    spans = _spans(trace)
-    found: list[Annotation] = []
-    for spans_of_round in _rounds(spans):
-        found += _name_round(spans_of_round, root)
+def number_units(trace: Trace) -> list[Annotation]:
+    """Return all annotations whose unit was found, by their start."""
+    found = [each for spans in _rounds(_spans(trace)) for each in _name_round(spans)]
     return sorted(found, key=lambda each: (each.start, -each.end))
 
 
@@ -257,14 +254,14 @@ def _rounds(spans: list[_Span]) -> list[list[_Span]]:
     return [spans[low:high] for low, high in pairwise(places)]
 
 
-def _name_round(spans: list[_Span], root: str) -> list[Annotation]:
+def _name_round(spans: list[_Span]) -> list[Annotation]:
     outermost = next(span for span in spans if span.name == _FORWARD)
     first, later = (
         {name: [s for s in spans if s.name == name and outermost.encloses(s) is inside] for name in _HOOKS}
         for inside in (True, False)
     )
     forwards = first[_FORWARD]
-    names = [root, *(f"unit.{number}" for number in range(len(forwards) - 1))]
+    names = [ROOT_UNIT, *(f"unit.{number}" for number in range(len(forwards) - 1))]
     by_end = [names[place] for place in sorted(range(len(forwards)), key=lambda place: forwards[place].end)]
     backwards = by_end[::-1]
     inner = [span for span in spans if span.name in _INSIDE]
@@ -318,8 +315,8 @@ _CLOSES = {
 }
 
 
-def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
-    """Return columns (lane, start, end, unit) of the stretches in which a unit's own code runs on the CPU."""
+def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:
+    """Return the stretches in which a unit's own code runs on the CPU, indexed, and the unit of each."""
     found: list[tuple[int, int, int, int]] = []
     open_at: dict[tuple[str, int], tuple[int, int]] = {}
     columns = (spans.event, spans.unit, spans.lane, spans.start, spans.end)
@@ -333,13 +330,7 @@ def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
             if opened_lane == lane:
                 found.append((lane, opened, end, unit))
     table = np.array(found, np.int64).reshape(-1, 4)
-    return table[:, 0].astype(np.int32), table[:, 1], table[:, 2], table[:, 3].astype(np.int32)
-
-
-def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:
-    """Return the stretches of `running_spans`, indexed, and the unit of each."""
-    lane, start, end, unit = running_spans(spans)
-    return index_spans(lane, start, end), unit
+    return index_spans(*table[:, :3].T), table[:, 3].astype(np.int32)
 
 
 def unit_of_work(spans: FsdpSpans, lane: Int32, launch: Int64) -> Int32:

@@ -83,11 +83,8 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
     """Return the steps' windows; one over the whole trace where there are no step annotations."""
     marks = step_marks(trace)
     if not marks:
-        events = trace.events
-        if len(activity.work.row):
-            start, end = int(activity.work.start.min()), int(activity.work.end.max())
-        else:
-            start, end = int(events.start.min()), int(events.end.max())
+        seen = activity.work if len(activity.work.row) else trace.events
+        start, end = int(seen.start.min()), int(seen.end.max())
         # Everything was asked for within it: the first kernels' launches lie before the first kernel.
         asked = activity.work.asked()
         first, last = int(asked.min(initial=start)), int(asked.max(initial=end - 1)) + 1

@@ -112,10 +112,10 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
         (label(other.row, others), number(one), number(two), signed_percent(one / two - 1))
         for (_, other), one, two in zip(pairs, predicted, measured, strict=True)
     )
+    errors = [abs(one / two - 1) for one, two in zip(predicted, measured, strict=True)]
     table = Table(("configuration", "predicted, ms", "measured, ms", "error"), rows)
-    worst = max(abs(one / two - 1) for one, two in zip(predicted, measured, strict=True))
-    mean = sum(abs(one / two - 1) for one, two in zip(predicted, measured, strict=True)) / len(pairs)
-    note = f"Mean error {percent(mean)}, worst {percent(worst)} over {len(pairs)}."
+    mean = percent(sum(errors) / len(errors))
+    note = f"Mean error {mean}, worst {percent(max(errors))} over {len(pairs)}."
     return Chart(
         "predicted", "Scatter of predicted over measured step times.", data, layout, table, note=note
     )

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis import analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.figures import FIGURES
@@ -24,7 +24,7 @@ from fsdpbench.reports.pages.ranking_table import column_of
 from fsdpbench.reports.pages.trace_parts import held_by_phase, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import island_table
-from fsdpbench.reports.readers import Trace, TraceError, read_trace
+from fsdpbench.reports.readers import TraceError, read_trace
 from fsdpbench.reports.result import Result
 
 Links = Callable[[Configuration], list[dict[str, str]]]
@@ -107,7 +107,8 @@ def _detail(
 
 
 def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
-    """Return the trace's verdict, and the parts that need the trace. Raises `TraceError`."""
+    """Return the trace's verdict, and the parts that need the trace, the comparison with the other ranks'
+    traces among them. Raises `TraceError`."""
     key = _key(row, most)
     if key not in known:
         found = unpack(row.traces[0], kept)
@@ -115,7 +116,9 @@ def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
             trace = read_trace(row.traces[0])
             found = trace, analyze_trace(trace)
         trace, analysis = found
-        content = _from_trace(row, trace, analysis, most)
+        ranks = ranks_table(analysis, row.traces[1:])
+        judged = {"lead": ranks[0], "table": island_table(ranks[1])} if ranks else None
+        content = trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": judged}
         known[key] = analysis.verdict, held_by_phase(analysis.memory), content
     return known[key]
 
@@ -164,13 +167,6 @@ def _soak(row: Configuration) -> dict[str, object]:
         "memory_table": island_table(chart.table),
         "memory_words": chart.summary,
     }
-
-
-def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, object]:
-    """Return the parts that need the trace, and the comparison with the other ranks' traces."""
-    ranks = ranks_table(analysis, row.traces[1:])
-    judged = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
-    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": judged}
 
 
 def _results(entry: Ranked) -> list[list[str]]:

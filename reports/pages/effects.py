@@ -166,11 +166,8 @@ def _sets_batch(rows: Sequence[Configuration], name: str) -> bool:
 
 def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str, str]) -> frozenset[str]:
     """Return settings that vary and that every row with one of the two values has."""
-    concerned = [row for row in rows if setting(row.settings.get(name)) in values]
-    common = set(varying_settings(rows)) - {name}
-    for row in concerned:
-        common &= row.settings.keys()
-    return frozenset(common)
+    concerned = (row.settings for row in rows if setting(row.settings.get(name)) in values)
+    return frozenset(varying_settings(rows)).intersection(*concerned) - {name}
 
 
 def _at_best_elsewhere(

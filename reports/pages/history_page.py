@@ -60,14 +60,17 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
 
 
 def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
-    """Write the page to `target`, whole or not at all. Raises OSError."""
+    """Write the page, with a chart for each figure that has a step, to `target`, whole or not at all. Raises
+    OSError."""
     groups = step_groups(content)
+    stepped = {step["metric"] for step in content["steps"]}
+    metrics = dict.fromkeys(each["metric"] for each in content["series"])
     return write_page(
         target,
         f"{ASSETS}/history.html.jinja",
         title=f"History of {Path(content['baseline']).name}",
         sentence=_sentence(content, groups),
-        charts=_charts(content),
+        charts=[_chart(content, metric) for metric in metrics if metric in stepped],
         table=_table(groups),
         notes=content["notes"],
     )
@@ -104,13 +107,6 @@ def _sentence(content: Mapping[str, Any], groups: Sequence[StepGroup]) -> str:
 
 def _label(revision: str | None) -> str:
     return revision[:9] if revision else "now"
-
-
-def _charts(content: Mapping[str, Any]) -> list[Chart]:
-    """Return a chart for each figure that has a step, in the order of the figures."""
-    stepped = {step["metric"] for step in content["steps"]}
-    metrics = dict.fromkeys(each["metric"] for each in content["series"])
-    return [_chart(content, metric) for metric in metrics if metric in stepped]
 
 
 def _chart(content: Mapping[str, Any], metric: str) -> Chart:

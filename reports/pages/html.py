@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fsdpbench.reports.analysis.processes import Kept
+from fsdpbench.reports.consistency import leaves
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import sections
@@ -93,15 +94,12 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     doubts = dict.fromkeys(
         str(doubt) for row in simulated for doubt in (row.result.environment or {}).get("warnings") or ()
     )
-    scope = (
-        "Every figure on this page"
-        if len(simulated) == len(rows)
-        else f"{len(simulated)} of {len(rows)} configurations"
-    )
-    verb = "comes" if len(simulated) == len(rows) else "come"
+    scope = f"{len(simulated)} of {len(rows)} configurations come"
+    if len(simulated) == len(rows):
+        scope = "Every figure on this page comes"
     how = "The FSDP code was run; time and memory were simulated."
     doubtful = f" Doubtful: {'; '.join(doubts)}." if doubts else ""
-    return f"{scope} {verb} from simulated GPUs{f': {text}' if text else ''}. {how}{doubtful}"
+    return f"{scope} from simulated GPUs{f': {text}' if text else ''}. {how}{doubtful}"
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
@@ -109,12 +107,9 @@ def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
     rows = [entry.row for entry in ranked]
 
     def common(values: Sequence[Any]) -> Any:
-        known = {
-            json.dumps(value, sort_keys=True, default=str): value
-            for value in values
-            if value not in (None, "")
-        }
-        return next(iter(known.values())) if len(known) == 1 else None
+        known = [value for value in values if value not in (None, "")]
+        different = {json.dumps(value, sort_keys=True, default=str) for value in known}
+        return known[-1] if len(different) == 1 else None
 
     configs = [row.config for row in rows if row.status is not Status.UNREADABLE]
     model, size = common([c.model for c in configs]), common([c.parameters for c in configs])
@@ -168,19 +163,8 @@ def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[st
         different = {json.dumps(mapping, sort_keys=True, default=str): mapping for mapping in found}
         for number, mapping in enumerate(different.values(), start=1):
             title = name if len(different) == 1 else f"{name} {number} of {len(different)}"
-            groups.append((title, _flat(mapping)))
+            groups.append((title, [(path, display.setting(value)) for path, value in leaves(mapping)]))
     return groups
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested mappings as dotted names."""
-    pairs: list[tuple[str, str]] = []
-    for name, value in mapping.items():
-        if isinstance(value, Mapping) and value:
-            pairs.extend(_flat(value, f"{prefix}{name}."))
-        else:
-            pairs.append((f"{prefix}{name}", display.setting(value)))
-    return pairs
 
 
 RELOAD_S = 10

@@ -64,9 +64,7 @@ def _sentences(
         return ["The runs count different things (tokens, samples): their throughputs are not compared."]
     sentences = []
     first = runs[0][0].throughput if runs[0] else None
-    for number, (name, ranked) in enumerate(zip(names, runs, strict=True)):
-        if number == 0:
-            continue
+    for number, (name, ranked) in enumerate(zip(names[1:], runs[1:], strict=True), start=1):
         best = ranked[0].throughput if ranked else None
         if not first or not best:
             sentences.append(f"{name if first else names[0]} has no configuration that finished.")
@@ -77,11 +75,7 @@ def _sentences(
             sentences.append(f"{words}; they share no configuration that finished.")
             continue
         ratio, low, high, count = mean
-        spread = (
-            f" ({display.signed_percent(low - 1)} to {display.signed_percent(high - 1)})"
-            if low != high
-            else ""
-        )
+        spread = f" ({display.signed_percent(low - 1)} to {display.signed_percent(high - 1)})" * (low != high)
         sentences.append(
             f"{words}; with equal settings {display.signed_percent(ratio - 1)}{spread} over {count}."
         )

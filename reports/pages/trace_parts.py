@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.reports.analysis import MemoryAnalysis, RankAnalysis, RanksSummary, TimeParts, analyze_trace
@@ -212,20 +211,18 @@ def work_tables(tables: WorkTables, steps: int) -> dict[str, object]:
 
 def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what: str) -> Table | None:
     rows = [
-        (
-            each.name[:160],
-            *((each.family,) if what == "kernel" else ()),
-            display.count(round(each.count / steps, 2)),
-            _ms(each.time / steps),
-            *((display.number(each.time / each.count / 1e3),) if what == "kernel" else ()),
-            display.percent(each.share),
-            *_rate(each.rate),
-        )
+        {
+            what: each.name[:160],
+            "kind of work": each.family,  # of a family that is its name
+            "a step": display.count(round(each.count / steps, 2)),
+            "ms a step": _ms(each.time / steps),
+            **({"mean, us": display.number(each.time / each.count / 1e3)} if what == "kernel" else {}),
+            "share": display.percent(each.share),
+            **dict(zip(_RATES, _rate(each.rate), strict=True)),
+        }
         for each in shown
     ]
-    kind = ("kind of work",) if what == "kernel" else ()
-    mean = ("mean, us",) if what == "kernel" else ()
-    return Table.of((what, *kind, "a step", "ms a step", *mean, "share", *_RATES), rows)
+    return Table.of(tuple(rows[0]), (tuple(row.values()) for row in rows)) if rows else None
 
 
 _RATES = ("TFLOPS", "GB/s", "of the peak")
@@ -311,16 +308,9 @@ def _roof_note(tables: WorkTables) -> str:
 _MOST_RANKS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RanksTable:
-    """A sentence and the table, a row a rank."""
-
-    lead: str
-    table: Table
-
-
-def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> RanksTable | None:
-    """Return rank `first` (analysed already) beside the ranks of the other traces; None without others."""
+def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> tuple[str, Table] | None:
+    """Return a sentence on rank `first` (analysed already) beside those of the other traces, and a table with
+    a row a rank; None without others."""
     ranks = [first]
     unread = 0
     for path in others[: _MOST_RANKS - 1]:
@@ -332,9 +322,7 @@ def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> RanksTable | Non
         return None
     summary = summarize(ranks, unread)
     left_out = len(others) + 1 - len(ranks) - unread
-    return RanksTable(
-        _lead(summary, unread, left_out), Table(_COLUMNS, tuple(_row(rank, summary) for rank in ranks))
-    )
+    return _lead(summary, unread, left_out), Table(_COLUMNS, tuple(_row(rank, summary) for rank in ranks))
 
 
 _COLUMNS = (

@@ -165,7 +165,9 @@ def load_run(run_dir: Path) -> RunView:
         raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
     try:
         folders = _configuration_folders(run_dir)
-        sweep_toml = _read_text(run_dir / "sweep.toml")
+        written = run_dir / "sweep.toml"
+        content = read_bytes(written, LARGEST_TOML) if written.exists() else None
+        sweep_toml = None if content is None else content.decode("utf-8", errors="replace")
     except OSError as error:
         raise RunFolderError(f"{run_dir} cannot be read: {error.strerror or error}") from None
     except UnreadableError as error:
@@ -293,9 +295,3 @@ def _traces(folder: Path) -> tuple[Path, ...]:
         path for pattern in ("*_trace.json.gz", "*_trace.json") for path in (folder / "trace").glob(pattern)
     ]
     return tuple(sorted(found, key=rank))
-
-
-def _read_text(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    return read_bytes(path, LARGEST_TOML).decode("utf-8", errors="replace")

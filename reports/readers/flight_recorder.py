@@ -299,11 +299,8 @@ def _in_folder(folder: Path) -> Iterator[Path]:
             seen += len(names)
             if seen > _MOST_FILES:
                 return
-            yield from (
-                path
-                for path in (Path(place, name) for name in sorted(names) if _RANK.search(name))
-                if _is_dump(path)
-            )
+            named = (Path(place, name) for name in sorted(names) if _RANK.search(name))
+            yield from filter(_is_dump, named)
     except (OSError, ValueError):
         return  # the reader of traces says what is wrong with it
 

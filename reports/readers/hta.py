@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,22 +33,18 @@ def hta_available() -> bool:
     return importlib.util.find_spec("hta") is not None
 
 
-def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
-    """Return the overlap fraction by rank as HTA computes it, to its precision of 0.0001.
+def hta_overlap(trace: Path | str) -> float:
+    """Return the overlap fraction as HTA computes it, to its precision of 0.0001. Raises `HtaMissingError`.
 
-    Args:
-        traces: trace file by rank; each must hold a `ProfilerStep#` annotation and a collective.
-
-    Raises:
-        HtaMissingError: the extra `hta` is not installed.
+    The trace must hold a `ProfilerStep#` annotation and a collective.
     """
-    analysis = _load(traces)
-    for rank, events in analysis.t.traces.items():
-        sync = analysis.t.symbol_table.get_sym_id_map().get("cuda_sync", -1)
-        analysis.t.traces[rank] = events[events["cat"] != sync]
+    analysis = _load(trace)
+    events = analysis.t.traces[0]
+    sync = analysis.t.symbol_table.get_sym_id_map().get("cuda_sync", -1)
+    analysis.t.traces[0] = events[events["cat"] != sync]
     with _quiet():
         table = analysis.get_comm_comp_overlap(visualize=False)
-    return {int(row["rank"]): float(row["comp_comm_overlap_pctg"]) / 100 for _, row in table.iterrows()}
+    return float(table["comp_comm_overlap_pctg"].iloc[0]) / 100
 
 
 def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
@@ -63,7 +59,7 @@ def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
         HtaMissingError: the extra `hta` is not installed.
         ValueError: HTA finds no critical path in the trace.
     """
-    analysis = _load({0: trace})
+    analysis = _load(trace)
     with _quiet():
         graph, found = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=step)
         if not found:
@@ -74,12 +70,9 @@ def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
 
 
 def hta_queue_length(trace: Path | str) -> dict[int, float]:
-    """Return by stream how many launched kernels waited to run on average: how far the CPU was ahead.
-
-    Raises:
-        HtaMissingError: the extra `hta` is not installed.
-    """
-    analysis = _load({0: trace})
+    """Return by stream how many launched kernels waited to run on average: how far the CPU was ahead. Raises
+    `HtaMissingError`."""
+    analysis = _load(trace)
     with _quiet():
         table = analysis.get_queue_length_summary(ranks=[0])
     means = table["queue_length"]["mean"]
@@ -88,12 +81,8 @@ def hta_queue_length(trace: Path | str) -> dict[int, float]:
 
 def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
     """Return seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). For
-    HTA a stream is idle also while another one works.
-
-    Raises:
-        HtaMissingError: the extra `hta` is not installed.
-    """
-    analysis = _load({0: trace})
+    HTA a stream is idle also while another one works. Raises `HtaMissingError`."""
+    analysis = _load(trace)
     with _quiet():
         table, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
     found: dict[int, dict[str, float]] = {}
@@ -123,7 +112,7 @@ def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, KernelCha
         HtaMissingError: the extra `hta` is not installed.
         ValueError: a trace has no steps.
     """
-    sides = [_load({0: trace}) for trace in (before, after)]
+    sides = [_load(trace) for trace in (before, after)]
     with _quiet():
         from hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
 
@@ -145,7 +134,7 @@ def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, KernelCha
     }
 
 
-def _load(traces: Mapping[int, Path | str]) -> Any:
+def _load(trace: Path | str) -> Any:
     if not hta_available():
         raise HtaMissingError("HolisticTraceAnalysis is not installed: pip install 'fsdpbench[hta]'")
     os.environ[_NO_ROUNDING] = "1"
@@ -155,7 +144,7 @@ def _load(traces: Mapping[int, Path | str]) -> Any:
 
         # Read once when HTA was first imported, perhaps by somebody else.
         HTAEnvOptions.instance().set_disable_ns_rounding(True)
-        files = {rank: str(Path(path).resolve()) for rank, path in traces.items()}
+        files = {0: str(Path(trace).resolve())}
         return TraceAnalysis(trace_files=files, include_last_profiler_step=True)
 
 
@@ -196,7 +185,7 @@ def hta_opinion(trace: Path) -> HtaOpinion:
     """Return all that HTA finds in a trace. Raises `HtaMissingError`."""
     return HtaOpinion(
         str(trace),
-        _tried(lambda: hta_overlap({0: trace})[0]),
+        _tried(lambda: hta_overlap(trace)),
         _tried(lambda: hta_critical_path(trace, 0)),
         _tried(lambda: hta_idle_causes(trace)),
         _tried(lambda: hta_queue_length(trace)),
@@ -245,7 +234,6 @@ def describe_changes(changes: dict[str, KernelChange] | str) -> str:
 
 def _tried(question: Callable[[], Any]) -> Any:
     """Return HTA's answer, or its error as a line: HTA fails in many ways on unexpected traces."""
-
     try:
         return question()
     except HtaMissingError:

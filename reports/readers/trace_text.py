@@ -40,6 +40,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_UTF16 = "is UTF-16 text, and JSON is UTF-8: convert it first"
 _FORMATS = {
     b"\x1f\x8b": "is gzip inside gzip: unpack it once",
     b"PK\x03\x04": "is a zip archive: unpack it first",
@@ -47,10 +48,7 @@ _FORMATS = {
     b"\xfd7zXZ": "is packed by xz: unpack it first",
     b"BZh": "is packed by bzip2: unpack it first",
     b"\x04\x22\x4d\x18": "is packed by lz4: unpack it first",
-    b"\xff\xfe": "is UTF-16 text, and JSON is UTF-8: convert it first",
-    b"\xfe\xff": "is UTF-16 text, and JSON is UTF-8: convert it first",
-    b"{\x00": "is UTF-16 text, and JSON is UTF-8: convert it first",
-    b"\x00{": "is UTF-16 text, and JSON is UTF-8: convert it first",
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{"), _UTF16),
     b"SQLite format 3": "is an SQLite database (of nsys?), not a Kineto trace",
 }
 UTF8_MARK = b"\xef\xbb\xbf"

@@ -123,7 +123,7 @@ class ChipsByDevice(Mapping[str, "Chip"]):
 
 def roofs(hardware: str | None) -> Roofs:
     """Return links and chips by device name: of all profiles, or of the profile `hardware` for any device."""
-    from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
+    from fsdpbench.reports.analysis.peaks import ANY_DEVICE, Chip, Links
 
     def links_of(profile: HardwareProfile) -> Links:
         nic = profile.nic.gb_s_per_node * 1e9
@@ -142,7 +142,7 @@ def roofs(hardware: str | None) -> Roofs:
         profile = load_profile(hardware)
     except ProfileError as error:
         raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
-    return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
+    return {ANY_DEVICE: links_of(profile)}, {ANY_DEVICE: chip_of(profile)}
 
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:

@@ -364,7 +364,8 @@ def test_the_documentation_has_the_table() -> None:
 def test_an_old_result_with_few_keys_contradicts_nothing() -> None:
     assert found_in({"status": "ok", "device": "sim", "step_time_s": 0.5}) == []
     assert found_in({}) == []
-    assert dict(leaves({"a": {"b": {}}, "c": None})) == {"a.b": {}}
+    assert dict(leaves({"a": {"b": {}}, "c": None})) == {"a.b": {}, "c": None}
+    assert "mfu" not in values_of({"mfu": None})
 
 
 def test_the_committed_baseline_contradicts_nothing() -> None:

@@ -119,10 +119,11 @@ def test_ranks_stand_side_by_side_and_the_straggler_is_named(sweep: Path, tmp_pa
     broken.write_bytes(b"")
     ranks = ranks_table(analyze_trace(read_trace(first)), [second, broken])
     assert ranks is not None
-    assert ranks.lead == "Rank 1 causes 100 % of all waiting for ranks. 1 traces could not be read."
-    assert [line[0] for line in ranks.table.rows] == ["0", "1"]
-    assert [line[-1] for line in ranks.table.rows] == ["0 %", "100 %"]
-    waited = float(ranks.table.rows[0][-2])
+    lead, table = ranks
+    assert lead == "Rank 1 causes 100 % of all waiting for ranks. 1 traces could not be read."
+    assert [line[0] for line in table.rows] == ["0", "1"]
+    assert [line[-1] for line in table.rows] == ["0 %", "100 %"]
+    waited = float(table.rows[0][-2])
     assert waited == pytest.approx(0.9 * 12 * (2 * 0.9 + 1.35), rel=0.01)
 
 

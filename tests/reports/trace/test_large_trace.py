@@ -27,7 +27,7 @@ import json, sys, time, logging
 logging.disable(logging.CRITICAL)
 start = time.perf_counter()
 from fsdpbench.reports.readers.hta import hta_overlap
-print(json.dumps({"overlap": hta_overlap({0: sys.argv[1]})[0], "s": time.perf_counter() - start}))
+print(json.dumps({"overlap": hta_overlap(sys.argv[1]), "s": time.perf_counter() - start}))
 """
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trace_writing import TraceBuilder
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.analysis.peaks import ANY_CHIP, Chip
+from fsdpbench.reports.analysis.peaks import ANY_DEVICE, Chip
 from fsdpbench.reports.pages.trace_page import draw_rank
 from fsdpbench.reports.readers import TraceError, read_trace
 from fsdpbench.reports.readers.trace_events import SHAPED
@@ -30,7 +30,7 @@ CALLS = st.fixed_dictionaries(
         "Concrete Inputs": st.lists(st.sampled_from(["True", "[1, 1]", "x", "[0]"]), max_size=16) | VALUE,
     },
 )
-CHIPS = {ANY_CHIP: Chip("a chip", {"bf16": 1e15, "fp32": 1e13}, 1e12)}
+CHIPS = {ANY_DEVICE: Chip("a chip", {"bf16": 1e15, "fp32": 1e13}, 1e12)}
 
 
 @pytest.mark.campaign

@@ -21,7 +21,7 @@ def ours(path: Path) -> float:
 def test_known_truth(tmp_path: Path, fsdp_trace: Any) -> None:
     path = fsdp_trace.write(tmp_path / "rank0_trace.json.gz")
     assert ours(path) == 230 / 440
-    assert hta_overlap({0: path})[0] == pytest.approx(230 / 440, abs=1e-4)
+    assert hta_overlap(path) == pytest.approx(230 / 440, abs=1e-4)
 
 
 def test_short_kernels_random_ones_and_synchronisation_records(tmp_path: Path, trace_builder: Any) -> None:
@@ -41,7 +41,7 @@ def test_short_kernels_random_ones_and_synchronisation_records(tmp_path: Path, t
                 built.kernel("Stream Wait Event", at, at + length + 400, stream=7, category="cuda_sync")
                 at += length + rng.randrange(1, 1_500)
     path = built.write(tmp_path / "rank0_trace.json.gz")
-    assert hta_overlap({0: path})[0] == pytest.approx(ours(path), abs=1e-4)
+    assert hta_overlap(path) == pytest.approx(ours(path), abs=1e-4)
 
 
 def test_the_critical_path_of_a_step(tmp_path: Path, trace_builder: Any) -> None:
@@ -75,4 +75,4 @@ def test_the_queue_of_a_stream(tmp_path: Path, trace_builder: Any) -> None:
 
 def test_a_real_trace(real_traces: Path) -> None:
     path = real_traces / "nccl_a100.json.gz"
-    assert hta_overlap({0: path})[0] == pytest.approx(ours(path), abs=5e-3)
+    assert hta_overlap(path) == pytest.approx(ours(path), abs=5e-3)

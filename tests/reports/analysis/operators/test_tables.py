@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze
-from fsdpbench.reports.analysis.peaks import ANY_CHIP, Chip
+from fsdpbench.reports.analysis.peaks import ANY_DEVICE, Chip
 
 US = 1000
 CHIP = Chip("a chip", {"bf16": 1e12, "fp32": 1e11}, 1e11)
@@ -21,7 +21,7 @@ def at(us: float) -> int:
 
 def analyzed(built: Any, tmp_path: Path, chip: Chip | None = CHIP) -> RankAnalysis:
     path = built.write(tmp_path / "rank0_trace.json")
-    return analyze([path], chips={ANY_CHIP: chip} if chip else None).ranks[0]
+    return analyze([path], chips={ANY_DEVICE: chip} if chip else None).ranks[0]
 
 
 def product(built: Any, start: float, us: float, **more: Any) -> None:
