@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -364,14 +364,6 @@ class ClickLog(Dataset[tuple[Tensor, Tensor, Tensor]]):
 # -------------------------------------------------------------------------------------------------- disk
 
 
-class SizedDataset(Protocol):
-    """A data set whose items are tuples of tensors."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]: ...
-
-
 class RankShare(Sampler[int]):
     """Endless indices of one rank.
 
@@ -390,7 +382,7 @@ class RankShare(Sampler[int]):
             yield from order[self._rank :: self._world_size].tolist()
 
 
-def stream(dataset: SizedDataset, feed: Feed, workers: int = 0) -> Iterator[Batch]:
+def stream(dataset: ByteWindows | ImageFolder | ClickLog, feed: Feed, workers: int = 0) -> Iterator[Batch]:
     """Yield collated microbatches of one rank without end, in host memory (pinned for a CUDA device).
 
     `workers`: processes that read ahead; 0 reads in this process.
@@ -403,7 +395,7 @@ def stream(dataset: SizedDataset, feed: Feed, workers: int = 0) -> Iterator[Batc
     if count < shares:
         raise DataError(f"{feed.data} has {count} samples: too few for {shares} ranks")
     loader: DataLoader[Any] = DataLoader(
-        dataset,  # type: ignore[arg-type]
+        dataset,
         batch_size=feed.batch,
         sampler=RankShare(count, feed.seed, feed.rank, shares),
         num_workers=workers,

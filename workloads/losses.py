@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,38 +107,20 @@ def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels)
 
 
-class _Given(NamedTuple):
-    """The arguments of a linear loss: `rows` [rows, d_model], their targets `wanted` [rows], the lm head."""
-
-    rows: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    wanted: Tensor
-    in_fp32: bool
-
-
-def _linear_loss(
+def _chunked(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     in_fp32: bool,
     of_logits: OfLogits | None = None,
-    *,
-    of_rows: Callable[[_Given, OfLogits | None], Tensor],
 ) -> Tensor:
     """Return the mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model],
-    against int64 `targets` [batch, seq].
+    against int64 `targets` [batch, seq], by parts, whose logits are computed again in backward.
 
-    `of_logits`: applied to the product. `of_rows`: computes the loss of all rows.
+    `of_logits`: applied to the product.
     """
-    given = _Given(hidden.flatten(0, 1), weight, bias, targets.flatten(), in_fp32)
-    return of_rows(given, of_logits)
-
-
-def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
-    """Compute the loss by parts, whose logits are computed again in backward."""
-    rows, weight, bias, wanted, in_fp32 = given
+    rows, wanted = hidden.flatten(0, 1), targets.flatten()
     total: Tensor | None = None
     for part in _parts(len(rows), weight):
         loss = checkpoint(
@@ -151,28 +133,26 @@ def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
     return total
 
 
-def _fused(given: _Given, of_logits: OfLogits | None) -> Tensor:
-    """Compute loss and gradients in forward. `of_logits` has to be None: its gradient is unknown."""
+def _fused(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    in_fp32: bool,
+    of_logits: None = None,
+) -> Tensor:
+    """Return the same, its gradients computed in forward. `of_logits` is None: its gradient is unknown."""
     assert of_logits is None
+    rows, device = hidden.flatten(0, 1), hidden.device.type
+    if torch.is_autocast_enabled(device):  # it does not see products that write into given tensors
+        dtype = torch.get_autocast_dtype(device)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     wanted = torch.is_grad_enabled()  # an autograd function cannot ask: inside its forward gradients are off
-    loss: Tensor = _FusedLinearLoss.apply(*_as_autocast(given), wanted)
+    loss: Tensor = _FusedLinearLoss.apply(rows, weight, bias, targets.flatten(), in_fp32, wanted)
     return loss
 
 
-def _as_autocast(given: _Given) -> _Given:
-    """Cast the factors as autocast would: it does not see products that write into given tensors."""
-    device = given.rows.device.type
-    if not torch.is_autocast_enabled(device):
-        return given
-    dtype = torch.get_autocast_dtype(device)
-    bias = None if given.bias is None else given.bias.to(dtype)
-    return given._replace(rows=given.rows.to(dtype), weight=given.weight.to(dtype), bias=bias)
-
-
-LINEAR_LOSSES: dict[str, LinearLoss] = {
-    "chunked": partial(_linear_loss, of_rows=_chunked),
-    "fused": partial(_linear_loss, of_rows=_fused),
-}
+LINEAR_LOSSES: dict[str, LinearLoss] = {"chunked": _chunked, "fused": _fused}
 
 
 def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.workloads.adapters.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
-from fsdpbench.workloads.base import TRAINING_BYTES, Workload, WrappedWorkload
+from fsdpbench.workloads.base import TRAINING_BYTES, Workload
 from fsdpbench.workloads.decoder.experts import BufferRows, HasBuffers
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.inputs import Batch, Feed
 from fsdpbench.workloads.layers import ROUTERS, Projection, held, replace_projections
 from fsdpbench.workloads.shape import WorkloadError
 from fsdpbench.workloads.tensor_plan import ATTENTION_LAYERS, HasProducts, HasTensorPlan, Product, TensorPlan
@@ -111,7 +113,7 @@ def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lo
     replace_projections(model, block_classes, frozen)
 
 
-class LoraWorkload(WrappedWorkload):
+class LoraWorkload(Workload):
     """A workload whose blocks have adapters; data and shape are those of the plain one.
 
     Raises:
@@ -124,7 +126,7 @@ class LoraWorkload(WrappedWorkload):
                 f"lora: {base.name} is of the family {base.family}, for which adapters are not built; "
                 "the families decoder, llama and gpt have them"
             )
-        super().__init__(base)
+        self.base, self.name, self.family = base, base.name, base.family
         self._lora = lora
         self._blocks = [base.products(layer) for layer in range(base.block_count)]
         names = {product.name for product in self._blocks[0]} - ROUTERS
@@ -172,6 +174,30 @@ class LoraWorkload(WrappedWorkload):
     @property
     def is_causal(self) -> bool:
         return self.base.is_causal
+
+    @property
+    def shape(self) -> dict[str, ShapeValue]:
+        return self.base.shape
+
+    @property
+    def default_seq(self) -> int | None:
+        return self.base.default_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return self.base.block_classes
+
+    def microbatches(self, feed: Feed, seq: int | None) -> Iterator[Batch]:
+        # By `batches`: a family of another package may define that alone.
+        return self.base.batches(
+            feed.batch, seq, feed.seed, feed.rank, feed.device, feed.data, world_size=feed.world_size
+        )
+
+    def tokens(self, batch: int, seq: int | None = None) -> int | None:
+        return self.base.tokens(batch, seq)
+
+    def resolve_seq(self, seq: int | None) -> int | None:
+        return self.base.resolve_seq(seq)
 
     def tensor_plan(self) -> TensorPlan:
         if not isinstance(self.base, HasTensorPlan):

@@ -180,14 +180,11 @@ class Mixture(nn.Module):
         rows = rows * weights.to(x.dtype)[:, None]
         added = torch.zeros_like(tokens).index_add_(0, token, rows)
         if self.shared is not None:
-            added = added + self._shared(tokens)
+            shared: Tensor = self.shared(tokens)
+            if self.shared_gate is not None:
+                shared = torch.sigmoid(self.shared_gate(tokens)) * shared
+            added = added + shared
         return F.dropout(added.view_as(x), self.shape.residual_dropout, self.training)
-
-    def _shared(self, tokens: Tensor) -> Tensor:
-        """Compute the shared expert for every token, [tokens, d_model]."""
-        assert self.shared is not None
-        result: Tensor = self.shared(tokens)
-        return result if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * result
 
     def _apply_experts(self, rows: Tensor, loads: list[int]) -> Tensor:
         if self.exchange is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +33,9 @@ class DecoderAttention(nn.Module):
         super().__init__()
         self.width, self.groups = shape.head_width, shape.heads // shape.kv_heads
         self.scale = (shape.query_scale or shape.head_width) ** -0.5
-        self.explicit, self.cap, self.dropout = (
-            shape.attention == "explicit",
-            shape.score_cap,
-            shape.attention_dropout,
-        )
-        self.residual_dropout = shape.residual_dropout
-        widths = (shape.query_width, shape.kv_width, shape.kv_width)
-        self.widths = widths
+        self.explicit, self.cap = shape.attention == "explicit", shape.score_cap
+        self.dropout, self.residual_dropout = shape.attention_dropout, shape.residual_dropout
+        self.widths = widths = (shape.query_width, shape.kv_width, shape.kv_width)
         self.fused = shape.fused_projections
         if self.fused:
             self.query_key_value = Projection(shape.d_model, sum(widths), shape.qkv_bias)
@@ -195,7 +189,8 @@ class Decoder(ComputesTokenLoss, nn.Module):
         context = self._context(inputs.shape[1], x)
         for block in self.blocks:
             x = block(x, *context)
-        capped = partial(_capped, cap=shape.logit_cap) if shape.logit_cap else None
+        cap = shape.logit_cap  # logits are bent into -cap to cap
+        capped = (lambda logits: (logits / cap).tanh() * cap) if cap else None
         return self.logits_or_loss(self.final_norm(x), targets, shape.fp32_loss, capped)
 
     def _context(self, seq: int, x: Tensor) -> tuple[Tensor | None, ...]:
@@ -209,8 +204,3 @@ class Decoder(ComputesTokenLoss, nn.Module):
         if 0 < shape.window < seq and "S" in shape.layer_pattern:
             local_mask = causal_mask(seq, shape.window, x)
         return (*tables, *local, mask, local_mask)
-
-
-def _capped(logits: Tensor, cap: float) -> Tensor:
-    """Return logits bent into -cap to cap."""
-    return (logits / cap).tanh() * cap

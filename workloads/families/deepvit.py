@@ -62,11 +62,6 @@ class DeepViTShape:
         """Return the tokens of an image: its patches and the class token."""
         return self.patches + 1
 
-    @property
-    def block_weights(self) -> int:
-        """Return the weights of one block's matrix products on tokens: QKV, projection, feed-forward."""
-        return (4 + 2 * self.expansion) * self.d_model**2
-
 
 class ReAttention(nn.Module):
     """Self-attention of [batch, tokens, d_model] with its weights mixed across heads."""
@@ -169,7 +164,7 @@ class DeepViTWorkload(VisionWorkload[DeepViTShape]):
         s = self.spec
         biases = (1 + s.expansion + 1) * s.d_model
         mixing = s.heads**2 + 2 * s.heads
-        block = s.block_weights + biases + mixing + 4 * s.d_model
+        block = (4 + 2 * s.expansion) * s.d_model**2 + biases + mixing + 4 * s.d_model
         tokens = (CHANNELS * s.patch**2 + 1 + 1 + s.tokens) * s.d_model
         return s.layers * block + tokens + 2 * s.d_model + (s.d_model + 1) * s.classes
 

@@ -87,13 +87,12 @@ def advise_script(
     loader = _loader(result, base)
     asked = distinct + list(loader)
 
-    def progress(done: int) -> None:
-        tell(f"simulated {done} of {len(asked)} variants")
-
     tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
     steady = _is_steady(result)
     configs = [_varied(config, variation, steady=steady) for variation in asked]
-    trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
+    said = "simulated {} of {} variants"
+    ran = simulate(configs, jobs, lambda done: tell(said.format(done, len(asked)))) if asked else []
+    trials = dict(zip(asked, ran, strict=True))
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     folder = "" if config.script is None else str(config.script.own_folder)

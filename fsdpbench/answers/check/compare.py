@@ -88,9 +88,7 @@ def compare(
     """Return all changes from `before` to `after`, entries by configuration name. `left_out`: configurations
     that the older side does without."""
     both = [name for name in before if name in after]
-    found: list[Change] = []
-    for name in both:
-        found += _changes(name, before[name], after[name], thresholds)
+    found = [each for name in both for each in _changes(name, before[name], after[name], thresholds)]
     added = tuple(name for name in after if name not in before and name not in left_out)
     return Comparison(
         changes=tuple(_corrected(found, thresholds)),
@@ -173,10 +171,8 @@ def _exact(
 def _tested(name: str, metric: str, before: list[float], after: list[float]) -> Change:
     """Return a change of a measured figure. Its `chance` is not yet adjusted for the number of tests, so its
     verdict is not final."""
-    change = effect(before, after)
-    runs = (len(before), len(after))
-    verdict = _direction(metric, change)
-    chance = p_value(before, after)
+    change, runs = effect(before, after), (len(before), len(after))
+    verdict, chance = _direction(metric, change), p_value(before, after)
     return Change(name, metric, median(before), median(after), verdict, change, chance, runs)
 
 

@@ -36,14 +36,12 @@ def diagnose(comparison: Comparison) -> list[Finding]:
     for change in comparison.changes:
         if change.verdict not in (Verdict.NOISE, Verdict.UNKNOWN):
             by_configuration.setdefault(change.configuration, {})[change.metric] = change
-    found: list[Finding] = []
     regressed = {
         name: changes
         for name, changes in by_configuration.items()
         if any(change.verdict is Verdict.WORSE for change in changes.values())
     }
-    for cause, rule in _RULES.items():
-        found += _finding(cause, rule, regressed)
+    found = [each for cause, rule in _RULES.items() for each in _finding(cause, rule, regressed)]
     explained = {name for finding in found for name in finding.configurations}
     unexplained = {name: changes for name, changes in regressed.items() if name not in explained}
     return found + _finding("slower_step", _slower_step, unexplained)
@@ -99,11 +97,9 @@ def _kernels(changes: Changes) -> str | None:
 
 def _slower_work(changes: Changes) -> str | None:
     change = changes.get("compute_s")
-    if any(name in changes for name in _COUNTS) or change is None or change.verdict is not Verdict.WORSE:
+    if change is None or change.verdict is not Verdict.WORSE or (change.relative or 0.0) < _WORTH_SAYING:
         return None
-    if "prefetched_all_gathers" in changes or change.relative is None:
-        return None
-    if change.relative < _WORTH_SAYING:
+    if not changes.keys().isdisjoint((*_COUNTS, "prefetched_all_gathers")):
         return None
     return f"the same kernels take {change.relative:.1%} more time"
 

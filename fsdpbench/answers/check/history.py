@@ -173,13 +173,12 @@ def _changes(commits: Sequence[Commit]) -> list[str]:
 
 def _series(commits: Sequence[Commit]) -> list[Series]:
     names = dict.fromkeys(name for commit in commits for name in commit.entries)
-    found = []
-    for name in names:
-        for metric in METRICS:
-            values = tuple(_value(commit.entries.get(name), metric) for commit in commits)
-            if any(value is not None for value in values):
-                found.append(Series(name, metric, values))
-    return found
+    found = (
+        Series(name, metric, tuple(_value(commit.entries.get(name), metric) for commit in commits))
+        for name in names
+        for metric in METRICS
+    )
+    return [each for each in found if set(each.values) != {None}]
 
 
 def _value(entry: Entry | None, metric: str) -> float | None:
@@ -231,11 +230,8 @@ Floats = npt.NDArray[np.float64]
 
 def exact_steps(values: Sequence[float]) -> list[int]:
     """Return each place whose value differs from the one before it."""
-    return [
-        place
-        for place in range(1, len(values))
-        if not math.isclose(values[place], values[place - 1], rel_tol=EXACT)
-    ]
+    pairs = enumerate(pairwise(values), start=1)
+    return [place for place, pair in pairs if not math.isclose(*pair, rel_tol=EXACT)]
 
 
 def measured_steps(values: Sequence[float]) -> list[int]:

@@ -73,10 +73,8 @@ def measure_noise(entries: Mapping[str, Entry]) -> Noise:
 
 def _of_splits(values: Sequence[float], generator: np.random.Generator) -> float:
     half = len(values) // 2
-    found = []
-    for _ in range(_SPLITS):
-        drawn = generator.permutation(values)
-        found.append(abs(effect(drawn[:half].tolist(), drawn[half:].tolist())))
+    drawn = (generator.permutation(values).tolist() for _ in range(_SPLITS))
+    found = [abs(effect(each[:half], each[half:])) for each in drawn]
     return float(np.quantile(found, _QUANTILE))
 
 

@@ -7,6 +7,7 @@ each change ──────> fits? how fast? ── none fits ──> pairs o
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -172,9 +173,7 @@ def combinations(
     ]
     pairs += [pair for pair in whole if is_possible(pair, config)]
     for count in range(3, min(len(distinct), _STRONGEST) + 1):
-        joined = distinct[0]
-        for change in distinct[1:count]:
-            joined = joined.with_(change)
+        joined = functools.reduce(Change.with_, distinct[:count])
         if is_possible(joined, config):
             pairs.append(joined)
     return pairs

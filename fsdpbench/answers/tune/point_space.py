@@ -26,7 +26,9 @@ class PointSpace:
     def __init__(self, points: Sequence[Config]) -> None:
         self.optuna = _optuna()
         self.points = points
-        self._fields = [fields_of(config) for config in points]
+        self._fields: list[dict[str, Value]] = [
+            {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()} for config in points
+        ]
         names = list(self._fields[0])
         values = {name: _distinct(fields[name] for fields in self._fields) for name in names}
         self._values = {name: found for name, found in values.items() if len(found) > 1}
@@ -56,11 +58,6 @@ class PointSpace:
         """Return the point of `among` that differs in the fewest fields; of equals the most promising."""
         wanted = {name: self._values[name][parameters[name]] for name in self._values}
         return min(among, key=lambda index: (_distance(self._fields[index], wanted), -promise(index), index))
-
-
-def fields_of(config: Config) -> dict[str, Value]:
-    """Return the fields that distinguish points: system, world and settings."""
-    return {"system": config.system, "gpus": config.gpus, **config.settings.to_dict()}
 
 
 def objectives(candidate: Candidate) -> tuple[float, float]:

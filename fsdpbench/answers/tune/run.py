@@ -84,12 +84,11 @@ def tune(
     *,
     seed: int,
     progress: Progress,
-    quiet: Progress,
     tell: Callable[[str], None],
 ) -> Answer:
     """Search `points` on simulated GPUs, run the best in full on their own device, write what came of it.
 
-    `progress` shows the full runs, `quiet` the search's; `tell` takes a line now and then. The caller holds
+    `progress` shows the full runs; `tell` takes a line now and then. The caller holds
     the store's lock. Raises `BenchError` if nothing that was tried is feasible.
     """
     store.write_space(space, [])
@@ -98,7 +97,7 @@ def tune(
         for place, config in enumerate(points)
         if (changed := as_simulated(config)) is not None
     }
-    tried, chosen = _simulate(store, space, points, goal, effort, seed, quiet, tell)
+    tried, chosen = _simulate(store, space, points, goal, effort, seed, tell)
     if chosen is not None:
         answer = _by_unit(store, space, points, tried, chosen, goal, effort, progress)
     elif points[0].device == "sim":
@@ -158,7 +157,6 @@ def _simulate(
     goal: Goal,
     effort: Effort,
     seed: int,
-    quiet: Progress,
     tell: Callable[[str], None],
 ) -> tuple[list[Candidate], Chosen | None]:
     """Return the search on simulated GPUs: what was tried, in order; and the choice by unit, if wanted."""
@@ -171,7 +169,7 @@ def _simulate(
 
     def evaluate(batch: Sequence[Config]) -> list[Candidate]:
         nonlocal done
-        run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
+        run_sweep(searching, batch, Progress(), jobs=jobs_for("sim"), index=False)
         done += len(batch)
         count = min(effort.trials, len(simulated))
         tell(f"{done} of {count} simulated" if done <= count else f"{done - count} simulated by unit")
@@ -293,10 +291,8 @@ def search(points: Sequence[Config], trials: int, seed: int, evaluate: Evaluate)
     Raises `UsageError` if optuna is not installed and would be needed.
     """
     if len(points) <= trials:
-        tried: list[Candidate] = []
-        for start in range(0, len(points), BATCH):
-            tried += evaluate(points[start : start + BATCH])
-        return tried
+        starts = range(0, len(points), BATCH)
+        return [each for start in starts for each in evaluate(points[start : start + BATCH])]
     return _Search(points, seed).run(trials, evaluate)
 
 
@@ -311,7 +307,10 @@ class _Search:
 
     def run(self, trials: int, evaluate: Evaluate) -> list[Candidate]:
         tried: list[Candidate] = []
-        for index in self._spread_out():
+        firsts: dict[str, int] = {}  # of each system: usual settings come first in their lists
+        for index, config in enumerate(self._space.points):
+            firsts.setdefault(config.system, index)
+        for index in firsts.values():
             self._study.enqueue_trial(self._space.parameters(index))
         while len(tried) < trials and self._left:
             count = min(BATCH, trials - len(tried), len(self._left))
@@ -321,13 +320,6 @@ class _Search:
                 self._study.tell(trial, objectives(candidate))
             tried += candidates
         return tried
-
-    def _spread_out(self) -> list[int]:
-        """Return the first point of each system: usual settings come first in their lists."""
-        firsts: dict[str, int] = {}
-        for index, config in enumerate(self._space.points):
-            firsts.setdefault(config.system, index)
-        return list(firsts.values())
 
     def _next(self) -> tuple[int, Any]:
         """Return a point to try and its trial, whose parameters are exactly that point's."""

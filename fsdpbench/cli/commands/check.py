@@ -136,14 +136,12 @@ def command(
     from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
 
-    if baseline is None and (folder is None or not noise):
-        raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
     loaded = Baseline.read(baseline) if baseline is not None else None
     if noise and folder is not None:
         _write_noise(stored_side(folder), thresholds)
         return
-    assert loaded is not None
-    assert baseline is not None
+    if loaded is None or baseline is None:
+        raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
     if noise:
         if loaded.space.get("device") == "sim":
             raise CannotJudgeError(

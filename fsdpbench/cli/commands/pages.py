@@ -57,7 +57,8 @@ def command(
     from fsdpbench.sweep.sweep_state import SweepFolder
 
     page = None if no_page else LivePage(folder, output or folder / "report.html")
-    view = make_view(quiet=as_json)
+    console = make_console(stderr=True)
+    view = View() if as_json else LiveView(console) if console.is_terminal else PlainView()
     last: SweepState | None = None
     ending: BenchError | None = None
     with interruption.unwinding():  # else a cursor that is hidden stays so
@@ -131,10 +132,9 @@ def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) 
 
 
 def _why_waiting(folder: Path, state: SweepState | None) -> str:
-    if state is not None:
-        done = f"{len(state.ended)} of {len(state.points)} are done"
-        return f"waiting for the sweep in {folder} to resume: {done}"
-    return f"waiting for a sweep in {folder}"
+    if state is None:
+        return f"waiting for a sweep in {folder}"
+    return f"waiting for the sweep in {folder} to resume: {len(state.ended)} of {len(state.points)} are done"
 
 
 def _timed_out(folder: Path, state: SweepState | None, timeout: float) -> None:
@@ -167,14 +167,6 @@ def _record(folder: Path, state: SweepState, ending: BenchError | None) -> dict[
 
 _LAST_SHOWN = 8
 _MOST_UNDER_WAY = 6
-
-
-def make_view(quiet: bool) -> View:
-    """Return a live table for a terminal, lines for a file or a pipe, nothing if `quiet`."""
-    if quiet:
-        return View()
-    console = make_console(stderr=True)
-    return LiveView(console) if console.is_terminal else PlainView()
 
 
 def _headline(state: SweepState, slurm: str = "") -> str:

@@ -218,9 +218,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     Raises `UsageError` where no model is named."""
     from fsdpbench.cli.requests.request import gpu_counts, make_request
 
-    from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-    if space is not None:
-        from_file = read_space_file(space)
+    from_file = ({}, {}) if space is None else read_space_file(space)
     named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
     target = {**from_file[0], **named}
     lists = {**from_file[1], **given_settings(options, assignments)}

@@ -82,7 +82,6 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.reports.pages import write_report
-    from fsdpbench.sweep.trials import Progress
 
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)
@@ -111,7 +110,6 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
             effort,
             seed=options["seed_search"],
             progress=make_progress(),
-            quiet=Progress(),
             tell=_tell,
         )
         with disk_errors(folder):

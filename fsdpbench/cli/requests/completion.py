@@ -32,14 +32,6 @@ def answer(group: click.Group) -> int:
     return 0
 
 
-def script_for(shell: str, group: click.Group) -> str:
-    """Return the script that makes `shell` complete `group`. Raises KeyError for a shell unknown to click."""
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise KeyError(shell)
-    return kind(group, {}, PROGRAM, COMPLETE_VARIABLE).source()
-
-
 def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
     """Return a completer of an option that takes comma-separated names; it completes the last one."""
 
@@ -101,8 +93,9 @@ def command(context: click.Context, shell: str | None) -> None:
     if shell not in SHELLS:
         raise UsageError(f"for which shell? SHELL says {shell or 'nothing'}; name one of {', '.join(SHELLS)}")
     group = context.parent.command if context.parent is not None else context.command
-    assert isinstance(group, click.Group)
+    kind = get_completion_class(shell)
+    assert kind is not None
     try:
-        show(script_for(shell, group))
+        show(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).source())
     except RuntimeError as error:  # a bash that is too old
         raise UsageError(f"completion for {shell}: {error}") from None

@@ -262,9 +262,7 @@ def _node_size(given: Mapping[str, Any], largest: Target) -> int:
     for name in ("gpus_used_per_node", "gpus_per_node"):
         if (stated := _count(given, name)) is not None:
             return stated
-    if largest.device == "sim":
-        return largest.profile.gpus_per_node
-    return largest.gpus_per_node
+    return largest.profile.gpus_per_node if largest.device == "sim" else largest.gpus_per_node
 
 
 def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule, ...]:

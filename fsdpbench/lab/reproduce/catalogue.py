@@ -85,7 +85,7 @@ NAMES = tuple(_RECIPES)
 
 def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
     """The figures named in `only` (none: all); profiles of machines that variants need go to `folder`."""
-    cases = as_stated({case.name: case for case in known_cases("gpt", "t5", "open")})
+    cases = {case.name: _stated(case) for case in known_cases("gpt", "t5", "open")}
     return [_figure(name, cases, folder) for name in NAMES if not only or name in only]
 
 
@@ -141,11 +141,6 @@ def _kind(recipe: _Recipe, series: str) -> Figure:
 # T5  Hugging Face's model is stated: its attention is written out, with dropout of 0.1
 
 _OF_SECTION_5_4 = {"param_dtype": "bf16", "reduce_dtype": "bf16", "activation_checkpointing": "full"}
-
-
-def as_stated(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """The validation's cases by name, as the paper states them."""
-    return {name: _stated(case) for name, case in cases.items()}
 
 
 def _on_its_machine(figure: str, case: Case, folder: Path) -> Case:

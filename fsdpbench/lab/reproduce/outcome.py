@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -90,7 +90,7 @@ class Outcome:
 
     @property
     def mean_error(self) -> float | None:
-        return statistics.fmean(self.errors) if self.errors else None
+        return _mean(self.errors)
 
     @property
     def worst_error(self) -> float | None:
@@ -108,21 +108,14 @@ class Outcome:
         return [each for each in self.tried if not each.variant.contradicts]
 
     def _mean_error_with(self, tried: Tried) -> float:
-        changed = (
-            _error(each.point, tried.values.get((each.point.series, each.point.x), each.value))
-            for each in self.points
-        )
-        errors = [abs(error) for error in changed if error is not None]
-        return statistics.fmean(errors) if errors else 0.0
+        values = [tried.values.get((each.point.series, each.point.x), each.value) for each in self.points]
+        return _mean(map(_error, (each.point for each in self.points), values)) or 0.0
 
     def mean_error_of(self, tried: Tried) -> float:
         """The mean error of the assumed settings over the points that `tried` changes."""
-        errors = [
-            abs(each.error)
-            for each in self.points
-            if each.error is not None and tried.values.get((each.point.series, each.point.x)) is not None
-        ]
-        return statistics.fmean(errors) if errors else 0.0
+        values = tried.values
+        changed = (each for each in self.points if values.get((each.point.series, each.point.x)) is not None)
+        return _mean(each.error for each in changed) or 0.0
 
 
 def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
@@ -184,17 +177,16 @@ def _interval(point: Point, prediction: Prediction) -> tuple[float, float] | Non
 
 
 def _tried(figure: PaperFigure, variant: Variant, runs: Runs) -> Tried:
-    values: dict[tuple[str, Place], float | None] = {}
-    errors = []
-    for point in figure.points:
-        prediction = _prediction(variant, point.case, runs)
-        if prediction is None:
-            continue
-        value = prediction.predicted(point.kind)
-        values[point.series, point.x] = value
-        error = _error(point, value)
-        errors += [] if error is None else [abs(error)]
-    return Tried(variant, values, statistics.fmean(errors) if errors else None)
+    both = ((point, _prediction(variant, point.case, runs)) for point in figure.points)
+    found = [(point, each.predicted(point.kind)) for point, each in both if each is not None]
+    values = {(point.series, point.x): value for point, value in found}
+    return Tried(variant, values, _mean(_error(*each) for each in found))
+
+
+def _mean(errors: Iterable[float | None]) -> float | None:
+    """Return the mean size of the errors that are known; None without any."""
+    known = [abs(error) for error in errors if error is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:

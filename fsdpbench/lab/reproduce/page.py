@@ -34,7 +34,7 @@ def write_page(
         scripts=_SCRIPTS,
         publication=publication,
         sections=list(zip(outcomes, map(chart_of, outcomes), traced, strict=True)),
-        claims_table=_claims,
+        claims_table=lambda outcome: Table(_COLUMNS, tuple(map(_row, outcome.claims))),
         variants_table=_variants,
         summed_up=summed_up,
         summary=_summary(outcomes),
@@ -51,10 +51,6 @@ def write_page(
 
 
 _COLUMNS = ("claim", "bounds", "published", "simulated", "under other settings", "verdict")
-
-
-def _claims(outcome: Outcome) -> Table:
-    return Table(_COLUMNS, tuple(map(_row, outcome.claims)))
 
 
 def _not_holding(outcomes: Sequence[Outcome]) -> Table:
@@ -107,15 +103,8 @@ def _variants(outcome: Outcome) -> Table:
         )
         for each in outcome.tried
     )
-    columns = (
-        "other settings",
-        "what is stated",
-        "points",
-        "mean error with them",
-        "as assumed",
-        "without a value",
-    )
-    return Table(columns, rows)
+    columns = ("other settings", "what is stated", "points", "mean error with them", "as assumed")
+    return Table((*columns, "without a value"), rows)
 
 
 def _summary(outcomes: Sequence[Outcome]) -> Table:

@@ -97,10 +97,8 @@ def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
         if not values or None in values:
             continue
         predicted = 100 * (values[0] / values[1] - 1)  # type: ignore[operator]
-        published = 100 * (
-            on[gpus].case.published[Figure.HARDWARE_TFLOPS] / without.case.published[Figure.HARDWARE_TFLOPS]
-            - 1
-        )
+        one, other = (p.case.published[Figure.HARDWARE_TFLOPS] for p in (on[gpus], without))
+        published = 100 * (one / other - 1)
         gaps.append((abs(predicted - published), predicted, published))
     if not gaps:
         return []

@@ -53,11 +53,6 @@ _SOURCES: dict[str, _Epoch] = {
 _OF_TODAY = _Epoch()
 
 
-def is_framework_file(columns: tuple[str, ...]) -> bool:
-    """Whether a file with these columns is one of this format."""
-    return "model" in columns and "layers" not in columns
-
-
 class Row:
     """One row with the place that errors name."""
 

@@ -70,15 +70,9 @@ def _figure(name: str, table: JsonObject) -> PublishedFigure:
         for key, values in table.items()
         if key not in _ABOUT
     }
-    return PublishedFigure(
-        name=name,
-        source=table["source"],
-        read=table["read"],
-        unit=table["unit"],
-        x=tuple(table["x"]),
-        series=series,
-        batch=tuple(table.get("batch", ())),
-    )
+    about: JsonObject = {
+        key: tuple(at) if isinstance(at, list) else at for key, at in table.items() if key in _ABOUT}
+    return PublishedFigure(name, series=series, **about)
 
 
 def known_cases(*parts: str) -> list[Case]:

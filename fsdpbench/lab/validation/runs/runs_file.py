@@ -50,7 +50,7 @@ def cases_of_file(path: Path) -> list[Case]:
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         columns = tuple(reader.fieldnames or ())
-        general = framework_file.is_framework_file(columns)
+        general = "model" in columns and "layers" not in columns
         wanted = framework_file.COLUMNS if general else COLUMNS
         missing = [name for name in wanted if name not in columns]
         if missing:
