@@ -30,12 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    noop_context_fn,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.workloads.shape import WorkloadError
@@ -163,10 +158,10 @@ def run_checkpointed(
 
     `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
     """
-    contexts = partial(_selection, checkpointing) if checkpointing.by_operator else noop_context_fn
-    output: Tensor = checkpoint(
-        function, *args, use_reentrant=False, preserve_rng_state=random, context_fn=contexts
-    )
+    selection: dict[str, Any] = {}
+    if checkpointing.by_operator:
+        selection["context_fn"] = partial(_selection, checkpointing)
+    output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random, **selection)
     return output
 
 

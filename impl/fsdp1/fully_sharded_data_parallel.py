@@ -100,14 +100,12 @@ class FullyShardedDataParallel(StateDictMethods):
         forward_prefetch_depth: int | None = None,
     ) -> None:
         super().__init__()
-        strategy = ShardingStrategy.FULL_SHARD
-        if sharding_strategy is not None:
-            strategy = by_name(ShardingStrategy, sharding_strategy)
+        asked = ShardingStrategy.FULL_SHARD if sharding_strategy is None else sharding_strategy
+        strategy = by_name(ShardingStrategy, asked)
         if backward_prefetch is not None:
             backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
-        precision = MixedPrecision()
-        if mixed_precision is not None:
-            precision = own(MixedPrecision, mixed_precision, "mixed_precision")
+        casts = MixedPrecision() if mixed_precision is None else mixed_precision
+        precision = own(MixedPrecision, casts, "mixed_precision")
         settings = ScheduleSettings.decide(
             backward_prefetch=PREFETCH_TIMING[backward_prefetch],
             backward_prefetch_depth=backward_prefetch_depth,
@@ -122,21 +120,19 @@ class FullyShardedDataParallel(StateDictMethods):
         if auto_wrap_policy is not None:
             full_precision = () if mixed_precision is None else precision._module_classes_to_ignore
             inner = {
-                "process_group": process_group, "sharding_strategy": strategy,
-                "mixed_precision": precision, "cpu_offload": cpu_offload,
-                "ignored_states": left_alone.parameters, "param_init_fn": param_init_fn,
-                "device_id": device_id, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
+                "process_group": process_group, "sharding_strategy": strategy, "mixed_precision": precision,
+                "cpu_offload": cpu_offload, "ignored_states": left_alone.parameters, "device_id": device_id,
+                "param_init_fn": param_init_fn, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
                 "sync_module_states": sync_module_states, "limit_all_gathers": limit_all_gathers,
-                "backward_prefetch": backward_prefetch, "forward_prefetch": forward_prefetch,
-                "backward_prefetch_depth": backward_prefetch_depth,
-                "forward_prefetch_depth": forward_prefetch_depth, "memory_handover": memory_handover,
+                "backward_prefetch": backward_prefetch, "backward_prefetch_depth": backward_prefetch_depth,
+                "forward_prefetch": forward_prefetch, "forward_prefetch_depth": forward_prefetch_depth,
+                "memory_handover": memory_handover,
             }  # fmt: skip
             wrapper = FullyShardedDataParallel
             wrap_inside(wrapper, module, auto_wrap_policy, left_alone.modules, full_precision, inner)
         device = compute_device(module, device_id, left_alone)
-        offload = None
-        if cpu_offload is not None and cpu_offload.offload_params:
-            offload = HostOffload.decide(pin_memory=True, device=device)
+        offloads = cpu_offload is not None and cpu_offload.offload_params
+        offload = HostOffload.decide(pin_memory=True, device=device) if offloads else None
         how = FlatSharding(
             groups, strategy, precision, device, use_orig_params, offload, param_init_fn, sync_module_states
         )

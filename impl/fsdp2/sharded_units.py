@@ -110,8 +110,7 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
     dtype = members[0].parameter.dtype
     precision = UnitPrecision.decide(dtype, how.policy.param_dtype, how.policy.reduce_dtype)
     packs = members[0].extended or smaller_size is not None
-    smallest = math.inf if packs else how.smallest_grouped(groups)
-    members, grouped = _in_order(members, precision, smallest)
+    members, grouped = _in_order(members, precision, math.inf if packs else how.smallest_grouped(groups))
     originals = [member.parameter for member in members]
     plans = [member.plan for member in members]
     layout = chunked_layout(

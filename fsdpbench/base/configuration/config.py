@@ -305,7 +305,7 @@ class JitterSettings:
                 ) from None
         if "seed" not in values:
             raise UsageError(f"--jitter: {text!r} has no seed; write seed=7,{text}")
-        return cls(seed=int(values.pop("seed")), **values)
+        return cls(seed=round(values.pop("seed")), **values)
 
     def to_text(self) -> str:
         """Return the jitter as `parse` reads it."""

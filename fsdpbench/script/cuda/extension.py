@@ -42,7 +42,7 @@ def functions(accelerator: Accelerator) -> dict[str, Callable[..., Any]]:
         **{put: partial(lambda name, to, *_: kept.update({name: to}), name) for name, (put, _) in pairs},
         **{name: partial(lambda answer, *_: answer, answer) for name, answer in table["answers"].items()},
         **dict.fromkeys(table["nothing"], lambda *_: None),
-        **{name: refusal(f"torch._C._cuda_{name}", out) for name, out in table["refused"].items()},
+        **{name: refusal(f"{name} of torch's C extension", out) for name, out in table["refused"].items()},
     }
     return {f"_cuda_{name}": function for name, function in made.items()}
 

@@ -50,7 +50,9 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
     shape = workload.shape
     if shape.get("attention") == "explicit" or slides(workload):
-        return {"cp": f"{workload.name} has a mask, which torch's ring attention does not take"}
+        return {
+            "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
+        }
     if shape.get("attention_dropout") or (workload.family != "decoder" and shape.get("dropout")):
         return {"cp": "torch's ring attention drops nothing: set the shape's dropout of attention to 0"}
     if config.settings.param_dtype == "fp32" and config.device == "sim":

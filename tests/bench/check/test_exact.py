@@ -98,7 +98,8 @@ def test_configurations_of_one_side_are_named() -> None:
 
 def test_a_baseline_of_another_torch_cannot_judge(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
-    configurations = {"a": Figures(**an_entry().to_dict())}
+    entry = an_entry()
+    configurations = {"a": Figures(entry.status, entry.device, entry.known)}
     Baseline({}, {"1.0": FigureSet(configurations)}).write(path)
     with pytest.raises(CannotJudgeError, match=r"torch 1\.0"):
         Baseline.read(path).of_this_torch(path)
@@ -124,7 +125,9 @@ def test_a_gain_alone_has_no_cause() -> None:
 )
 def test_a_baseline_is_typed(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     path = tmp_path / "baseline.json"
-    configurations = {"a": an_entry().to_dict() | change}
+    entry = an_entry()
+    written = {"status": entry.status, "device": entry.device, "runs": entry.known}
+    configurations = {"a": written | change}
     path.write_text(
         json.dumps({"schema": 1, "space": {}, "sets": {"2.13": {"configurations": configurations}}})
     )

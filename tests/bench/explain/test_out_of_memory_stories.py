@@ -13,6 +13,7 @@ import pytest
 from fsdpbench.answers.explain.advice import account_of, grows, steps_until_full
 from fsdpbench.answers.explain.changes import Change
 from fsdpbench.base.configuration.config import Config, WhatIf
+from fsdpbench.base.settings.table import Settings
 from fsdpbench.engine import worker
 from fsdpbench.engine.devices.base import Placement
 from fsdpbench.engine.results.records import RankRecord, Status
@@ -196,6 +197,7 @@ def test_what_cxx_makes_of_an_out_of_memory_error_is_one_still(
     monkeypatch.setattr(worker, "make_device", lambda config, placement: _Device())
     config = Config.__new__(Config)
     object.__setattr__(config, "device", "sim")
+    object.__setattr__(config, "settings", Settings())
     assert worker.run_rank(config, Placement(0, 1, 0), tmp_path) is Status.OOM
 
 
