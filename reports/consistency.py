@@ -196,7 +196,9 @@ def _applies(rule: Mapping[str, str], values: Values) -> bool:
 def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Contradiction]:
     texts = [rule[side].replace("@", each) for side in ("left", "right")]
     try:
-        found = [_usable(_evaluated(text)(values)) for text in texts]
+        found = [_evaluated(text)(values) for text in texts]
+        if not all(isinstance(each, str | list) or math.isfinite(each) for each in found):
+            return  # no rule can speak of NaN and infinity
         holds = _holds(rule["relation"], rule["tolerance"], *found)
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return  # a figure that is not known, or not a number, which its range reports
@@ -240,13 +242,6 @@ def _below(values: Values, name: str) -> list[float]:
     if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):
         raise LookupError(name)
     return found
-
-
-def _usable(value: Any) -> Any:
-    """Return `value`, if a rule can speak of it. Raises `ValueError` for NaN and infinity."""
-    if not isinstance(value, str | list) and not math.isfinite(value):
-        raise ValueError("not finite")
-    return value
 
 
 def _is_number(value: Any) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.naming import PATTERNS, allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.naming import ALLOCATING, PATTERNS, SYNCHRONIZING, times_of
 from fsdpbench.reports.analysis.records import seconds
 from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.readers import Trace
@@ -82,9 +82,9 @@ def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: 
     late = intervals.of(idle.start, launch)
     held: dict[str, int] = {}
     for name, what in (
-        ("allocator", allocator_calls(trace)),
+        ("allocator", times_of(trace, ALLOCATING)),
         ("rate_limiter", spans.times(LIMITER_WAIT)),
-        ("synchronization", synchronizing_calls(trace)),
+        ("synchronization", times_of(trace, SYNCHRONIZING)),
     ):
         held[name] = intervals.intersect(late, what).length()
         late = intervals.subtract(late, what)

@@ -79,25 +79,19 @@ def is_cpu_computation(name: str) -> bool:
     return _COMPUTATION_OPERATOR.search(name) is not None and _NO_COMPUTATION.search(name) is None
 
 
-_ALLOCATING = frozenset(f"{prefix}{call}" for prefix in ("cuda", "hip") for call in ("Malloc", "Free"))
-_ALLOCATING |= {"cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"}
-_SYNCHRONIZING = frozenset(
+ALLOCATING = frozenset(f"{prefix}{call}" for prefix in ("cuda", "hip") for call in ("Malloc", "Free"))
+ALLOCATING |= {"cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"}
+SYNCHRONIZING = frozenset(
     f"{prefix}{what}Synchronize" for prefix in ("cuda", "hip") for what in ("Device", "Stream", "Event")
 )
 
 
 def allocator_rows(trace: Trace) -> Int64:
     """Return rows of the driver's allocation calls, in order of their start."""
-    return trace.by_start(trace.rows_named(_ALLOCATING.__contains__, Category.RUNTIME))
+    return trace.by_start(trace.rows_named(ALLOCATING.__contains__, Category.RUNTIME))
 
 
-def allocator_calls(trace: Trace) -> Intervals:
-    """Return when the CPU was in the driver's allocation calls."""
-    rows = allocator_rows(trace)
-    return intervals.of(trace.events.start[rows], trace.events.end[rows])
-
-
-def synchronizing_calls(trace: Trace) -> Intervals:
-    """Return when the CPU waited for the device."""
-    rows = trace.rows_named(_SYNCHRONIZING.__contains__, Category.RUNTIME)
+def times_of(trace: Trace, calls: frozenset[str]) -> Intervals:
+    """Return when the CPU was in one of these calls of the driver."""
+    rows = trace.rows_named(calls.__contains__, Category.RUNTIME)
     return intervals.of(trace.events.start[rows], trace.events.end[rows])

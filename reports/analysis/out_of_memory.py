@@ -30,14 +30,6 @@ UNKNOWN = "unknown"
 _TABLE = Path(__file__).parents[1] / "oom_causes.csv"
 _OF_OTHERS = {row["source"]: (row["headline"], row["finding"]) for row in read_rows(_TABLE)}
 """Headline and finding of what was not torch's allocator on the GPU."""
-_ALWAYS = (
-    "asked for",
-    "free on the GPU",
-    "missing",
-    "the GPU has",
-    "allocated by torch",
-    "reserved by torch, unallocated",
-)
 
 
 def describe_report(report: OomReport) -> str:
@@ -45,22 +37,20 @@ def describe_report(report: OomReport) -> str:
     message = report.message
     lines = [_headline(message), ""]
     whose = "this process" if message.process is not None else "in use"
+    always = message.source not in _OF_OTHERS
     rows = [
-        ("asked for", message.asked),
-        ("free on the GPU", message.free),
-        ("missing", message.short),
-        ("the GPU has", message.total),
-        ("allowed to this process", message.allowed),
-        ("allocated by torch", message.allocated),
-        ("  of it in private pools (CUDA graphs)", message.private_pools),
-        ("reserved by torch, unallocated", message.unallocated),
-        (f"{whose}, outside torch's allocator", message.outside),
-        ("other processes", message.others),
+        ("asked for", message.asked, always),
+        ("free on the GPU", message.free, always),
+        ("missing", message.short, always),
+        ("the GPU has", message.total, always),
+        ("allowed to this process", message.allowed, False),
+        ("allocated by torch", message.allocated, always),
+        ("  of it in private pools (CUDA graphs)", message.private_pools, False),
+        ("reserved by torch, unallocated", message.unallocated, always),
+        (f"{whose}, outside torch's allocator", message.outside, False),
+        ("other processes", message.others, False),
     ]
-    always = () if message.source in _OF_OTHERS else _ALWAYS
-    lines += [
-        f"  {what:<42}{size_text(size):>12}" for what, size in rows if size is not None or what in always
-    ]
+    lines += [f"  {what:<42}{size_text(size):>12}" for what, size, due in rows if due or size is not None]
     lines += ["", *(f"- {finding}" for finding in findings(message))]
     lines += [f"- also in the text: {_OF_OTHERS[each][0]}" for each in report.also if each in _OF_OTHERS]
     ranks = ", ".join(map(str, report.ranks))
@@ -70,7 +60,7 @@ def describe_report(report: OomReport) -> str:
         f"  {'phase':<12}{report.phase or UNKNOWN}",
         f"  {'line':<12}{report.where or UNKNOWN}",
     ]
-    if message.source not in _OF_OTHERS:
+    if always:
         lines.append(
             f"  {'held by':<12}{UNKNOWN}: a message does not tell; name the model or the script "
             "(--model, --script) and it is simulated"

@@ -118,20 +118,13 @@ def load_snapshot(path: Path, limits: TraceLimits | None = None) -> JsonObject:
     Raises:
         TraceError: as `read_snapshot`.
     """
-    document = _unpickle(path, limits)
-    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
-        raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
-    return document
-
-
-def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
     try:
         limits = limits or TraceLimits.from_environment()
         size = path.stat().st_size
         if size > limits.unpacked:
             raise TraceError(path, limits.refusal("unpacked", f"has {bytes_text(size)}"))
         with open_file(path) as file:
-            return load_plain(file, size)
+            document = load_plain(file, size)
     except TraceError:
         raise
     except MemoryError:
@@ -144,6 +137,9 @@ def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
         raise TraceError(path, "is truncated or empty: the pickle ends in the middle") from None
     except Exception as error:  # damaged pickles raise nearly anything
         raise TraceError(path, f"is not a memory snapshot ({str(error)[:200]})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
+        raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
+    return document
 
 
 def _analyze(

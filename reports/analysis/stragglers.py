@@ -121,10 +121,8 @@ def find_waiting(ranks: Mapping[int, CollectiveDurations], time: int) -> Waiting
     groups = tuple(each.waiting() for each in found)
     waited = {number: sum(group.waited.get(number, 0) for group in groups) for number in numbers}
     everything = sum(waited.values())
-    caused = {
-        number: float(each) / everything if everything else 0.0
-        for number, each in zip(numbers, blame, strict=True)
-    }
+    shares = (blame / (everything or 1)).tolist()
+    caused = dict(zip(numbers, shares, strict=True))
     worst = max(numbers, key=lambda number: caused[number])
     named = caused[worst] >= NAMED_FROM and everything >= WORTH_NAMING * time * (len(numbers) - 1)
     matched = sum(group.matched for group in groups)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -96,10 +96,8 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
         reach = max(start, mark.end, busy_until)
         windows.append(Window(mark, start, reach))
     # What lies between two steps belongs to the earlier one, so that steps add up to the run.
-    return [
-        Window(window.mark, window.start, following.start if following else window.end)
-        for window, following in zip(windows, [*windows[1:], None], strict=True)
-    ]
+    ends = [*(window.start for window in windows[1:]), reach]
+    return [replace(window, end=end) for window, end in zip(windows, ends, strict=True)]
 
 
 def phase_windows(marks: list[Mark], activity: Activity, steps: list[Window]) -> list[list[Window]]:

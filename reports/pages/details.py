@@ -109,11 +109,15 @@ def _detail(
 def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
     """Return the trace's verdict, and the parts that need the trace, the comparison with the other ranks'
     traces among them. Raises `TraceError`."""
-    key = _key(row, most)
+    path = row.traces[0]
+    try:
+        key = str(path), path.stat().st_mtime_ns, len(row.traces), most
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})") from None
     if key not in known:
-        found = unpack(row.traces[0], kept)
+        found = unpack(path, kept)
         if found is None:
-            trace = read_trace(row.traces[0])
+            trace = read_trace(path)
             found = trace, analyze_trace(trace)
         trace, analysis = found
         ranks = ranks_table(analysis, row.traces[1:])
@@ -121,14 +125,6 @@ def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
         content = trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": judged}
         known[key] = analysis.verdict, held_by_phase(analysis.memory), content
     return known[key]
-
-
-def _key(row: Configuration, most: int) -> tuple[str, int, int, int]:
-    path = row.traces[0]
-    try:
-        return str(path), path.stat().st_mtime_ns, len(row.traces), most
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror})") from None
 
 
 def _draw_beside(

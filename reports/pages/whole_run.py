@@ -322,13 +322,15 @@ def _effects(shown: Sequence[Effect]) -> list[dict[str, object]]:
     line = {"color": "var(--overlapped)", "width": 7}
     named = [chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90) for e in shown]
     changes = [signed_percent((e.ratio or 1) - 1) for e in shown]
+    above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
+    below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
     mean = scatter(
         "markers",
         "mean with its 95 % interval",
         [_points_of(effect.ratio) for effect in shown],
         list(places),
         marker={"color": "var(--compute)", "size": 9},
-        error_x=_interval_bars(shown),
+        error_x=error_bars(above, below, color="var(--compute)"),
         customdata=[[named[place], shown[place].pairs, changes[place]] for place in places],
         hovertemplate="%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
     )
@@ -359,12 +361,6 @@ def _range(ratios: Sequence[float | None]) -> list[float]:
 
 def _points_of(ratio: float | None) -> float | None:
     return None if ratio is None else (ratio - 1) * 100
-
-
-def _interval_bars(shown: Sequence[Effect]) -> dict[str, object]:
-    above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
-    below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
-    return error_bars(above, below, color="var(--compute)")
 
 
 def _effect_table(found: Sequence[Effect]) -> Table:

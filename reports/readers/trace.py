@@ -235,12 +235,9 @@ VARIABLE = "FSDPBENCH_TRACE_LIMITS"
 _LEAST = {"unpacked": 1, "depth": 4, "event": 4 << 20, "events": 1}
 _MOST = 2**62
 _WRITTEN = re.compile(r"([0-9]{1,19})\s*([kmgt]?i?b?)", re.IGNORECASE | re.ASCII)
-_UNITS = {
-    "": 1,
-    "b": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
-}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 
 
 @dataclass(frozen=True)

@@ -173,16 +173,16 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
     distributed = distributed if isinstance(distributed, dict) else {}
     devices = decoded.beside.get("deviceProperties")
     simulated = decoded.beside.get("fsdpbench")
-    identity = identify(path.name, distributed)
+    rank, world_size, problems, remarks = _identity(path.name, distributed)
     findings = {
-        "problems": (*decoded.problems, *columns.problems, *identity.problems),
-        "remarks": (*decoded.remarks, *columns.remarks, *identity.remarks),
+        "problems": (*decoded.problems, *columns.problems, *problems),
+        "remarks": (*decoded.remarks, *columns.remarks, *remarks),
     }
     return Trace(
         **vars(columns) | findings,
         path=path,
-        rank=identity.rank,
-        world_size=identity.world_size,
+        rank=rank,
+        world_size=world_size,
         backend=str(distributed["backend"])[:200] if "backend" in distributed else None,
         devices=tuple(each for each in devices if isinstance(each, dict))
         if isinstance(devices, list)
@@ -195,18 +195,11 @@ _IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
 _MOST_RANKS = 2**31
 
 
-@dataclass(frozen=True)
-class Identity:
-    """None where the file does not tell, or tells what cannot be."""
-
-    rank: int | None
-    world_size: int | None
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...]
-
-
-def identify(name: str, distributed: Mapping[str, Any]) -> Identity:
-    """Return the rank and world size by the file's name and its "distributedInfo"."""
+def _identity(
+    name: str, distributed: Mapping[str, Any]
+) -> tuple[int | None, int | None, list[str], list[str]]:
+    """Return the rank and world size by the file's name and its "distributedInfo", None where the file does
+    not tell, or tells what cannot be; problems and remarks."""
     problems: list[str] = []
     remarks: list[str] = []
     rank = _number(distributed, "rank", 0, problems)
@@ -219,7 +212,7 @@ def identify(name: str, distributed: Mapping[str, Any]) -> Identity:
         rank = named
     elif named is not None and named != rank:
         remarks.append(f"the file's name says rank {named}, its content rank {rank}, which counts")
-    return Identity(rank, world_size, tuple(problems), tuple(remarks))
+    return rank, world_size, problems, remarks
 
 
 def _number(distributed: Mapping[str, Any], key: str, least: int, problems: list[str]) -> int | None:

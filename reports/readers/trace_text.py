@@ -354,8 +354,7 @@ class _Cutter:
 
     def _list_begins(self, block: bytes, brackets: Brackets, at: int, place: int) -> tuple[int, int] | None:
         """Return where the events of the next list begin: in the block, and among its brackets."""
-        bare = not self._beside and not at and block[:1] == b"["
-        if bare:
+        if not self._beside and not at and block[:1] == b"[":  # a list of events and nothing around it
             self._level = 1
             return 1, 1
         level = brackets.opens[place:] & (brackets.depth[place:] == 2) & (brackets.byte[place:] == ord("["))
