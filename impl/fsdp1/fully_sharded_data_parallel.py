@@ -120,13 +120,13 @@ class FullyShardedDataParallel(StateDictMethods):
         if auto_wrap_policy is not None:
             full_precision = () if mixed_precision is None else precision._module_classes_to_ignore
             inner = {
-                "process_group": process_group, "sharding_strategy": strategy, "mixed_precision": precision,
-                "cpu_offload": cpu_offload, "ignored_states": left_alone.parameters, "device_id": device_id,
-                "param_init_fn": param_init_fn, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
-                "sync_module_states": sync_module_states, "limit_all_gathers": limit_all_gathers,
-                "backward_prefetch": backward_prefetch, "backward_prefetch_depth": backward_prefetch_depth,
-                "forward_prefetch": forward_prefetch, "forward_prefetch_depth": forward_prefetch_depth,
-                "memory_handover": memory_handover,
+                "backward_prefetch_depth": backward_prefetch_depth, "sync_module_states": sync_module_states,
+                "forward_prefetch_depth": forward_prefetch_depth, "ignored_states": left_alone.parameters,
+                "limit_all_gathers": limit_all_gathers, "backward_prefetch": backward_prefetch,
+                "forward_prefetch": forward_prefetch, "use_orig_params": use_orig_params,
+                "memory_handover": memory_handover, "process_group": process_group, "device_id": device_id,
+                "param_init_fn": param_init_fn, "sharding_strategy": strategy, "mixed_precision": precision,
+                "cpu_offload": cpu_offload, "device_mesh": device_mesh,
             }  # fmt: skip
             wrapper = FullyShardedDataParallel
             wrap_inside(wrapper, module, auto_wrap_policy, left_alone.modules, full_precision, inner)
@@ -148,7 +148,6 @@ class FullyShardedDataParallel(StateDictMethods):
         self.process_group = group_of(process_group, device_mesh)
         self._use_orig_params = use_orig_params
         self._hooks = self._hold(module, units, settings)
-        self._stage = self._hooks.stage
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> ModuleHooks:
@@ -157,7 +156,7 @@ class FullyShardedDataParallel(StateDictMethods):
         self.world_size = self.process_group.size()
         self.add_module(WRAPPED, module)
         precision = self.mixed_precision
-        stage = Stage([self], units, self.compute_device, settings)
+        self._stage = stage = Stage([self], units, self.compute_device, settings)
         stage.error_of_second_root = AssertionError
         return ModuleHooks(
             stage,

@@ -98,6 +98,7 @@ class Activity:
     work: Work
     collectives: Collectives
     communication: Intervals
+    computation: Intervals
     overlapped: Intervals
     exposed: Intervals
     compute_only: Intervals
@@ -120,6 +121,7 @@ def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) ->
         work=work,
         collectives=_collectives(trace, work.select(work.is_communication), spans, links),
         communication=communication,
+        computation=computation,
         overlapped=intervals.intersect(communication, computation),
         exposed=exposed,
         compute_only=intervals.union(intervals.subtract(computation, communication), alone),

@@ -102,7 +102,7 @@ REPORTED: list[tuple[str, str, dict[str, Any]]] = [
         {},
     ),
     (
-        "runtime/lent.py GradientReturns.finish: arriving.event.synchronize()",
+        "runtime/lent.py GradientReturns.finish: event.synchronize()",
         "read_before_ready",
         {"offload": True},
     ),
