@@ -31,7 +31,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 OfLogits = Callable[[Tensor], Tensor]
-LinearLoss = Callable[..., Tensor]
 
 
 class ComputesTokenLoss:
@@ -152,7 +151,7 @@ def _fused(
     return loss
 
 
-LINEAR_LOSSES: dict[str, LinearLoss] = {"chunked": _chunked, "fused": _fused}
+LINEAR_LOSSES: dict[str, Callable[..., Tensor]] = {"chunked": _chunked, "fused": _fused}
 
 
 def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:

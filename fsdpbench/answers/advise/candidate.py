@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from typing import Any
 
 import msgspec
 
 from fsdpbench.answers.advise.edits import Edit
+from fsdpbench.base.files.documents import table_beside
 
 
 class Kind(StrEnum):
@@ -61,8 +61,7 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def _rows() -> Mapping[str, _Row]:
-    table = resources.files("fsdpbench.answers.advise").joinpath("advice.toml").read_bytes()
-    return msgspec.toml.decode(table, type=dict[str, _Row])
+    return msgspec.convert(table_beside(__file__, "advice.toml"), dict[str, _Row])
 
 
 def advice(

@@ -129,7 +129,8 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
     outline = {"color": soft, "line": {"color": full, "width": 1.5}}
     simulated = bars(
         "simulated",
-        [_height(each.value, each.status is Status.OOM) for each in points],
+        # A run out of memory has a bar without height, so that its text is there.
+        [0.0 if each.status is Status.OOM else each.value for each in points],
         [_ENDED.get(each.status, each.status.value) if each.value is None else "" for each in points],
         marker={**outline, "pattern": {"shape": "/", "fgcolor": full}},
         customdata=[_off(each) for each in points],
@@ -142,17 +143,12 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
         simulated["error_y"] = error_bars(above, below, color="var(--text)", thickness=1, width=4)
     published = bars(
         "published",
-        [_height(each.point.published, each.point.published is None) for each in points],
+        [each.point.published or 0.0 for each in points],
         ["out of memory" if each.point.published is None else "" for each in points],
         marker={"color": full},
         hovertemplate=_hover(series),
     )
     return [published, simulated]
-
-
-def _height(value: float | None, ran_out: bool) -> float | None:
-    """Return a bar's height: a run out of memory has one without height, so that its text is there."""
-    return 0.0 if ran_out else value
 
 
 def _off(each: Simulated) -> str:

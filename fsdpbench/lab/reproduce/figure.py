@@ -12,10 +12,10 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib import resources
 
 import msgspec
 
+from fsdpbench.base.files.documents import table_beside
 from fsdpbench.lab.reproduce.claims import Claim, Place
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure
@@ -87,8 +87,7 @@ class Words:
 @functools.cache
 def words() -> Mapping[str, Words]:
     """The words of every figure, in the order of the page."""
-    words = resources.files("fsdpbench.lab.reproduce").joinpath("words.toml")
-    return msgspec.toml.decode(words.read_bytes(), type=dict[str, Words])
+    return msgspec.convert(table_beside(__file__, "words.toml"), dict[str, Words])
 
 
 @dataclass(frozen=True)
