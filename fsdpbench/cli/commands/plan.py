@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -176,7 +176,7 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
     ranks = zip(foreseen.predictions, shared_words(foreseen.ranks), strict=True)
     shown = [(found, rank) for found, rank in ranks if found.fits]
     if shown:
-        best = next((found for found, _ in shown if not found.risky), shown[0][0])
+        best = _recommended(shown)
         line = f"{words_of(best.config)}; {len(shown)} of {len(foreseen.predictions)} fit"
         console.print(Text(f"Fastest that fits{' (risky)' * best.risky}: {line}", style="bold"))
         figures = _figures([found for found, _ in shown], budget)
@@ -184,6 +184,14 @@ def _print_predicted(console: Console, foreseen: Forecast, budget: Budget) -> No
         print_table(console, [rank for _, rank in shown], rows, figures)
     for line in _unfit_lines(foreseen):
         console.print(Text(line))
+
+
+def _recommended(shown: Sequence[tuple[Prediction, str]]) -> Prediction:
+    """Return the fastest whose memory is not risky, if there is one; torch's where ours cannot be
+    distinguished from it. `shown`: those that fit, fastest first, with their ranks."""
+    best, rank = next((each for each in shown if not each[0].risky), shown[0])
+    equal = [found for found, its in shown if its == rank and found.risky == best.risky]
+    return next((found for found in equal if found.config.system.startswith("torch-")), best)
 
 
 def _figures(found: list[Prediction], budget: Budget) -> list[Column]:

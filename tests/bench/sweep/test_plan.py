@@ -64,6 +64,16 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     assert "  the nearest that fits: impl-fsdp2, batch 4" in lines
 
 
+def test_of_two_systems_that_cannot_be_distinguished_torchs_is_named(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fsdpbench("plan", *FOUR_LAYERS.split(), "--batch", "4", "--system", "impl-fsdp2,torch-fsdp2")
+    best, *lines = done.stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("1=")] == ["impl-fsdp2", "torch-fsdp2"]
+    assert best == "Fastest that fits: torch-fsdp2; 2 of 2 fit"
+
+
 def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(planned: Plan) -> None:
     words = [
         "--model",
