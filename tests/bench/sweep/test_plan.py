@@ -68,10 +68,10 @@ def test_of_two_systems_that_cannot_be_distinguished_torchs_is_named(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = fsdpbench("plan", *FOUR_LAYERS.split(), "--batch", "4", "--system", "impl-fsdp2,torch-fsdp2")
-    best, *lines = done.stdout.splitlines()
+    systems = "--batch", "2,4", "--system", "impl-fsdp2,torch-fsdp2"
+    best, *lines = fsdpbench("plan", *FOUR_LAYERS.split(), *systems).stdout.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("1=")] == ["impl-fsdp2", "torch-fsdp2"]
-    assert best == "Fastest that fits: torch-fsdp2; 2 of 2 fit"
+    assert best == "Fastest that fits: torch-fsdp2, batch 4; 4 of 4 fit"
 
 
 def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(planned: Plan) -> None:
