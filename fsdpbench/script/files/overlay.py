@@ -30,6 +30,10 @@ _MOST_LINKS = 40
 _NOT_FILES = ("/dev", "/proc", "/sys")
 
 
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + os.sep)
+
+
 class Layer:
     """The layer in `root` as it is looked at, and a script's view through it. Paths are the script's,
     absolute."""
@@ -37,15 +41,21 @@ class Layer:
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
         caches = os.environ.get("HF_HOME", "~/.cache/huggingface"), os.environ.get("HF_DATASETS_CACHE")
-        written_by_c = (os.path.abspath(os.path.expanduser(each)) for each in caches if each)
-        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt), *written_by_c)
+        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt))
+        self._caches = tuple(os.path.abspath(os.path.expanduser(each)) for each in caches if each)
+        """Folders that C code writes too: they are real, and so is the way to them."""
 
     def concerns(self, path: Any) -> bool:
         """Return whether the layer may be over `path` (no file descriptor, none of the bench's own)."""
         if isinstance(path, int):
             return False
         absolute = os.path.abspath(os.fsdecode(path))
-        return not any(absolute == folder or absolute.startswith(folder + os.sep) for folder in self._exempt)
+        for cache in self._caches:
+            if _is_in(absolute, cache):
+                with contextlib.suppress(OSError):  # the script hears of it
+                    REAL.makedirs(os.path.dirname(cache))
+                return False
+        return not any(_is_in(absolute, folder) for folder in self._exempt)
 
     def exempt(self, folder: str) -> None:
         """Leave files in `folder` out of the layer from now on: they are not the script's."""

@@ -42,3 +42,24 @@ def test_all_that_a_script_writes_goes_into_the_layer(
     assert {each.name: each.read_text() for each in home.iterdir()} == {
         "log.txt": "mine", "old.txt": "mine", "moved.txt": "mine",
     }  # fmt: skip
+
+
+def test_caches_that_c_code_writes_are_real_with_the_way_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first use of Hugging Face's libraries by this user: not even `~/.cache` is there."""
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    files = ScriptFiles(tmp_path / "run", None, keeps_all=True)
+    files.install()
+    cache = tmp_path / ".cache" / "huggingface"
+    try:
+        os.makedirs(tmp_path / ".cache" / "mine")
+        os.mkdir(cache)
+        (cache / "datasets").mkdir()
+        assert sorted(os.listdir(tmp_path / ".cache")) == ["huggingface", "mine"]
+    finally:
+        files.settle()
+    assert (cache / "datasets").is_dir()
+    assert os.listdir(tmp_path / ".cache") == ["huggingface"]
