@@ -102,9 +102,9 @@ def _memory(result: Result, config: Config) -> PartVerdict | None:
 
 
 def saving_words(result: Result, config: Config) -> str:
-    """Return how long the script's largest checkpoint takes at full size; empty without one."""
+    """Return how long the script's largest checkpoint takes at full size; empty without one of some size."""
     saved = result.stored("script.saved")
-    if not saved:
+    if not saved or saved["bytes"] < _WORTH_SAYING:
         return ""
     nbytes, hardware = saved["bytes"], config.hardware
     if saved["is_sharded"]:

@@ -30,10 +30,6 @@ _MOST_LINKS = 40
 _NOT_FILES = ("/dev", "/proc", "/sys")
 
 
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + os.sep)
-
-
 class Layer:
     """The layer in `root` as it is looked at, and a script's view through it. Paths are the script's,
     absolute."""
