@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
@@ -107,6 +108,14 @@ class Proof(msgspec.Struct, frozen=True):
                 below = ElementTree.SubElement(case, tags[each.verdict], said)
                 below.text = printable_lines("\n".join(each.findings))
         return ElementTree.tostring(suite, encoding="unicode")
+
+
+def write_page(path: Path, proof: Proof) -> None:
+    """Write the proof as a self-contained HTML page. Raises `OSError`."""
+    from fsdpbench.reports.pages import shell  # slow, and only the page needs it
+
+    template, outcome = "answers/prove/page.html.jinja", _OUTCOMES[proof.exit_code]
+    shell.write_page(path, template, draws=False, proof=proof, outcome=outcome)
 
 
 _OUTCOMES = ("Nothing found", "Findings", "", "Not judged as a whole")  # by exit code

@@ -34,6 +34,7 @@ _MOST_RANKS = 16
 @click.option("--timeout", type=Positive(MOST_SECONDS), default=120.0)
 @click.option("--to-the-end", is_flag=True)
 @click.option("--junit", type=PlaceForFile())
+@click.option("-o", "--output", type=PlaceForFile(), metavar="FILE.html")
 @click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text")
 @click.option("--json", "form", flag_value="json")
 def command(script: Path | None, module: str | None, form: str, junit: Path | None, **options: Any) -> None:
@@ -49,6 +50,7 @@ def command(script: Path | None, module: str | None, form: str, junit: Path | No
     fork_server.start("auto")
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.prove.parts import Request, prove
+    from fsdpbench.answers.prove.verdict import write_page
     from fsdpbench.cli.requests.script_request import script_config
 
     arguments = options["script_arguments"]
@@ -65,6 +67,8 @@ def command(script: Path | None, module: str | None, form: str, junit: Path | No
     proof = prove(Request(config, parts, ranks, resume_with, baseline, thresholds, options["timeout"], tell))
     if junit is not None:
         write_whole(junit, proof.as_junit())
+    if options["output"] is not None:
+        write_page(options["output"], proof)
     if form == "json":
         show_json(msgspec.to_builtins(proof), indent=1)
     else:

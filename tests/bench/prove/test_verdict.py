@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, unknown
+from fsdpbench.answers.prove.verdict import Part, PartVerdict, Proof, Verdict, judged, unknown, write_page
 from fsdpbench.base.errors import ExitCode
 from fsdpbench.cli.group import command_named
 from fsdpbench.script.real_ranks.shrinking import shrunk
@@ -53,6 +53,18 @@ def test_markdown_keeps_its_cells() -> None:
     last = Proof("a`b|c.py", 8, "h100-80gb", [hostile]).as_markdown().splitlines()
     assert last[-1] == "| races | 1 | none<br>a \\| b &lt;img src=x&gt; 'c'\\n\\| d \\| |"
     assert last[0] == "**Findings**: `a'b\\|c.py` on 8 simulated GPUs (h100-80gb)"
+
+
+def test_the_page_names_every_part_and_believes_no_text(tmp_path: Path) -> None:
+    hostile = judged(Part.RACES, ["<script>alert(1)</script>"], "a & b")
+    page = tmp_path / "proof.html"
+    write_page(page, Proof("<b>train.py", 8, "h100-80gb", [hostile, NOT, SKIPPED]))
+    text = page.read_text()
+    assert "<h1>Findings</h1>" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert all(f'<th scope="row">{part}</th>' in text for part in ("races", "resume", "speed"))
 
 
 @pytest.mark.parametrize(
