@@ -25,8 +25,9 @@ _PACKAGE = os.path.dirname(os.path.abspath(sys.modules["fsdpbench"].__file__ or 
 _OF_PROGRAMS = tuple(f"{_PACKAGE}{each}{os.sep}" for each in ("impl", "workloads", "systems"))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = "-packages" + os.sep  # below the standard library, where no virtual environment has them
-_PLANNING = ("_dynamo", "_inductor", "_functorch", "fx", "_subclasses", "_refs", "_prims", "_decomp", "_ops",
-             "_meta_registrations", "_library", "library", "_guards", "_logging", "compiler")  # fmt: skip
+_PLANNING = ("_compile", "_dynamo", "_inductor", "_functorch", "fx", "_subclasses", "_refs", "_prims",
+             "_decomp", "_ops", "_meta_registrations", "_library", "library", "_guards", "_logging",
+             "compiler")  # fmt: skip
 _OF_PLANNING = tuple(os.path.join(os.path.dirname(torch.__file__), each) for each in _PLANNING)
 """Modules that run while operators and graphs get their plans."""
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # `module_call_us` is their time
