@@ -96,6 +96,8 @@ def compare(pair: Pair) -> Compared:
             found.add(step, {name: what for name, what in check(step).items() if name not in found.wrong})
         if found.findings:
             break
+    if not found.trained and not found.findings:
+        raise CannotJudgeError("no gradient of a parameter was seen in the script's steps")
     return found
 
 

@@ -12,7 +12,6 @@ import datetime
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +102,7 @@ def _map_module(local_rank: int) -> None:
     """Let the functions of `torch.cuda` answer for one GPU of the node; those of memory answer 0."""
     answers = {
         "is_available": True, "is_initialized": True, "is_bf16_supported": True,
-        "is_current_stream_capturing": False,
+        "is_current_stream_capturing": False, "device_count": int(os.environ["LOCAL_WORLD_SIZE"]),
         "current_device": local_rank, "current_stream": _Stream(), "default_stream": _Stream(),
         "stream": contextlib.nullcontext(), "get_rng_state": torch.empty(0, dtype=torch.uint8),
         "get_rng_state_all": [], "get_device_name": _Properties.name, "get_device_capability": (9, 0),
@@ -114,7 +113,6 @@ def _map_module(local_rank: int) -> None:
     for name, function in vars(torch.cuda).copy().items():
         if inspect.isfunction(function) and not name.startswith("_"):
             replace(torch.cuda, **{name: _answering(answers.get(name, 0))})
-    replace(torch.cuda, device_count=_device_count)
     replace(torch.cuda, Stream=_Stream, Event=_Stream, device=_answering(contextlib.nullcontext()))
     for name in ("range_push", "range_pop", "mark"):
         replace(torch.cuda.nvtx, **{name: _nothing})
@@ -128,16 +126,6 @@ def _map_module(local_rank: int) -> None:
     replace(dist, is_nccl_available=torch.cuda.is_available)
     replace(torch.cuda.nccl, version=_answering((2, 27, 3)), is_available=torch.cuda.is_available)
     replace(torch.Tensor, pin_memory=lambda tensor, device=None: tensor, record_stream=_nothing)
-
-
-def _device_count() -> int:
-    """Return the GPUs of this node; Lightning asks first, and lets any device and world be then."""
-    for name in [each for each in sys.modules if each.endswith((".accelerators.cuda", ".torchelastic"))]:
-        for kind in vars(sys.modules[name]).values():
-            for method in ("setup_device", "validate_settings"):
-                if isinstance(kind, type) and method in vars(kind):
-                    setattr(kind, method, _nothing)
-    return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def hide_accelerator() -> None:

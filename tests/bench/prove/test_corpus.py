@@ -118,6 +118,24 @@ def test_what_has_no_reference_is_refused(kind: str, tmp_path: Path) -> None:
     assert f"{kind} is not compared" in found.summary
 
 
+def test_a_script_of_which_no_gradient_was_seen_is_not_called_right(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    loop = """
+weight = torch.ones(4, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(5):
+    (nn.ReLU()(torch.rand(4, device="cuda")) * weight).sum().backward()
+    optimizer.step()
+"""
+    script.write_text(START + loop)
+    fork_server.start("cpu")
+    config = script_config({"script": script, "gpus": "4"}, ())
+    assert config is not None
+    (found,) = prove(Request(config, frozenset({Part.GRADIENTS}), (2,))).parts
+    assert found.verdict is not Verdict.OK
+    assert "no gradient of a parameter was seen" in found.summary
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 def test_which_part_finds_which() -> None:
