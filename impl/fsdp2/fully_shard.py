@@ -267,11 +267,11 @@ def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
 
 @cache
 def _wrapped_class(kind: type[nn.Module]) -> type:
-    members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind)}
+    members = {"__deepcopy__": _no_deepcopy, "forward": _checked_forward(kind)}
     return type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
 
 
-def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
+def _checked_forward(kind: type[nn.Module]) -> Callable[..., Any]:
     """Return a forward that says what is wrong when it runs without the hooks that gather its parameters."""
 
     @wraps(kind.forward)

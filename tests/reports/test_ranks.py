@@ -9,7 +9,7 @@ import pytest
 from fsdpbench.reports.pages.ranking import shared_ranks
 
 
-def test_what_cannot_be_told_apart_shares_a_rank() -> None:
+def test_rows_without_a_clear_difference_share_a_rank() -> None:
     assert shared_ranks([100.0, 97.0, 94.0, 80.0, None], [0.05] * 5) == [1, 1, 2, 4, None]
 
 

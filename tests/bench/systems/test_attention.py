@@ -37,7 +37,7 @@ def a_config(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "words"),
     [
         (
             {"hardware": "a100-80gb", "attention": "flash3"},
@@ -54,9 +54,9 @@ def a_config(
         ({"device": "cuda", "hardware": None, "attention": "flex"}, "a script calls flex_attention"),
     ],
 )
-def test_what_no_kernel_can_do_is_refused(given: dict[str, Any], told: str) -> None:
+def test_what_no_kernel_can_do_is_refused(given: dict[str, Any], words: str) -> None:
     refused = get_system("torch-fsdp2").not_applicable(a_config(**given))
-    assert told in refused["attention"]
+    assert words in refused["attention"]
 
 
 def simulated(fsdpbench: Any, folder: Path, kernel: str, *words: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_dated_software_runs_the_kernel_that_is_asked_for() -> None:
     assert dated.applied_to(chip).attention.forward_tflops < 400
 
 
-def test_rates_that_nobody_measured_widen_the_interval() -> None:
+def test_unmeasured_rates_widen_the_interval() -> None:
     result = Result.of({"status": "ok", "step_time_s": 1.0, "alloc_retries_per_step": 0.0})
     wide, known = (
         interval_of(a_config("gpt-2.8b", hardware="b200", attention=name), result)

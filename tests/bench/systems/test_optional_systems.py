@@ -29,14 +29,14 @@ def config(system: str, device: str = "cuda", **settings: Any) -> Config:
 
 
 def test_zero3s_document() -> None:
-    told = zero3_config(config("deepspeed-zero3", batch=4, grad_accum=2))
-    assert told["train_micro_batch_size_per_gpu"] == 4
-    assert told["gradient_accumulation_steps"] == 2
-    assert told["zero_optimization"]["stage"] == 3
-    assert told["bf16"] == {"enabled": True}
-    assert told["fp16"]["enabled"] is False
-    assert told["communication_data_type"] == "fp32"
-    assert json.loads(json.dumps(told)) == told
+    written = zero3_config(config("deepspeed-zero3", batch=4, grad_accum=2))
+    assert written["train_micro_batch_size_per_gpu"] == 4
+    assert written["gradient_accumulation_steps"] == 2
+    assert written["zero_optimization"]["stage"] == 3
+    assert written["bf16"] == {"enabled": True}
+    assert written["fp16"]["enabled"] is False
+    assert written["communication_data_type"] == "fp32"
+    assert json.loads(json.dumps(written)) == written
     half = zero3_config(config("deepspeed-zero3", param_dtype="fp16", reduce_dtype="fp16", cpu_offload=True))
     assert half["fp16"] == {"enabled": True, "loss_scale": 1.0}
     assert half["communication_data_type"] == "fp16"
@@ -59,9 +59,9 @@ def test_zero3s_document() -> None:
 )
 def test_megatrons_arguments(strategy: str, inner: str, outer: str | None) -> None:
     asked = config("megatron-fsdp", strategy=strategy, reduce_dtype="bf16")
-    told = megatron_arguments(asked)
-    assert told["zero_dp_strategy"] == inner
-    assert told["dp_outer_dim"] == outer
+    written = megatron_arguments(asked)
+    assert written["zero_dp_strategy"] == inner
+    assert written["dp_outer_dim"] == outer
     assert megatron_precision(asked.settings) == {
         "main_params_dtype": torch.float32,
         "main_grads_dtype": torch.float32,

@@ -100,7 +100,7 @@ def case_changes_nothing(rank: int, *, mesh: tuple[int, ...]) -> None:
     assert_same_outcome(*outcomes, tolerance=0)
 
 
-def test_checks_as_long_as_told_and_changes_nothing(two_ranks) -> None:
+def test_checks_as_long_as_asked_and_changes_nothing(two_ranks) -> None:
     two_ranks.run(case_changes_nothing, mesh=(2,))
 
 

@@ -190,7 +190,7 @@ def wrap(model: nn.Module, originals: bool, **arguments: Any) -> Any:
 
 
 def case_sharded(rank: int, *, originals: bool, strategy: str) -> None:
-    """Equal values on all ranks, equal training; what depends on another unit is computed anew."""
+    """Equal values on all ranks, equal training; values that depend on another unit are recomputed."""
     models = []
     for build in (plain, deferred):
         with recorded("impl") as collectives:

@@ -98,7 +98,7 @@ def case_gathered_ahead(rank: int, *, depth: int | None) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, None])
-def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int | None) -> None:
+def test_forward_prefetch_is_as_deep_as_asked(two_ranks, depth: int | None) -> None:
     two_ranks.run(case_gathered_ahead, depth=depth)
 
 

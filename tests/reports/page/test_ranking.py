@@ -133,7 +133,7 @@ def simulated(name: str, tokens: float, apart: float = 0.05, **interval: object)
     return replace(made, result=msgspec.structs.replace(made.result, interval=error))
 
 
-def test_rows_that_cannot_be_told_apart_share_a_rank() -> None:
+def test_rows_without_a_clear_difference_share_a_rank() -> None:
     rows = [simulated("a", 100), simulated("b", 97), simulated("c", 80), row("failed", status=Status.OOM)]
     ranked = rank(view(*rows))
     assert [entry.place for entry in ranked] == [1, 2, 3, None]
@@ -149,7 +149,7 @@ def test_the_page_tells_what_is_risky() -> None:
     assert interval_findings(rank(view(row("measured")))) == []
 
 
-def test_a_single_difference_that_cannot_be_told_is_not_what_mattered() -> None:
+def test_a_single_difference_inside_its_interval_is_not_named() -> None:
     strategies = [(name, replace(simulated(name, speed), settings={"strategy": name})) for name, speed in (
         ("FULL_SHARD", 100), ("HYBRID_SHARD", 97), ("NO_SHARD", 80)
     )]  # fmt: skip
