@@ -19,7 +19,8 @@ _PASSING = ("Neg", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze", "Alias",
 _MEAN = 1
 """`at::Reduction::Mean`; 0 keeps all elements, 2 adds them."""
 _OF_SUM = re.compile(r"/(?:Add|Sub)\d")
-_WHOLE = 0.01
+_ROUNDED, _ALL_WHOLE = (torch.bfloat16, torch.float16), 128
+"""From here on each number of bfloat16 is whole: it says nothing of a divisor."""
 _EVEN = 0.01
 """The share by which numbers of elements may differ: an element weighs at most that much more."""
 _AUXILIARY = 0.1
@@ -69,7 +70,11 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
             return  # a ratio or a product of two losses
         if isinstance(other, (int, float)) or other.ndim == 0:
             value = float(other) or 1.0
-            more = (factor * value, parts) if kind == "Mul" else (factor, parts * value)
+            rounded = isinstance(other, torch.Tensor) and other.dtype in _ROUNDED and abs(value) >= _ALL_WHOLE
+            if kind == "Mul" or rounded:
+                more = factor * value if kind == "Mul" else factor / value, parts
+            else:
+                more = factor, parts * value
             yield from _terms(below[which], *more, path)
     elif kind in _PASSING:
         yield from _terms(below[0], factor, parts, path)
@@ -84,8 +89,8 @@ def _terms(node: Any, factor: float, parts: float, path: str) -> Iterator[tuple[
         count = int((node._saved_target >= 0).sum()) if weighted else divisor
         yield path, Term(count, abs(factor / parts), divisor * parts / factor)
     elif kind == "Sum" or reduction:
-        # Numbers of elements are whole; others are norms and values of losses.
-        count = parts if abs(parts - round(parts)) < _WHOLE else 1.0
+        # Numbers of elements are exactly whole; others are norms and values of losses.
+        count = parts if parts.is_integer() else 1.0
         above, divided, below_it = path.rpartition("/Div")  # sums of chunks that are divided together are one
         path = above + divided + (_OF_SUM.sub("", below_it) if divided else below_it)
         yield path, Term(count, abs(factor * count / parts), parts / factor)

@@ -103,6 +103,12 @@ def uneven_lines(loss: Of) -> str:
     return found[0] if found else ""
 
 
+def test_a_loss_over_its_own_size_is_right_whatever_the_size() -> None:
+    own_size = RIGHT["over its own size"]
+    rounded: Of = lambda x, n: own_size(100 * x.bfloat16(), n)  # noqa: E731
+    assert [uneven_lines(each) for each in (own_size, rounded) for _ in range(400)] == [""] * 800
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_losses_that_weigh_as_the_script_says_are_right(name: str) -> None:
     assert uneven_lines(RIGHT[name]) == ""
