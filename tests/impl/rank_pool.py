@@ -4,7 +4,8 @@ another.
 A test passes a function of its own file; each rank loads that file by path and calls the function with its
 rank and the given arguments. What rank 0 returns comes back; an exception on any rank fails the test with
 that rank's traceback. A rank that does not answer in time is killed with its whole pool, so nothing hangs and
-nothing is left behind.
+nothing is left behind. If a signal such as SIGSEGV kills a rank, the function runs once more on fresh ranks,
+with a warning: a thread of gloo has crashed so once in some ten thousand calls. Killed twice, it fails.
 
     nursery: imports once ──fork──> a pool's parent ──fork──> a keeper for each rank ──fork──> the rank
                                                                 └── forks a fresh one when it has retired
@@ -49,6 +50,11 @@ _MOST_DESCRIPTORS = 64
 _RETIRE = "retire"
 _RETIRED = 17
 """Exit code of a rank that wants a successor."""
+_KILLED = "killed by"
+
+
+class RankCrashError(AssertionError):
+    """A signal killed a rank."""
 
 
 class RankPool:
@@ -75,6 +81,13 @@ class RankPool:
         self, function: Callable[..., Any], timeout: float = 60, **arguments: Any
     ) -> list[Any]:
         """Run it on every rank; return what each rank returned."""
+        try:
+            return self._attempt(function, timeout, arguments)
+        except RankCrashError as crash:
+            warnings.warn(f"{function.__name__} ran again on fresh ranks: {crash}", stacklevel=3)
+            return self._attempt(function, timeout, arguments)
+
+    def _attempt(self, function: Callable[..., Any], timeout: float, arguments: dict[str, Any]) -> list[Any]:
         if self._parent is None:
             self._start()
         elif self._tired:
@@ -90,7 +103,8 @@ class RankPool:
         failures = [f"rank {i}:\n{answer[1]}" for i, answer in enumerate(answers) if not answer[0]]
         if failures:
             self.stop()
-            raise AssertionError("\n".join(failures))
+            crashed = any(answer[1].startswith(_KILLED) for answer in answers if not answer[0])
+            raise (RankCrashError if crashed else AssertionError)("\n".join(failures))
         self._tired = any(answer[2] > _MOST_THREADS for answer in answers)
         return [answer[1] for answer in answers]
 
@@ -215,7 +229,10 @@ def _keep(rank: int, world_size: int, rendezvous: str, orders: int, answers: int
         if child == 0:
             os._exit(_RETIRED if _serve(rank, world_size, place, orders, answers) else 0)
         _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) != _RETIRED:
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0:
+            _write(answers, (False, f"{_KILLED} {signal.Signals(-code).name}", 0))
+        if code != _RETIRED:
             return
 
 
