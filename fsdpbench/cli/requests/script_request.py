@@ -123,6 +123,7 @@ def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> Non
 def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """Return the configuration that --model, --hf-config or --script names, None without them.
 
+    It is one of torch's FSDP2 where no system is named: what users measured and what failed for them.
     Raises `UsageError`, also for settings without a model.
     """
     from fsdpbench.cli.requests.options import given_settings, single_settings
@@ -135,6 +136,7 @@ def config_asked_for(options: Mapping[str, Any], assignments: tuple[str, ...]) -
         if given:
             raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
         return config
+    options = {**options, "system": options.get("system") or "torch-fsdp2"}
     config, _, assumed = single_config(options, given)
     if assumed:
         tell(f"{config.model}{assumed}")

@@ -232,6 +232,7 @@ def test_a_model_of_hugging_face_is_explained_as_run_would_run_it(tmp_path: Path
     config = config_asked_for(options, ())
     assert config is not None
     assert (config.gpus, config.shape["layers"], config.settings.seq) == (8, 2, 16)
+    assert config.system == "torch-fsdp2", "what is explained ran outside, where that is the usual system"
 
 
 def test_pairs_are_tried_until_enough_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
