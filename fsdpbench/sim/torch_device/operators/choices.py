@@ -58,6 +58,8 @@ def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
     if record.known is None and record.choice is None:
         ACCELERATOR.known_values += 1
     record.choice = choice
+    if isinstance(choice, Listed):
+        record.known = None  # of what was there before
 
 
 def rows_of(mask: torch.Tensor) -> int | None:
@@ -80,9 +82,10 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
         return record.choice.values.view(tensor.dtype)
     if record.known is None or record.choice is not None or record.nbytes > MOST_LISTED:
         return None
-    if tensor.dtype is torch.bool and record.known.assumed:
-        return None  # equal to no number: that is no count
-    return record.known.value.to(tensor.dtype).repeat(record.nbytes // tensor.element_size())
+    known = record.known
+    if known.value.dtype is not tensor.dtype or (tensor.dtype is torch.bool and known.assumed):
+        return None  # other bytes; or equal to no number: that is no count
+    return known.value.repeat(record.nbytes // tensor.element_size())
 
 
 def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

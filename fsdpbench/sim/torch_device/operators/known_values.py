@@ -26,7 +26,7 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import MOST_LISTED, choice_of, followed_choice, mark
 from fsdpbench.sim.torch_device.operators.host_numbers import computed
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
-from fsdpbench.sim.torch_device.strict.words import bind, packet_of
+from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
     Choice,
     Known,
@@ -54,7 +54,8 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) 
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
-    if tensor.numel() * tensor.element_size() < record.nbytes:
+    distinct = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+    if not tensor.numel() or distinct * tensor.element_size() < record.nbytes:
         forget(record)
         return
     if record.known is None and record.choice is None:
@@ -70,7 +71,8 @@ def known_of(tensor: torch.Tensor) -> Known | None:
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
         return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
-    return record.known
+    known = record.known  # of another dtype: its bytes are other numbers there
+    return known if known is None or known.value.dtype is tensor.dtype else None
 
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
@@ -79,7 +81,7 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
-        mark(target, Listed(source.detach().clone().reshape(-1)))
+        mark(target, Listed(source.detach().expand(target.shape).reshape(-1).clone()))
     elif ACCELERATOR.known_values:
         forget(record_of(target.untyped_storage()))
 
@@ -134,23 +136,22 @@ def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result
     changed = written(operator, args, kwargs)
     if computed(operator, args, kwargs, taken, changed, _results(result)):
         return
-    _follow_known(operator, args, kwargs, result, taken)
+    _follow_known(operator, args, kwargs, result, taken, changed)
     choices = [choice_of(tensor) for tensor in taken]
     if any(choice is not None for choice in choices):
         results = [tensor for tensor in _results(result) if is_on_device(tensor)]
-        _follow_choices(operator, args, kwargs, taken, choices, results)
+        _follow_choices(operator, args, taken, changed, choices, results)
 
 
 def _follow_choices(
     operator: Any,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any],
     taken: list[torch.Tensor],
+    changed: list[torch.Tensor],
     choices: list[Choice | None],
     results: list[torch.Tensor],
 ) -> None:
     """Set the choices of the results of an operator that took a router's choice, or a mask made of it."""
-    changed = written(operator, args, kwargs)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
         return  # views
@@ -163,9 +164,17 @@ def _follow_choices(
 
 
 def _follow_known(
-    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    taken: list[torch.Tensor],
+    changed: list[torch.Tensor],
 ) -> None:
     if all(known_of(tensor) is None for tensor in taken):
+        for tensor in changed:
+            if choice_of(tensor) is None:  # known as another dtype
+                forget(record_of(tensor.untyped_storage()))
         return
     if packet_of(operator) in INDEXING:
         _refuse_known_indices(operator, args, kwargs)
@@ -175,11 +184,11 @@ def _follow_known(
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     for tensor in results:
-        is_view = id(tensor.untyped_storage()) in old and not _written_arguments(operator)
+        is_view = id(tensor.untyped_storage()) in old and not changed
         if known is not None and not is_view:
             learn(tensor, known.value, assumed=known.assumed)
     if known is None and operator._schema.name != _UPDATE_SCALE:
-        for tensor in written(operator, args, kwargs):
+        for tensor in changed:
             forget(record_of(tensor.untyped_storage()))
 
 
@@ -225,8 +234,8 @@ def _evaluate(
         return None
     values = [each.value for each in known if each is not None]
     assumed = any(each.assumed for each in known if each is not None)
-    if name in _SAME and all(torch.equal(value, values[0]) for value in values):
-        return Known(values[0], assumed)
+    if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
+        return Known(values[0] != 0 if name in ("all", "any") else values[0], assumed)
     if name in ("sum", "prod"):
         count = math.prod(taken[0].shape) // max(1, math.prod(results[0].shape))
         value = values[0].to(results[0].dtype)
@@ -254,8 +263,9 @@ def _results(result: Any) -> list[torch.Tensor]:
 @cache
 def _written_arguments(operator: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes."""
-    arguments = operator._schema.arguments
-    return tuple(each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write)
+    schema = operator._schema
+    declared = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+    return (*declared, *UNDECLARED_WRITES.get(schema.name, ()))
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places, placeholder
-from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in
+from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in, placed, whole_numbers
 from fsdpbench.sim.torch_device.operators.known_values import (
     compare,
     known_of,
@@ -324,10 +324,10 @@ def _repeated(
 ) -> torch.Tensor:
     """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
     if output_size is None:
-        known = known_of(repeats) if ACCELERATOR.known_values else None
-        if known is None:
+        numbers = whole_numbers(repeats)
+        if numbers is None:
             raise data_dependent(operator)
-        output_size = int(known.value.item()) * repeats.numel()
+        output_size = int(placed(numbers, repeats).sum())
     result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
     return result
 

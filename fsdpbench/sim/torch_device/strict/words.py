@@ -23,6 +23,15 @@ _CPP_TYPES = {
     torch.complex32: "c10::complex<c10::Half>",
 }  # fmt: skip
 
+# Running mean and variance, which schemas do not mark as written.
+UNDECLARED_WRITES = dict.fromkeys(
+    (
+        "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
+        "aten::batch_norm_update_stats",
+    ),
+    ("running_mean", "running_var"),
+)  # fmt: skip
+
 
 def bind(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Return the arguments of a call by name, in the schema's order, defaults included."""
