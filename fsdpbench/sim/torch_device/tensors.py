@@ -149,11 +149,17 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Ten
 _RECORD = "_sim_record"
 
 
+ANSWER = 2
+
+
 class Known(NamedTuple):
-    """Value of all elements, as a one-element tensor of the host (`known_values.py`)."""
+    """Value of all elements, as a one-element tensor of the host (`known_values.py`).
+
+    `assumed`: False; True for a guess, as a balanced count; `ANSWER` to a question that only data answers.
+    """
 
     value: torch.Tensor
-    assumed: bool
+    assumed: int
 
 
 class Chosen(NamedTuple):

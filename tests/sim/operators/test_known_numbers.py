@@ -76,6 +76,7 @@ CASES: dict[str, Case] = {
     "bytes of a number": lambda d: torch.ones(3, dtype=torch.int64, device=d).view(torch.int32),
     "a part of a number": through_halves,
     "itself": copied_to_itself,
+    "none of its elements": lambda d: torch.zeros(1, dtype=torch.int64, device=d)[1:].all(),
     "no elements": lambda d: torch.ones(0, dtype=torch.int64, device=d).any(),
     "true as a number": lambda d: torch.full((4,), 2, dtype=torch.uint8, device=d).all(),
     "places of a column": lambda d: torch.ones(3, 1, dtype=torch.bool, device=d).nonzero(),
@@ -117,5 +118,9 @@ def test_counts_of_the_host_say_how_long_a_result_is() -> None:
     rows = torch.zeros(4, 2, device="sim")
     for repeats, many in ((torch.full((4,), 3, device="sim"), 12), (written_over("sim"), 8)):
         assert torch.repeat_interleave(rows, repeats, dim=0).shape == (many, 2)
+    unknown = torch.randint(3, (4,), device="sim")
+    for repeats in (unknown, (unknown > 0).long(), (unknown > 0).sum().view(1)):
+        with pytest.raises(NotImplementedError, match="depends on data"):
+            torch.repeat_interleave(rows[: len(repeats)], repeats, dim=0)
     with pytest.raises(NotImplementedError, match="depends on data"):
-        torch.repeat_interleave(rows, torch.randint(3, (4,), device="sim"), dim=0)
+        (unknown > 0).int().nonzero()

@@ -19,7 +19,16 @@ from typing import Any, NamedTuple
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import Choice, Chosen, Listed, Share, forget, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import (
+    ANSWER,
+    Choice,
+    Chosen,
+    Listed,
+    Share,
+    forget,
+    is_on_device,
+    record_of,
+)
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result has what all of their tensors have in common."""
@@ -83,7 +92,7 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
     if record.known is None or record.choice is not None or record.nbytes > MOST_LISTED:
         return None
     known = record.known
-    if known.value.dtype is not tensor.dtype or (tensor.dtype is torch.bool and known.assumed):
+    if known.value.dtype is not tensor.dtype or known.assumed == ANSWER:
         return None  # other bytes; or equal to no number: that is no count
     return known.value.repeat(record.nbytes // tensor.element_size())
 

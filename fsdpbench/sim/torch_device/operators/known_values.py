@@ -49,7 +49,7 @@ _SAME = {
 }  # fmt: skip
 
 
-def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:
+def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: int) -> None:
     """Set the known value of all elements of `tensor`, if these are all of its storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
@@ -67,7 +67,7 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) 
 def known_of(tensor: torch.Tensor) -> Known | None:
     """Return the known value of a tensor of the device."""
     record = record_of(tensor.untyped_storage())
-    if record is None:
+    if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
         return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
@@ -233,7 +233,7 @@ def _evaluate(
     if not results or any(each is None for each in known):
         return None
     values = [each.value for each in known if each is not None]
-    assumed = any(each.assumed for each in known if each is not None)
+    assumed = max(each.assumed for each in known if each is not None)
     if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
         return Known(values[0] != 0 if name in ("all", "any") else values[0], assumed)
     if name in ("sum", "prod"):

@@ -29,6 +29,7 @@ from fsdpbench.sim.torch_device.operators.plans import data_dependent
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
 from fsdpbench.sim.torch_device.strict.shapes import on_host_resolved
 from fsdpbench.sim.torch_device.tensors import (
+    ANSWER,
     Known,
     Listed,
     attach,
@@ -83,7 +84,7 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
     is_guess = known is None or known.assumed
-    learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
+    learn(result, True if known is None or is_guess else known.value, assumed=ANSWER * bool(is_guess))
     return result
 
 
@@ -267,14 +268,14 @@ def _compared(
     unknown = known is None and choice_of(result) is None and is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=True)
+        learn(result, answer, assumed=ANSWER)
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=True)
+    learn(result, False, assumed=ANSWER)
     return result
 
 
