@@ -149,13 +149,10 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Ten
 _RECORD = "_sim_record"
 
 
-ANSWER = 2
-
-
 class Known(NamedTuple):
     """Value of all elements, as a one-element tensor of the host (`known_values.py`).
 
-    `assumed`: False; True for a guess, as a balanced count; `ANSWER` to a question that only data answers.
+    `assumed`: 1 for a guess, as a balanced count; 2 for what only data tells (`x > 0`), and so is no count.
     """
 
     value: torch.Tensor
@@ -235,6 +232,13 @@ def forget(record: StorageRecord | None) -> None:
     if record is not None and (record.known is not None or record.choice is not None):
         record.known = record.choice = None
         ACCELERATOR.known_values -= 1
+
+
+def remember(record: StorageRecord, known: Known | None, choice: Choice | None) -> None:
+    """Set what is known of a storage, instead of what was."""
+    forget(record)
+    record.known, record.choice = known, choice
+    ACCELERATOR.known_values += known is not None or choice is not None
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:

@@ -124,3 +124,30 @@ def test_counts_of_the_host_say_how_long_a_result_is() -> None:
             torch.repeat_interleave(rows[: len(repeats)], repeats, dim=0)
     with pytest.raises(NotImplementedError, match="depends on data"):
         (unknown > 0).int().nonzero()
+
+
+def test_collectives_leave_no_number_of_before() -> None:
+    import torch.distributed as dist
+
+    from fsdpbench.sim import Simulation
+    from fsdpbench.sim.model.profile import load_profile
+
+    def read(tensor: torch.Tensor) -> tuple[int, bool]:
+        asked.clear()
+        return int(tensor.item()), asked[0]
+
+    simulation = Simulation.start(load_profile("a100-80gb"), 4, 4)
+    simulation.init_process_group()
+    asked: list[bool] = []
+    simulation.accelerator.follows_numbers = True
+    simulation.accelerator.on_value = lambda name, value, is_true: asked.append(is_true)
+    five, numbers = torch.full((1,), 5, device="sim"), written_over("sim")
+    gathered = [torch.zeros_like(five) for _ in range(4)]
+    dist.gather(five, gathered, dst=0)
+    assert read(gathered[1]) == (5, False)  # if all ranks hold the same
+    dist.scatter(five, [torch.full((1,), each, device="sim") for each in range(4)], src=0)
+    assert not read(five)[1]
+    dist.broadcast(numbers, 0)
+    assert read(numbers[1]) == (5, True)
+    dist.all_reduce(numbers)
+    assert not read(numbers[1])[1]

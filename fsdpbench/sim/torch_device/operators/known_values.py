@@ -28,12 +28,12 @@ from fsdpbench.sim.torch_device.operators.host_numbers import computed
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
-    Choice,
     Known,
     Listed,
     forget,
     is_on_device,
     record_of,
+    remember,
     tensors_in,
 )
 
@@ -58,10 +58,7 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: int) -
     if not tensor.numel() or distinct * tensor.element_size() < record.nbytes:
         forget(record)
         return
-    if record.known is None and record.choice is None:
-        ACCELERATOR.known_values += 1
-    record.choice = None
-    record.known = Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed)
+    remember(record, Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed), None)
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:
@@ -133,25 +130,21 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Set the known values of an operator's results, if any of its tensors has one."""
     taken = [tensor for tensor in tensors_in(args, kwargs) if is_on_device(tensor)]
-    changed = written(operator, args, kwargs)
-    if computed(operator, args, kwargs, taken, changed, _results(result)):
+    if computed(operator, args, kwargs, taken, written(operator, args, kwargs), _results(result)):
         return
-    _follow_known(operator, args, kwargs, result, taken, changed)
-    choices = [choice_of(tensor) for tensor in taken]
-    if any(choice is not None for choice in choices):
-        results = [tensor for tensor in _results(result) if is_on_device(tensor)]
-        _follow_choices(operator, args, taken, changed, choices, results)
+    _follow_known(operator, args, kwargs, result, taken)
+    _follow_choices(operator, args, kwargs, result, taken)
 
 
 def _follow_choices(
-    operator: Any,
-    args: Sequence[Any],
-    taken: list[torch.Tensor],
-    changed: list[torch.Tensor],
-    choices: list[Choice | None],
-    results: list[torch.Tensor],
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
     """Set the choices of the results of an operator that took a router's choice, or a mask made of it."""
+    choices = [choice_of(tensor) for tensor in taken]
+    if all(choice is None for choice in choices):
+        return
+    changed = written(operator, args, kwargs)
+    results = [tensor for tensor in _results(result) if is_on_device(tensor)]
     old = {id(tensor.untyped_storage()) for tensor in taken}
     if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
         return  # views
@@ -164,13 +157,9 @@ def _follow_choices(
 
 
 def _follow_known(
-    operator: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    result: Any,
-    taken: list[torch.Tensor],
-    changed: list[torch.Tensor],
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
+    changed = written(operator, args, kwargs)
     if all(known_of(tensor) is None for tensor in taken):
         for tensor in changed:
             if choice_of(tensor) is None:  # known as another dtype
@@ -282,11 +271,9 @@ def follow_collective(
     reduces = kind in ("all_reduce", "reduce_scatter")
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
-    sent = choice_of(inputs[0]) if kind == "broadcast" and inputs else None
     for output in outputs:
-        if isinstance(sent, Listed):
-            mark(output, sent)
-            continue
+        if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
+            continue  # it is what is sent
         if same is None:
             forget(record_of(output.untyped_storage()))
             continue
