@@ -152,7 +152,7 @@ _RECORD = "_sim_record"
 class Known(NamedTuple):
     """Value of all elements, as a one-element tensor of the host (`known_values.py`).
 
-    `assumed`: 1 for a guess, as a balanced count; 2 for what only data tells (`x > 0`), and so is no count.
+    `assumed`: 1 for a guess, as a balanced count; 2 for an answer that only data has, as to `x > 0`.
     """
 
     value: torch.Tensor
