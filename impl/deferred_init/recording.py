@@ -419,7 +419,7 @@ class _Recorder(TorchDispatchMode):
         overwrites = None
         if function._schema.name.removeprefix("aten::") in _FILLING:
             target, *others = tree_leaves(noted)
-            whole = args[0].numel() * args[0].element_size() == args[0].untyped_storage().nbytes()
+            whole = 0 not in args[0].stride() and args[0].nbytes == args[0].untyped_storage().nbytes()
             sources = {each.storage for each in others if isinstance(each, Window)}
             if whole and isinstance(target, Window) and target.storage not in sources:
                 overwrites = target.storage

@@ -150,10 +150,13 @@ _RECORD = "_sim_record"
 
 
 class Known(NamedTuple):
-    """Value of all elements, as a one-element tensor of the host (`known_values.py`)."""
+    """Value of all elements, as a one-element tensor of the host (`known_values.py`).
+
+    `assumed`: 1 for a guess, as a balanced count; 2 for an answer that only data has, as to `x > 0`.
+    """
 
     value: torch.Tensor
-    assumed: bool
+    assumed: int
 
 
 class Chosen(NamedTuple):
@@ -229,6 +232,13 @@ def forget(record: StorageRecord | None) -> None:
     if record is not None and (record.known is not None or record.choice is not None):
         record.known = record.choice = None
         ACCELERATOR.known_values -= 1
+
+
+def remember(record: StorageRecord, known: Known | None, choice: Choice | None) -> None:
+    """Set what is known of a storage, instead of what was."""
+    forget(record)
+    record.known, record.choice = known, choice
+    ACCELERATOR.known_values += known is not None or choice is not None
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:

@@ -112,6 +112,8 @@ class Odd(nn.Module):
             self.replaced.bias.data.fill_(-1)
         self.from_itself = nn.Parameter(torch.randn(3, 2))
         self.from_itself.data.fill_(self.from_itself.data[1, 1])
+        self.in_part = nn.Parameter(torch.empty(3, 2).normal_())
+        self.in_part.data[:1, :1].expand(3, 2).fill_(2)  # one element, in as many places as there are
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         self.lstm = nn.LSTM(3, 4)

@@ -75,7 +75,7 @@ def run_sides(pool: RankPool, program: Program, seconds: float, sides: Sequence[
 
 def _how(words: str) -> str:
     """What a pool's error says happened."""
-    if re.search(r"rank \d+:\nthe process ended", words):
+    if re.search(r"rank \d+:\n(the process ended|killed by)", words):
         return "crash"
     waited = r"ranks \[[\d, ]+\] did not answer|Timed out waiting|Application timeout"
     return "hang" if re.search(waited, words) else "harness"

@@ -128,6 +128,12 @@ def test_prices_are_those_that_one_h200_measured() -> None:
     assert not wrong
 
 
+def test_a_product_with_a_vector_is_none_of_odd_lengths() -> None:
+    rows, one, two = half(8192, 4096), half(4096, 1), half(4096, 2)
+    alone = on_h200(ATEN.mm.default, rows, one, out=half(8192, 1))
+    assert alone <= on_h200(ATEN.mm.default, rows, two, out=half(8192, 2))
+
+
 def test_only_weight_gradients_that_cudnn_may_take_slowly_count_as_unknown() -> None:
     def unknown(channels: int, groups: int) -> bool:
         x, weight = half(64, channels, 14, 14), half(channels, channels // groups, 3, 3)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fsdpbench.sim.torch_device.followed import Region, Runs, Use
-from fsdpbench.sim.torch_device.strict.words import bind
+from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind
 from fsdpbench.sim.torch_device.tensors import is_on_device
 
 _MOST_RUNS = 1 << 20
@@ -119,13 +119,6 @@ _ONLY_SHAPES = frozenset(
         "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
     )
 )  # fmt: skip
-_UNDECLARED_WRITES = {
-    # Running mean and variance, which their schemas do not mark.
-    "aten::native_batch_norm": ("running_mean", "running_var"),
-    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
-    "aten::miopen_batch_norm": ("running_mean", "running_var"),
-    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
-}
 
 
 def uses_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Use, ...]:
@@ -161,7 +154,7 @@ def _with_modes(
     arguments = schema.arguments
     named = {info.name: info for info in arguments}
     ignored = schema.name in _ONLY_SHAPES
-    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    undeclared = UNDECLARED_WRITES.get(schema.name, ())
     if undeclared and not bind(operator, args, kwargs).get("training", True):
         undeclared = ()
     # Of a fused optimizer, whose schema declares writes, for unscaling.

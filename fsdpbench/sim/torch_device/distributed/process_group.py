@@ -110,9 +110,9 @@ class SimProcessGroup(Communicator):
         for tensors in outputs:
             refuse_count(tensors, self._group_size, "gather", "output")
             refuse_sizes(tensors, inputs[0], "gather")
-        return self.call(
-            Collective("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
-        )
+        flat = [tensor for tensors in outputs for tensor in tensors] or inputs
+        nbytes = total_bytes(*inputs) * self._group_size
+        return self.call(Collective("all_gather", nbytes, inputs, flat, opts))
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
@@ -122,9 +122,9 @@ class SimProcessGroup(Communicator):
         for tensors in inputs:
             refuse_count(tensors, self._group_size, "scatter", "input")
             refuse_sizes(tensors, outputs[0], "scatter")
-        return self.call(
-            Collective("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
-        )
+        flat = [tensor for tensors in inputs for tensor in tensors]
+        nbytes = total_bytes(*outputs) * self._group_size
+        return self.call(Collective("broadcast", nbytes, flat, outputs, opts))
 
     def barrier(self, opts: Any = None) -> Work:
         """Wait for all ranks; the CPU waits too."""

@@ -54,7 +54,7 @@ def nonzero(operator: Any, by_shape: Kernel, mask: torch.Tensor) -> torch.Tensor
     places: torch.Tensor = carry_out(ACCELERATOR, plan, [mask])
     if isinstance(known, Listed):
         mark(places, Listed(placed(known.values, mask).nonzero().t().reshape(-1)))
-    elif rows == mask.numel() == len(mask):
+    elif mask.dim() == 1 and rows == mask.numel():
         mark(places, Listed(torch.arange(rows)))
     return places
 

@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
-from fsdpbench.sim.torch_device.tensors import Choice, Chosen, Listed, Share, forget, is_on_device, record_of
+from fsdpbench.sim.torch_device.tensors import (
+    Choice,
+    Chosen,
+    Listed,
+    Share,
+    is_on_device,
+    record_of,
+    remember,
+)
 
 _OF_ALL = {"clone", "_to_copy", "cat", "stack", "copy_", "expand_copy", "view_copy", "contiguous"}
 """Operators whose result has what all of their tensors have in common."""
@@ -49,15 +57,9 @@ def choice_of(tensor: torch.Tensor) -> Choice | None:
 def mark(tensor: torch.Tensor, choice: Choice | None) -> None:
     """Attach a choice to the storage of `tensor`; None removes it."""
     record = record_of(tensor.untyped_storage())
-    if record is None:
-        return
-    if choice is None:
-        if record.choice is not None:
-            forget(record)
-        return
-    if record.known is None and record.choice is None:
-        ACCELERATOR.known_values += 1
-    record.choice = choice
+    if record is not None and (choice is not None or record.choice is not None):
+        is_number = choice is not None and not isinstance(choice, Listed)
+        remember(record, record.known if is_number else None, choice)
 
 
 def rows_of(mask: torch.Tensor) -> int | None:
@@ -78,11 +80,12 @@ def whole_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if isinstance(record.choice, Listed):
         return record.choice.values.view(tensor.dtype)
-    if record.known is None or record.choice is not None or record.nbytes > MOST_LISTED:
+    known = record.known
+    if known is None or record.choice is not None or record.nbytes > MOST_LISTED or known.assumed > 1:
         return None
-    if tensor.dtype is torch.bool and record.known.assumed:
-        return None  # equal to no number: that is no count
-    return record.known.value.to(tensor.dtype).repeat(record.nbytes // tensor.element_size())
+    if known.value.dtype is not tensor.dtype:
+        return None  # its bytes are other numbers there
+    return known.value.repeat(record.nbytes // tensor.element_size())
 
 
 def placed(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

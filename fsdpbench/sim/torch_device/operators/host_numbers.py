@@ -42,7 +42,8 @@ def computed(
     stores: dict[int, torch.Tensor] = {}
     for tensor in taken:
         record = record_of(tensor.untyped_storage())
-        is_filled = name == "copy_" and tensor is args[0] and record and record.nbytes == tensor.nbytes
+        is_filled = name == "copy_" and args[0] is tensor is not args[1]
+        is_filled = is_filled and record is not None and record.nbytes == tensor.nbytes
         numbers = torch.zeros(tensor.shape, dtype=tensor.dtype) if is_filled else whole_numbers(tensor)
         if numbers is None or tensor.is_floating_point() or tensor.is_complex():
             return False

@@ -26,14 +26,14 @@ from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choices import MOST_LISTED, choice_of, followed_choice, mark
 from fsdpbench.sim.torch_device.operators.host_numbers import computed
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
-from fsdpbench.sim.torch_device.strict.words import bind, packet_of
+from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
-    Choice,
     Known,
     Listed,
     forget,
     is_on_device,
     record_of,
+    remember,
     tensors_in,
 )
 
@@ -49,28 +49,27 @@ _SAME = {
 }  # fmt: skip
 
 
-def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:
+def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: int) -> None:
     """Set the known value of all elements of `tensor`, if these are all of its storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
-    if tensor.numel() * tensor.element_size() < record.nbytes:
+    distinct = math.prod(n for n, step in zip(tensor.shape, tensor.stride(), strict=True) if step)
+    if not tensor.numel() or distinct * tensor.element_size() < record.nbytes:
         forget(record)
         return
-    if record.known is None and record.choice is None:
-        ACCELERATOR.known_values += 1
-    record.choice = None
-    record.known = Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed)
+    remember(record, Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed), None)
 
 
 def known_of(tensor: torch.Tensor) -> Known | None:
     """Return the known value of a tensor of the device."""
     record = record_of(tensor.untyped_storage())
-    if record is None:
+    if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
         return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
-    return record.known
+    known = record.known  # of another dtype: its bytes are other numbers there
+    return known if known is None or known.value.dtype is tensor.dtype else None
 
 
 def learn_from_host(target: torch.Tensor, source: Any) -> None:
@@ -79,7 +78,7 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
         learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
-        mark(target, Listed(source.detach().clone().reshape(-1)))
+        mark(target, Listed(source.detach().expand(target.shape).reshape(-1).clone()))
     elif ACCELERATOR.known_values:
         forget(record_of(target.untyped_storage()))
 
@@ -131,26 +130,21 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 def follow(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Set the known values of an operator's results, if any of its tensors has one."""
     taken = [tensor for tensor in tensors_in(args, kwargs) if is_on_device(tensor)]
-    changed = written(operator, args, kwargs)
-    if computed(operator, args, kwargs, taken, changed, _results(result)):
+    if computed(operator, args, kwargs, taken, written(operator, args, kwargs), _results(result)):
         return
     _follow_known(operator, args, kwargs, result, taken)
-    choices = [choice_of(tensor) for tensor in taken]
-    if any(choice is not None for choice in choices):
-        results = [tensor for tensor in _results(result) if is_on_device(tensor)]
-        _follow_choices(operator, args, kwargs, taken, choices, results)
+    _follow_choices(operator, args, kwargs, result, taken)
 
 
 def _follow_choices(
-    operator: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    taken: list[torch.Tensor],
-    choices: list[Choice | None],
-    results: list[torch.Tensor],
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
     """Set the choices of the results of an operator that took a router's choice, or a mask made of it."""
+    choices = [choice_of(tensor) for tensor in taken]
+    if all(choice is None for choice in choices):
+        return
     changed = written(operator, args, kwargs)
+    results = [tensor for tensor in _results(result) if is_on_device(tensor)]
     old = {id(tensor.untyped_storage()) for tensor in taken}
     if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
         return  # views
@@ -165,7 +159,11 @@ def _follow_choices(
 def _follow_known(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, taken: list[torch.Tensor]
 ) -> None:
+    changed = written(operator, args, kwargs)
     if all(known_of(tensor) is None for tensor in taken):
+        for tensor in changed:
+            if choice_of(tensor) is None:  # known as another dtype
+                forget(record_of(tensor.untyped_storage()))
         return
     if packet_of(operator) in INDEXING:
         _refuse_known_indices(operator, args, kwargs)
@@ -175,11 +173,11 @@ def _follow_known(
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
     for tensor in results:
-        is_view = id(tensor.untyped_storage()) in old and not _written_arguments(operator)
+        is_view = id(tensor.untyped_storage()) in old and not changed
         if known is not None and not is_view:
             learn(tensor, known.value, assumed=known.assumed)
     if known is None and operator._schema.name != _UPDATE_SCALE:
-        for tensor in written(operator, args, kwargs):
+        for tensor in changed:
             forget(record_of(tensor.untyped_storage()))
 
 
@@ -224,9 +222,9 @@ def _evaluate(
     if not results or any(each is None for each in known):
         return None
     values = [each.value for each in known if each is not None]
-    assumed = any(each.assumed for each in known if each is not None)
-    if name in _SAME and all(torch.equal(value, values[0]) for value in values):
-        return Known(values[0], assumed)
+    assumed = max(each.assumed for each in known if each is not None)
+    if name in _SAME and len(results) == 1 and all(torch.equal(value, values[0]) for value in values):
+        return Known(values[0] != 0 if name in ("all", "any") else values[0], assumed)
     if name in ("sum", "prod"):
         count = math.prod(taken[0].shape) // max(1, math.prod(results[0].shape))
         value = values[0].to(results[0].dtype)
@@ -254,8 +252,9 @@ def _results(result: Any) -> list[torch.Tensor]:
 @cache
 def _written_arguments(operator: Any) -> tuple[str, ...]:
     """Return the names of the arguments that an operator writes."""
-    arguments = operator._schema.arguments
-    return tuple(each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write)
+    schema = operator._schema
+    declared = [each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write]
+    return (*declared, *UNDECLARED_WRITES.get(schema.name, ()))
 
 
 def written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -272,11 +271,9 @@ def follow_collective(
     reduces = kind in ("all_reduce", "reduce_scatter")
     known = [known_of(tensor) if is_on_device(tensor) else None for tensor in inputs]
     same = known[0] if known and all(each == known[0] for each in known) else None
-    sent = choice_of(inputs[0]) if kind == "broadcast" and inputs else None
     for output in outputs:
-        if isinstance(sent, Listed):
-            mark(output, sent)
-            continue
+        if kind == "broadcast" and inputs is outputs and isinstance(choice_of(output), Listed):
+            continue  # it is what is sent
         if same is None:
             forget(record_of(output.untyped_storage()))
             continue

@@ -17,7 +17,7 @@ import torch
 
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places, placeholder
-from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in
+from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in, placed, whole_numbers
 from fsdpbench.sim.torch_device.operators.known_values import (
     compare,
     known_of,
@@ -83,7 +83,7 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
     is_guess = known is None or known.assumed
-    learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
+    learn(result, True if known is None or is_guess else known.value, assumed=2 * bool(is_guess))
     return result
 
 
@@ -111,12 +111,11 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
-    known = known_of(tensor) if ACCELERATOR.known_values else None
-    if known is not None:
-        found.fill_(known.value.item())
-    numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+    known, numbers = known_of(tensor), numbers_in(tensor)
     if numbers is not None:
         return found.copy_(numbers)
+    if known is not None:
+        found.fill_(known.value.item())
     return found if known is not None and not known.assumed else mark_as_placeholders(found)
 
 
@@ -235,9 +234,7 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     if device is None or is_simulated(device):
         result: torch.Tensor = by_shape(*args, **kwargs)
         kind, _, of = operator._schema.name.removeprefix("aten::").partition("_")
-        number = (
-            args[-1] if "full" in (kind, of) else {"zeros": 0, "ones": 1}.get(of if kind == "new" else kind)
-        )
+        number = {"zeros": 0, "ones": 1, "full": args[-1]}.get(of if kind == "new" else kind)
         if number is not None:
             learn_from_host(result, number)
         return result
@@ -263,18 +260,17 @@ def _compared(
     """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(first, second, **kwargs)
-    known = known_of(result) if ACCELERATOR.known_values else None
-    unknown = known is None and choice_of(result) is None and is_on_device(first)
+    unknown = known_of(result) is None and choice_of(result) is None and is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=True)
+        learn(result, answer, assumed=2)
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=True)
+    learn(result, False, assumed=2)
     return result
 
 
@@ -290,11 +286,9 @@ def _masked_fill(
     operator: Any, by_shape: Kernel, tensor: torch.Tensor, mask: torch.Tensor, value: Any
 ) -> torch.Tensor:
     """Run `masked_fill`: a tensor of the host is read, and its number travels with the launch."""
-    of_number = getattr(operator.overloadpacket, "Scalar", operator)
     if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
-        result: torch.Tensor = of_number(tensor, mask, value.item())
-    else:
-        result = by_shape(tensor, mask, value)
+        by_shape, value = getattr(operator.overloadpacket, "Scalar", operator), value.item()
+    result: torch.Tensor = by_shape(tensor, mask, value)
     return result
 
 
@@ -324,10 +318,10 @@ def _repeated(
 ) -> torch.Tensor:
     """Run `repeat_interleave` of counts: known ones, as a balanced router's, say how long the result is."""
     if output_size is None:
-        known = known_of(repeats) if ACCELERATOR.known_values else None
-        if known is None:
+        numbers = whole_numbers(repeats)
+        if numbers is None:
             raise data_dependent(operator)
-        output_size = int(known.value.item()) * repeats.numel()
+        output_size = int(placed(numbers, repeats).sum())
     result: torch.Tensor = by_shape(repeats, *args, output_size=output_size, **kwargs)
     return result
 

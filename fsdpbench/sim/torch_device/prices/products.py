@@ -32,7 +32,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     if not (m and n and k and batch):
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
     duration = costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED)
-    if a.element_size() == 2 and (n % 2 or k % 2):
+    if a.element_size() == 2 and (n % 2 or k % 2) and min(n, k) > 1:  # vectors have kernels of their own
         duration = round(duration * _ODD)
     name = f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}"
     return OperatorCost(name, duration)

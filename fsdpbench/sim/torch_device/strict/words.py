@@ -23,16 +23,18 @@ _CPP_TYPES = {
     torch.complex32: "c10::complex<c10::Half>",
 }  # fmt: skip
 
+# Running mean and variance, which schemas do not mark as written.
+UNDECLARED_WRITES = dict.fromkeys(
+    ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm_update_stats"),
+    ("running_mean", "running_var"),
+)
+
 
 def bind(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Return the arguments of a call by name, in the schema's order, defaults included."""
-    found: Arguments = {}
-    for place, argument in enumerate(operator._schema.arguments):
-        if place < len(args):
-            found[argument.name] = args[place]
-        else:
-            found[argument.name] = kwargs.get(argument.name, argument.default_value)
-    return found
+    arguments = operator._schema.arguments
+    given = {each.name: value for each, value in zip(arguments, args, strict=False)}
+    return given | {each.name: kwargs.get(each.name, each.default_value) for each in arguments[len(args) :]}
 
 
 def packet_of(operator: Any) -> str:
