@@ -118,7 +118,7 @@ def _key(run: Run) -> tuple[str, int]:
 def simulate(
     configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
 ) -> dict[str, Result]:
-    """Run what `folder` does not hold yet of the bench's own `configs`, so that they resume; the results by
+    """Run what `folder` does not hold yet of the bench's own `configs`, or holds as failed; the results by
     content key, `not_applicable` among them."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
     unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
@@ -126,5 +126,5 @@ def simulate(
     with store.locked():
         systems = sorted({config.system for config in unique})
         store.write_space({"schema": 1, "system": systems}, unique)
-        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
+        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"), retry_failed=True)
     return refused | {key: stored.result for key, stored in store.finished().items()}

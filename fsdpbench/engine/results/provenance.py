@@ -1,7 +1,7 @@
 """The provenance of a result besides its configuration, and the key made of both.
 
     key = sha256( config + content of hardware and software profile + content of the data file + versions
-                  + sources [+ machine] )
+                  + sources [+ machine] [+ the allocator's settings in the environment] )
 
 A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
 left out of the sources: they change how results are shown, not what they are.
@@ -28,6 +28,7 @@ from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.plugins import foreign_identity, foreign_model
 from fsdpbench.base.settings import SETTINGS, show_value
+from fsdpbench.sim.model.allocator.conf import CONF_VARIABLES, conf_in
 from fsdpbench.sim.model.profile import ProfileError, load_profile
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -104,6 +105,8 @@ def git_revision() -> str | None:
 def environment(config: Config) -> dict[str, object]:
     """Return the `environment` of a result. On `sim` it names nothing of this machine: results equal."""
     recorded: dict[str, object] = {"versions": versions_of(config)}
+    if config.device == "sim" and conf_in(os.environ):
+        recorded["variables"] = {name: os.environ[name] for name in CONF_VARIABLES if name in os.environ}
     if config.device != "sim":
         recorded["machine"] = machine()
         recorded["git"] = git_revision()
@@ -128,6 +131,8 @@ def content_key(config: Config) -> str:
         depends["system"] = foreign
     if (model := foreign_model(config.model)) is not None:
         depends["model"] = model
+    if config.device != "cpu" and (conf := conf_in(os.environ)):
+        depends["allocator"] = conf
     if config.device != "sim":
         depends["machine"] = machine()
     if config.device == "cuda" and (rehearsed := simulated_cuda()) is not None:
@@ -145,7 +150,8 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
         outside = [config.get(name) for name in ("system_from", "model_from", "data")]
         outside += [name for name in (own.hardware, own.software) if name and ("/" in name or "." in name)]
         same_machine = own.device == "sim" or where.get("machine") == machine()
-        if any(outside) or where.get("versions") != versions_of(own) or not same_machine or simulated_cuda():
+        same = same_machine and conf_in(where.get("variables") or {}) == conf_in(os.environ)
+        if any(outside) or where.get("versions") != versions_of(own) or not same or simulated_cuda():
             return None
         right = {"key": content_key(own), "name": own.name}
     except (AttributeError, KeyError, TypeError, ValueError, BenchError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fsdpbench.base.numbers import finite_number, whole_number
@@ -20,6 +21,14 @@ _KEYS = (
     "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold",
     "roundup_power2_divisions", "expandable_segments", "per_process_memory_fraction",
 )  # fmt: skip
+
+
+CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def conf_in(variables: Mapping[str, str]) -> str:
+    """Return the allocator's settings in environment variables, as torch reads them; empty without any."""
+    return next((variables[name] for name in CONF_VARIABLES if variables.get(name)), "")
 
 
 class AllocatorConfError(ValueError):
