@@ -55,7 +55,9 @@ def run_sweep(
     todo = [
         run
         for run in runs
-        if again or (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
+        if again
+        or (status := statuses.get((content_key(run.config), run.number))) is None
+        or (retry_failed and not status.is_answer)
     ]
     summary = SweepSummary(already_done=len(runs) - len(todo))
     progress.begin(len(runs), summary.already_done)
@@ -109,10 +111,6 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
         results = store.runs(config)
         if len(results) > 1 and results[0].status is Status.OK:
             store.replace_result(config, merged(results[0], results[1:]))
-
-
-def _key(run: Run) -> tuple[str, int]:
-    return content_key(run.config), run.number
 
 
 def simulate(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fsdpbench.base.reading import MIB, UnreadableError, read_bytes
+from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.consistency import leaves
 from fsdpbench.reports.pages import display
@@ -25,7 +25,7 @@ from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable
 from fsdpbench.reports.pages.recommendation import best_lines, findings
-from fsdpbench.reports.pages.shell import ASSETS, is_made_from, write_page
+from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 from fsdpbench.reports.readers.trace import VARIABLE
 
@@ -38,22 +38,21 @@ def write_report(
     known: Known | None = None,
     workers: Workers | None = None,
     kept: Kept | None = None,
-    unless_same: bool = False,
 ) -> Path:
     """Write the page of a run folder to `out`, or `run_dir/report.html`; return where it is.
 
-    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
+    The file appears whole or not at all, and stays if the same code made it from the same content; its links
+    to traces are relative. Raises `RunFolderError` if
     `run_dir` is not a run folder, `OSError` if `out` cannot be written.
 
     Args:
         reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
         known, kept: traces that an earlier page of the run drew (added to), or that were analysed already.
         workers: processes for the drawing of many traces; without them this one draws.
-        unless_same: leave a page that is there, whole, and was made from the same content by the same code.
     """
     view = load_run(run_dir)
     target = out or run_dir / "report.html"
-    key = _key(view, target) if unless_same else None
+    key = None if reload_s else _key(view, target)
     if key is not None and is_made_from(target, key):
         return target
     ranked = rank(view)
@@ -65,7 +64,7 @@ def write_report(
     return write_page(
         target,
         f"{ASSETS}/report.html.jinja",
-        None if any(detail.content["warnings"] for detail in details) else key,
+        key=None if any(detail.content["warnings"] for detail in details) else key,
         title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),
@@ -90,23 +89,21 @@ def write_report(
 
 _SOURCES = tuple(Path(__file__).parents[2] / room for room in ("base", "reports"))
 _LIBRARIES = ("jinja2", "markupsafe", "msgspec", "numpy", "plotly", "scipy")
-_LARGEST = 256 * MIB
 
 
 def _key(view: RunView, target: Path) -> str | None:
     """Return a hash of all that the page of `view` at `target` is made of: code, versions, files of the run,
     the paths of its links; None where a file cannot be read."""
-    around = [platform.python_version(), *map(version, _LIBRARIES), os.environ.get(VARIABLE)]
     files = [path for room in _SOURCES for path in sorted(room.rglob("*.*")) if path.suffix != ".pyc"]
     files += [view.folder / "sweep.toml", *sorted(view.folder.glob("best_*.py"))]
     for row in view.configurations:
         files += [row.folder / "config.json", row.folder / "result.json", *row.traces]
-    links = [_links(row, target) for row in view.configurations]
-    around += [view.title, view.pending, view.left_out, links, list(map(str, files))]
-    digest = hashlib.sha256(json.dumps(around).encode())
+    around = [platform.python_version(), *map(version, _LIBRARIES), os.environ.get(VARIABLE), view.title]
+    around += [*map(str, files), *(str(_links(row, target)) for row in view.configurations)]
+    digest = hashlib.sha256(json.dumps([around, view.pending, view.left_out]).encode())
     try:
         for path in files:
-            digest.update(hashlib.sha256(read_bytes(path, _LARGEST)).digest())
+            digest.update(hashlib.sha256(read_bytes(path, LARGEST)).digest())
     except UnreadableError:
         return None
     return digest.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import re
@@ -45,9 +44,10 @@ def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = 
     )
 
 
-def write_page(target: Path, template: str, key: str | None = None, **values: Any) -> Path:
+def write_page(target: Path, template: str, **values: Any) -> Path:
     """Write a page as `render_page` returns it to `target`, whole or not at all. Raises `OSError`.
     `key`: of all that it is made from; its last line keeps that, and a hash of the page."""
+    key = values.pop("key", None)
     page = render_page(template, **values).encode("utf-8", "backslashreplace")
     write_whole(target, page if key is None else page + _seal(page, key))
     return target
@@ -55,14 +55,15 @@ def write_page(target: Path, template: str, key: str | None = None, **values: An
 
 def is_made_from(target: Path, key: str) -> bool:
     """Return whether `target` is a whole page, and no link, that was written with this `key`."""
-    with contextlib.suppress(UnreadableError):
-        page = read_bytes(target, _LARGEST_PAGE)
-        written = page[: page.rfind(_SEAL)]
-        return not target.is_symlink() and page == written + _seal(written, key)
-    return False
+    try:
+        page = read_bytes(target, LARGEST) if target.is_file() and not target.is_symlink() else b""
+    except UnreadableError:
+        return False
+    written = page[: page.rfind(_SEAL)]
+    return page == written + _seal(written, key)
 
 
-_LARGEST_PAGE = 256 * MIB
+LARGEST = 256 * MIB
 _SEAL = b"\n<!-- made from "
 
 

@@ -176,7 +176,12 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     kept = None if launcher.follows else folder / BATCHES_FOLDER
     request = with_fitting_batches(request, options["jobs"], tell, kept)
     plan = announced(request)
-    repeat = _noted(plan, options["repeat"], request.target.device)
+    for note in plan.notes:
+        tell(f"  {note}")
+    repeat = options["repeat"]
+    if repeat > 1 and request.target.device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        repeat = 1
     jobs = options["jobs"] or jobs_for(request.target.device)
     if launcher.follows:
         follow_request(launcher, folder, request)
@@ -207,16 +212,6 @@ def _may_be_done(output: Path | None, model: str | None) -> bool:
         return is_there(output / "sweep.toml")
     begin = re.sub(r"[:/]", "-", f"{model}-")
     return any(each.name.startswith(begin) for each in Path("runs").glob("*"))
-
-
-def _noted(plan: Plan, repeat: int, device: str) -> int:
-    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
-    for note in plan.notes:
-        tell(f"  {note}")
-    if repeat > 1 and device == "sim":
-        tell("  --repeat: a simulated run is exact, one is enough")
-        return 1
-    return repeat
 
 
 def device_named(named: str | None, space: str | None) -> str | None:
@@ -266,8 +261,7 @@ def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[
         with disk_errors(store.folder):
             pasted = write_recommended(store.folder)
             found = kept(records(analysed.path) if analysed.path else [])
-            page = store.folder / REPORT_FILE
-            write_report(store.folder, page, workers=fork_server.workers, kept=found, unless_same=True)
+            write_report(store.folder, store.folder / REPORT_FILE, workers=fork_server.workers, kept=found)
     except BenchError as error:
         return pasted, error
     return pasted, None

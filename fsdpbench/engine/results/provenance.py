@@ -17,7 +17,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fsdpbench.base.plugins import foreign_identity, foreign_model
 from fsdpbench.base.settings import SETTINGS, show_value
 from fsdpbench.sim.model.allocator.conf import CONF_VARIABLES, conf_in
 from fsdpbench.sim.model.profile import ProfileError, load_profile
+from fsdpbench.sim.model.software import load_software
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWING_ONLY = (
@@ -122,9 +123,9 @@ def content_key(config: Config) -> str:
     """Return 64 hex digits: equal exactly when the result must be."""
     depends: dict[str, object] = {"config": config.identity(), "versions": versions_of(config)}
     if config.hardware is not None:
-        depends["hardware"] = _hardware_content(config.hardware)
+        depends["hardware"] = _content(load_profile, config.hardware)
     if config.software is not None:
-        depends["software"] = _software_content(config.software)
+        depends["software"] = _content(load_software, config.software)
     if config.data is not None:
         depends["data"] = _data_content(Path(config.data))
     if (foreign := foreign_identity(config.system)) is not None:
@@ -163,15 +164,8 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
 
 
 @functools.cache
-def _hardware_content(hardware: str) -> str:
-    return repr(load_profile(hardware))
-
-
-@functools.cache
-def _software_content(software: str) -> str:
-    from fsdpbench.sim.model.software import load_software
-
-    return repr(load_software(software))
+def _content(load: Callable[[str], object], profile: str) -> str:
+    return repr(load(profile))
 
 
 def _data_content(path: Path) -> str:
