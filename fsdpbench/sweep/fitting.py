@@ -32,7 +32,7 @@ def fitting_batches(
     space: Space, jobs: int, tell: Callable[[str], None], kept: Path | None = None
 ) -> tuple[Rule, ...]:
     """Return a rule for each activation checkpointing in `space` (simulated GPUs) that states its batch;
-    none where it cannot be simulated. `tell` receives a line with them; `kept`: folder of what is simulated."""
+    none where it cannot be simulated. `tell` receives a line with them; `kept`: the folder of simulations."""
     if kept is None:
         with thrown_away("batches") as folder:
             return fitting_batches(space, jobs, tell, folder)
