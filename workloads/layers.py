@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional as F
 
 # GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
@@ -114,6 +113,8 @@ def held(parameter: Tensor) -> Tensor:
     Gradients of a parameter that every rank has in full are summed over the ranks, since each has seen other
     tokens, or other features.
     """
+    from torch.distributed.tensor import DTensor, Partial
+
     if not isinstance(parameter, DTensor):
         return parameter
     gradients = [Partial() if place.is_replicate() else place for place in parameter.placements]

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -69,6 +68,8 @@ def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
 
     `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
     """
+    from torch.distributed.tensor import DTensor
+
     rows, wanted = logits.flatten(0, 1), targets.flatten()
     if isinstance(rows, DTensor):  # each rank has its share of the vocabulary, which torch's loss handles
         whole = F.cross_entropy(rows.float() if in_fp32 else rows, wanted)

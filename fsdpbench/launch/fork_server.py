@@ -23,36 +23,38 @@ if TYPE_CHECKING:
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.engine.devices.cpu", "fsdpbench.launch.elastic"]
 _PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.engine.devices.preload_compiler"]
+_preload = _PRELOAD_REAL
 
 
-def start(device: str | None, compiles: bool = False) -> None:
+def start(device: str | None, compiles: bool = False, *, now: bool = True) -> None:
     """Let the server import torch while this process is still reading its command line.
 
     `device`: as asked for. `compiles`: simulated points that compile are to come. Others than those run too,
-    and import themselves what the server lacks.
+    and import themselves what the server lacks. Not `now`: the first point starts it.
     """
-    if not _is_simulated(device):
-        context(_PRELOAD_REAL)
-    else:
-        context(_PRELOAD_COMPILER if compiles else _PRELOAD)
-    ensure()
+    global _preload
+    _preload = _PRELOAD_REAL
+    if _is_simulated(device):
+        _preload = _PRELOAD_COMPILER if compiles else _PRELOAD
+    if now:
+        ensure()
 
 
-def context(preload: list[str] = _PRELOAD_REAL) -> ForkServerContext:
-    """Return the way to start processes from the server: after `ensure`, inside `plain_main`. A server that
-    does not run yet will import the modules of `preload`."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(preload)
-    return found
+def context() -> ForkServerContext:
+    """Return the way to start processes from the server: after `ensure`, inside `plain_main`."""
+    return multiprocessing.get_context("forkserver")
 
 
 def ensure() -> int:
     """Start the server if it does not run; the number of its process."""
+    context().set_forkserver_preload(_preload)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    os.environ[PARENT] = str(os.getpid())
     try:
-        with plain_main(), _named_as_parent():
+        with plain_main():
             forkserver.ensure_running()
     finally:
+        os.environ.pop(PARENT, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _pid()
 
@@ -79,15 +81,6 @@ def kill() -> None:
 
 def _pid() -> int:
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
-
-
-@contextlib.contextmanager
-def _named_as_parent() -> Iterator[None]:
-    os.environ[PARENT] = str(os.getpid())
-    try:
-        yield
-    finally:
-        os.environ.pop(PARENT, None)
 
 
 def _is_simulated(device: str | None) -> bool:

@@ -18,7 +18,6 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,8 @@ from fsdpbench.engine.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.engine.results.result import Outcome, outcome_of_records, write_result
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rank_files import log_to
-from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.processes import pack
-from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.result import Result
 
 ASK = signal.SIGUSR1
@@ -76,7 +73,9 @@ def run_point(
     outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
     cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
-    draw = None if analysed is None or not config.in_one_process else partial(_keep, analysed)
+    draw: Draw | None = None
+    if analysed is not None and config.in_one_process:  # for the page, which would have to read it again
+        draw = lambda trace, rank: add_record(analysed, pack(trace, rank))  # noqa: E731
     record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s, draw)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -142,11 +141,6 @@ def record_result(
         cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
     failed = Outcome(Status.ERROR, cause, "stderr.log")
     return write_result(config, folder, failed, duration_s, started, observed)
-
-
-def _keep(log: str, trace: Trace, rank: RankAnalysis) -> None:
-    """Leave an analysed trace for the page, which would have to read it again."""
-    add_record(log, pack(trace, rank))
 
 
 def timestamp() -> str:

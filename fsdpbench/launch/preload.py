@@ -10,7 +10,7 @@ import importlib
 
 _NEEDED = (
     "torch", "torch.distributed.checkpoint.default_planner", "torch.distributed.device_mesh",
-    "torch.distributed.fsdp", "torch.distributed.tensor", "torch.profiler", "numpy.ma",
+    "torch.distributed.fsdp", "fsdpbench.systems.parallel.tensor", "torch.profiler", "numpy.ma",
     "fsdpbench.engine.devices.sim", "fsdpbench.launch.point", "fsdpbench.engine.worker", "fsdpbench.impl",
 )  # fmt: skip
 

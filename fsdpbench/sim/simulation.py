@@ -20,7 +20,7 @@ from fsdpbench.sim.followers.jitter import Jitter
 from fsdpbench.sim.followers.memory_history import MemoryModule
 from fsdpbench.sim.followers.sanitizer import Sanitizer
 from fsdpbench.sim.model.allocator import AllocatorConf, CachingAllocator
-from fsdpbench.sim.model.allocator.conf import AllocatorCosts
+from fsdpbench.sim.model.allocator.conf import AllocatorCosts, conf_in
 from fsdpbench.sim.model.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.model.kernel_costs import CpuCosts, KernelCosts
 from fsdpbench.sim.model.network import Network
@@ -40,7 +40,6 @@ from fsdpbench.sim.torch_device.patches.torch_patches import apply_patches
 from fsdpbench.sim.torch_device.software import Mechanism, install
 from fsdpbench.sim.torch_device.tensors import use_on_stream
 
-_ALLOC_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Kept for the life of the process: libraries unregister their kernels when they end.
 _REGISTERED: list[torch.library.Library] = []
 
@@ -120,7 +119,7 @@ class Simulation:
         simulation = cls(profile, world_size, gpus_per_node, rank)
         accelerator = simulation.accelerator
         accelerator.undo_software()
-        conf = _conf_of_environment() if allocator_conf is None else allocator_conf
+        conf = AllocatorConf.parse(conf_in(os.environ)) if allocator_conf is None else allocator_conf
         _end_followers(accelerator)
         accelerator.timeline = _make_timeline(accelerator, profile)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf)
@@ -308,11 +307,6 @@ def _check_world(world_size: int, gpus_per_node: int, rank: int) -> None:
         raise ValueError(f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not in a world of {world_size}")
-
-
-def _conf_of_environment() -> AllocatorConf:
-    text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
-    return AllocatorConf.parse(text)
 
 
 def _end_followers(accelerator: Accelerator) -> None:

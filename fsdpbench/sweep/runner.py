@@ -55,7 +55,9 @@ def run_sweep(
     todo = [
         run
         for run in runs
-        if again or (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
+        if again
+        or (status := statuses.get((content_key(run.config), run.number))) is None
+        or (retry_failed and not status.is_answer)
     ]
     summary = SweepSummary(already_done=len(runs) - len(todo))
     progress.begin(len(runs), summary.already_done)
@@ -111,14 +113,10 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
             store.replace_result(config, merged(results[0], results[1:]))
 
 
-def _key(run: Run) -> tuple[str, int]:
-    return content_key(run.config), run.number
-
-
 def simulate(
     configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
 ) -> dict[str, Result]:
-    """Run what `folder` does not hold yet of the bench's own `configs`, so that they resume; the results by
+    """Run what `folder` does not hold yet of the bench's own `configs`, or holds as failed; the results by
     content key, `not_applicable` among them."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
     unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
@@ -126,5 +124,5 @@ def simulate(
     with store.locked():
         systems = sorted({config.system for config in unique})
         store.write_space({"schema": 1, "system": systems}, unique)
-        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
+        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"), retry_failed=True)
     return refused | {key: stored.result for key, stored in store.finished().items()}

@@ -12,11 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import BenchError, UsageError
@@ -310,6 +309,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor
     torch stacks the norms of all gradients, which must be on one mesh. With expert parallelism experts are on
     another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has it.
     """
+    from torch.distributed.tensor import DTensor
+
     by_mesh: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -328,8 +329,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor
 
 
 def _norm_of(gradients: list[Tensor | None]) -> Tensor:
-    norm = torch.nn.utils.get_total_norm([each for each in gradients if each is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm: Any = torch.nn.utils.get_total_norm([each for each in gradients if each is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:

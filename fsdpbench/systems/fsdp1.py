@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.systems.base import (
@@ -232,6 +231,8 @@ def to_empty(module: nn.Module, device: torch.device, *, recurse: bool = True) -
 
 def _empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return `torch.empty_like(tensor, device=device)`, without torch's rules for plain tensors."""
+    from torch.distributed.tensor import DTensor
+
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(local) not in _PLAIN or not local.is_contiguous():
         return torch.empty_like(tensor, device=device)

@@ -6,11 +6,10 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard
 
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import UsageError
@@ -19,10 +18,14 @@ from fsdpbench.sim.model.profile import load_profile
 from fsdpbench.systems.base import BuildContext, System, compile_as_asked, offload_if_asked, refuse_common
 from fsdpbench.systems.fsdp1 import materialise
 from fsdpbench.systems.narrow import TORCH_DTYPES, gather_as_asked, refuse_narrow_gathers, scale_after_steps
-from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
-from fsdpbench.systems.parallel.experts import placement_of_experts
+from fsdpbench.systems.parallel.refusals import refuse_parallel
 from fsdpbench.systems.wrapping import select_units
 from fsdpbench.workloads.library_model import LIBRARY
+
+if TYPE_CHECKING:  # their import takes half a second, which commands that plan do without
+    from torch.distributed.tensor import Shard
+
+    from fsdpbench.systems.parallel.experts import Meshes
 
 _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
@@ -45,6 +48,9 @@ class _FullyShardSystem(System):
         """Return the arguments of `fully_shard` beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
+        from fsdpbench.systems.parallel.experts import make_meshes, placement_of_experts
+        from fsdpbench.systems.parallel.tensor import parallelise
+
         config, settings = context.config, context.config.settings
         model = context.build_model()
         gather_as_asked(model, settings)
@@ -86,6 +92,8 @@ class _FullyShardSystem(System):
         return optimizer
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+        from fsdpbench.systems.parallel.tensor import context_of
+
         return context_of(config)
 
     @contextmanager
@@ -102,6 +110,8 @@ class _FullyShardSystem(System):
             yield parts
 
     def backward_context(self, config: Config) -> AbstractContextManager[object]:
+        from fsdpbench.systems.parallel.tensor import context_of
+
         return context_of(config)
 
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
@@ -222,6 +232,7 @@ def _placement_of_stacks(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
     `fully_shard` pads the first dimension to a multiple of the ranks: 16 experts on 256 ranks would be
     gathered 16 times. Another dimension, if the ranks divide it, needs no padding.
     """
+    from torch.distributed.tensor import Shard
 
     def place(parameter: nn.Parameter) -> Shard | None:
         if parameter.dim() != 3 or parameter.shape[0] % ranks == 0:

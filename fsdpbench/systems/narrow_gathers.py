@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.torch_internals import tree_map_only, wrapper_subclass
 from fsdpbench.workloads.narrow.eight_bits import E4M3, cast, scale_of
@@ -164,7 +163,7 @@ def scale_weights(model: nn.Module) -> None:
 
 
 def _is_narrow(parameter: Any) -> bool:
-    return isinstance(parameter, DTensor) and isinstance(parameter._local_tensor, NarrowlyGathered)
+    return isinstance(getattr(parameter, "_local_tensor", None), NarrowlyGathered)
 
 
 def _magnitude(x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.settings import Settings
@@ -53,8 +52,7 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, list[nn.Param
     """Make a parameter group for each mesh: an operator over several DTensors takes those of one mesh."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(mesh, []).append(parameter)
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return [{"params": group} for group in groups.values()]
 
 

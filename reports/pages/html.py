@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.consistency import leaves
 from fsdpbench.reports.pages import display
@@ -21,8 +25,9 @@ from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
 from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.pages.ranking_table import RankingTable
 from fsdpbench.reports.pages.recommendation import best_lines, findings
-from fsdpbench.reports.pages.shell import ASSETS, write_page
+from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
+from fsdpbench.reports.readers.trace import VARIABLE
 
 
 def write_report(
@@ -36,7 +41,8 @@ def write_report(
 ) -> Path:
     """Write the page of a run folder to `out`, or `run_dir/report.html`; return where it is.
 
-    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
+    The file appears whole or not at all, and stays if the same code made it from the same content; its links
+    to traces are relative. Raises `RunFolderError` if
     `run_dir` is not a run folder, `OSError` if `out` cannot be written.
 
     Args:
@@ -46,6 +52,9 @@ def write_report(
     """
     view = load_run(run_dir)
     target = out or run_dir / "report.html"
+    key = None if reload_s else _key(view, target)
+    if key is not None and is_made_from(target, key):
+        return target
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
@@ -55,6 +64,7 @@ def write_report(
     return write_page(
         target,
         f"{ASSETS}/report.html.jinja",
+        key=None if any(detail.content["warnings"] for detail in details) else key,
         title=view.title,
         reload_s=reload_s,
         facts=_facts(view, ranked),
@@ -75,6 +85,28 @@ def write_report(
         environment=_environment(rows),
         sweep_toml=view.sweep_toml,
     )
+
+
+_SOURCES = tuple(Path(__file__).parents[2] / room for room in ("base", "reports"))
+_LIBRARIES = ("jinja2", "markupsafe", "msgspec", "numpy", "plotly", "scipy")
+
+
+def _key(view: RunView, target: Path) -> str | None:
+    """Return a hash of all that the page of `view` at `target` is made of: code, versions, files of the run,
+    the paths of its links; None where a file cannot be read."""
+    files = [path for room in _SOURCES for path in sorted(room.rglob("*.*")) if path.suffix != ".pyc"]
+    files += [view.folder / "sweep.toml", *sorted(view.folder.glob("best_*.py"))]
+    for row in view.configurations:
+        files += [row.folder / "config.json", row.folder / "result.json", *row.traces]
+    around = [platform.python_version(), *map(version, _LIBRARIES), os.environ.get(VARIABLE), view.title]
+    around += [*map(str, files), *(str(_links(row, target)) for row in view.configurations)]
+    digest = hashlib.sha256(json.dumps([around, view.pending, view.left_out]).encode())
+    try:
+        for path in files:
+            digest.update(hashlib.sha256(read_bytes(path, LARGEST)).digest())
+    except UnreadableError:
+        return None
+    return digest.hexdigest()
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:

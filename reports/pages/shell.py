@@ -16,6 +16,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from fsdpbench.base.reading import MIB, UnreadableError, read_bytes
 from fsdpbench.base.writing import write_whole
 
 ASSETS = "reports/pages/assets"
@@ -44,9 +45,30 @@ def render_page(template: str, scripts: Sequence[str] = _SCRIPTS, draws: bool = 
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
-    """Write a page as `render_page` returns it to `target`, whole or not at all. Raises `OSError`."""
-    write_whole(target, render_page(template, **values))
+    """Write a page as `render_page` returns it to `target`, whole or not at all. Raises `OSError`.
+    `key`: of all that it is made from; its last line keeps that, and a hash of the page."""
+    key = values.pop("key", None)
+    page = render_page(template, **values).encode("utf-8", "backslashreplace")
+    write_whole(target, page if key is None else page + _seal(page, key))
     return target
+
+
+def is_made_from(target: Path, key: str) -> bool:
+    """Return whether `target` is a whole page, and no link, that was written with this `key`."""
+    try:
+        page = read_bytes(target, LARGEST) if target.is_file() and not target.is_symlink() else b""
+    except UnreadableError:
+        return False
+    written = page[: page.rfind(_SEAL)]
+    return page == written + _seal(written, key)
+
+
+LARGEST = 256 * MIB
+_SEAL = b"\n<!-- made from "
+
+
+def _seal(page: bytes, key: str) -> bytes:
+    return _SEAL + f"{key}: {hashlib.sha256(page).hexdigest()} -->\n".encode()
 
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)")

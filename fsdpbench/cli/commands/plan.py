@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from fsdpbench.cli.commands.sweep import announced, fitted, request_from
+from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import (
@@ -67,12 +67,13 @@ def command(
     """
     if not no_predict:
         fork_server.start("sim", asks_to_compile(options, assignments, space))
+    from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.trials import jobs_for
 
     budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
     request = request_from(space, assignments, options)
-    request = request if no_predict else fitted(request, options["jobs"])
+    request = request if no_predict else with_fitting_batches(request, options["jobs"], tell)
     budget.check(request.target)
     plan = announced(request)
     foreseen = None

@@ -14,6 +14,7 @@ import click
 
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, ExitCode, UsageError
+from fsdpbench.base.files.documents import is_there
 from fsdpbench.base.numbers import MOST_GPUS
 from fsdpbench.base.settings import SETTINGS
 from fsdpbench.cli.output import show, show_json, tell
@@ -157,25 +158,34 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
     compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
-        fork_server.start(device_named(options["device"], space), compiles)
+        now = not _may_be_done(options["output"], options["model"])
+        fork_server.start(device_named(options["device"], space), compiles, now=now)
     from fsdpbench.base.files.shared_log import SharedLog
+    from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.engine.results.store import Store
+    from fsdpbench.engine.results.store import BATCHES_FOLDER, Store
     from fsdpbench.sweep.runner import run_sweep
     from fsdpbench.sweep.trials import jobs_for
 
     budget = Budget.of(options.pop("tokens"), options.pop("price"), options.pop("gpu_mtbf"))
-    request = fitted(request_from(space, assignments, options), options["jobs"])
+    request = request_from(space, assignments, options)
     budget.check(request.target)
-    plan = announced(request)
-    repeat = _noted(plan, options["repeat"], request.target.device)
-    jobs = options["jobs"] or jobs_for(request.target.device)
     folder = options["output"] or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
+    store = Store(folder) if launcher.follows else Store.open_or_create(folder)
+    kept = None if launcher.follows else folder / BATCHES_FOLDER
+    request = with_fitting_batches(request, options["jobs"], tell, kept)
+    plan = announced(request)
+    for note in plan.notes:
+        tell(f"  {note}")
+    repeat = options["repeat"]
+    if repeat > 1 and request.target.device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        repeat = 1
+    jobs = options["jobs"] or jobs_for(request.target.device)
     if launcher.follows:
         follow_request(launcher, folder, request)
         return
-    store = Store.open_or_create(folder)
     with store.locked(), SharedLog() as analysed:
         store.write_space(request.to_space(), plan.points)
         summary = run_sweep(
@@ -196,14 +206,12 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         raise click.exceptions.Exit(int(code))
 
 
-def _noted(plan: Plan, repeat: int, device: str) -> int:
-    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
-    for note in plan.notes:
-        tell(f"  {note}")
-    if repeat > 1 and device == "sim":
-        tell("  --repeat: a simulated run is exact, one is enough")
-        return 1
-    return repeat
+def _may_be_done(output: Path | None, model: str | None) -> bool:
+    """Return whether the sweep's folder may be there, so that perhaps nothing is left to run."""
+    if output is not None:
+        return is_there(output / "sweep.toml")
+    begin = re.sub(r"[:/]", "-", f"{model}-")
+    return any(each.name.startswith(begin) for each in Path("runs").glob("*"))
 
 
 def device_named(named: str | None, space: str | None) -> str | None:
@@ -227,14 +235,6 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     if not target.get("model") and not target.get("hf_config"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
     return make_request(target, lists, whole_space=space is not None)
-
-
-def fitted(request: SweepRequest, jobs: int | None) -> SweepRequest:
-    """Return the request with batches that fit, where none is named; found by `jobs` processes at a time."""
-    from fsdpbench.cli.requests.request import with_fitting_batches
-    from fsdpbench.sweep.trials import jobs_for
-
-    return with_fitting_batches(request, jobs or jobs_for("sim"), tell)
 
 
 def announced(request: SweepRequest) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fsdpbench.base.configuration.config import DEFAULT_HARDWARE, NO_EMULATION, Config, Measurement
@@ -282,16 +283,20 @@ def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[R
             yield replace(rule, lists=left)
 
 
-def with_fitting_batches(request: SweepRequest, jobs: int, tell: Callable[[str], None]) -> SweepRequest:
+def with_fitting_batches(
+    request: SweepRequest, jobs: int | None, tell: Callable[[str], None], kept: Path | None = None
+) -> SweepRequest:
     """Return the request with a batch for each activation checkpointing, where the default preset varies that
-    on simulated GPUs and no batch is named."""
+    on simulated GPUs and no batch is named; found by `jobs` processes. `kept`: as for `fitting_batches`."""
     space = request.space
     wanted = request.preset == "default" and CHECKPOINTING in request.of_preset and "batch" not in space.lists
     if not wanted or request.target.device != "sim":
         return request
     from fsdpbench.sweep.fitting import fitting_batches
+    from fsdpbench.sweep.trials import jobs_for
 
-    return replace(request, space=replace(space, when=(*space.when, *fitting_batches(space, jobs, tell))))
+    fitting = fitting_batches(space, jobs or jobs_for("sim"), tell, kept)
+    return replace(request, space=replace(space, when=(*space.when, *fitting)))
 
 
 def _at_least_one(name: str, given: object) -> int | None:

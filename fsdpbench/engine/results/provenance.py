@@ -1,7 +1,7 @@
 """The provenance of a result besides its configuration, and the key made of both.
 
     key = sha256( config + content of hardware and software profile + content of the data file + versions
-                  + sources [+ machine] )
+                  + sources [+ machine] [+ the allocator's settings in the environment] )
 
 A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
 left out of the sources: they change how results are shown, not what they are.
@@ -17,7 +17,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ from fsdpbench.base.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.base.errors import BenchError
 from fsdpbench.base.plugins import foreign_identity, foreign_model
 from fsdpbench.base.settings import SETTINGS, show_value
+from fsdpbench.sim.model.allocator.conf import CONF_VARIABLES, conf_in
 from fsdpbench.sim.model.profile import ProfileError, load_profile
+from fsdpbench.sim.model.software import load_software
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHOWING_ONLY = (
@@ -104,6 +106,8 @@ def git_revision() -> str | None:
 def environment(config: Config) -> dict[str, object]:
     """Return the `environment` of a result. On `sim` it names nothing of this machine: results equal."""
     recorded: dict[str, object] = {"versions": versions_of(config)}
+    if config.device == "sim" and conf_in(os.environ):
+        recorded["variables"] = {name: os.environ[name] for name in CONF_VARIABLES if name in os.environ}
     if config.device != "sim":
         recorded["machine"] = machine()
         recorded["git"] = git_revision()
@@ -119,15 +123,17 @@ def content_key(config: Config) -> str:
     """Return 64 hex digits: equal exactly when the result must be."""
     depends: dict[str, object] = {"config": config.identity(), "versions": versions_of(config)}
     if config.hardware is not None:
-        depends["hardware"] = _hardware_content(config.hardware)
+        depends["hardware"] = _content(load_profile, config.hardware)
     if config.software is not None:
-        depends["software"] = _software_content(config.software)
+        depends["software"] = _content(load_software, config.software)
     if config.data is not None:
         depends["data"] = _data_content(Path(config.data))
     if (foreign := foreign_identity(config.system)) is not None:
         depends["system"] = foreign
     if (model := foreign_model(config.model)) is not None:
         depends["model"] = model
+    if config.device != "cpu" and (conf := conf_in(os.environ)):
+        depends["allocator"] = conf
     if config.device != "sim":
         depends["machine"] = machine()
     if config.device == "cuda" and (rehearsed := simulated_cuda()) is not None:
@@ -145,7 +151,8 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
         outside = [config.get(name) for name in ("system_from", "model_from", "data")]
         outside += [name for name in (own.hardware, own.software) if name and ("/" in name or "." in name)]
         same_machine = own.device == "sim" or where.get("machine") == machine()
-        if any(outside) or where.get("versions") != versions_of(own) or not same_machine or simulated_cuda():
+        same = same_machine and conf_in(where.get("variables") or {}) == conf_in(os.environ)
+        if any(outside) or where.get("versions") != versions_of(own) or not same or simulated_cuda():
             return None
         right = {"key": content_key(own), "name": own.name}
     except (AttributeError, KeyError, TypeError, ValueError, BenchError):
@@ -157,15 +164,8 @@ def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | N
 
 
 @functools.cache
-def _hardware_content(hardware: str) -> str:
-    return repr(load_profile(hardware))
-
-
-@functools.cache
-def _software_content(software: str) -> str:
-    from fsdpbench.sim.model.software import load_software
-
-    return repr(load_software(software))
+def _content(load: Callable[[str], object], profile: str) -> str:
+    return repr(load(profile))
 
 
 def _data_content(path: Path) -> str:

@@ -117,7 +117,7 @@ def _head(config: Config, outcome: Outcome, first: RankRecord, around: JsonObjec
         "config": config.to_dict(),
         "device": config.device,
         "hardware": first.hardware or {"name": config.hardware, "simulated": config.device == "sim"},
-        **_software(config),
+        **({"software": load_software(config.software).name} if config.software else {}),
         "environment": around,
         "status": outcome.status.value,
         "cause": None if outcome.status is Status.OK else cause,
@@ -151,8 +151,3 @@ def _doubts(config: Config) -> dict[str, list[str]]:
     software = load_software(config.software or CURRENT)
     found = software.applied_to(load_profile(config.hardware)).doubts() + far_figures(software)
     return {"warnings": found} if found else {}
-
-
-def _software(config: Config) -> dict[str, str]:
-    """Return the software profile's own name, where it is not the default."""
-    return {} if config.software is None else {"software": load_software(config.software).name}

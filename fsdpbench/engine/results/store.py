@@ -38,7 +38,8 @@ REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
 RESULT_FILE = "result.json"
 _WORK_PREFIX = ".work-"
-_OWN_PREFIXES = (_LOCK_FILE, _WORK_PREFIX, f".{SWEEP_FILE}.")
+BATCHES_FOLDER = ".batches"  # a store too: what was simulated to find batches that fit
+_OWN_PREFIXES = (_LOCK_FILE, _WORK_PREFIX, f".{SWEEP_FILE}.", BATCHES_FOLDER)
 _RUN_SUFFIX = ".run"
 _POINT_NAME = re.compile(r"-[0-9a-f]{8}$")
 

@@ -16,7 +16,7 @@ from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import Settings
 from fsdpbench.engine.results.index import build_index, refresh_index
-from fsdpbench.engine.results.provenance import content_key
+from fsdpbench.engine.results.provenance import content_key, environment
 from fsdpbench.engine.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
 from fsdpbench.reports.result import Cause, Result, Status
 
@@ -49,6 +49,27 @@ def test_a_finished_configuration_is_found_by_its_key(tmp_path: Path) -> None:
     assert found.folder == folder
     assert found.result.step_time_s == 1.5
     assert folder.name == point_folder_name(config)
+
+
+def test_what_ran_with_other_settings_of_the_allocator_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulated allocator reads them in the environment, as torch's does."""
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    config, store = a_config(), Store.open_or_create(tmp_path / "run")
+    plain = content_key(config)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert content_key(config) != plain
+    around = environment(config)
+    assert around["variables"] == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    finish(store, config, step_time_s=1.5, environment=around)
+    assert list(store.finished()) == [content_key(config)]
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    assert "variables" not in environment(config)
+    assert list(store.finished()) not in ([], [plain])  # whole, but no result of this command
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    assert content_key(config) == plain
 
 
 def test_a_link_to_nothing_in_a_configurations_place_gives_way(tmp_path: Path) -> None:

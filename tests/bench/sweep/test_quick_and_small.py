@@ -13,8 +13,10 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.settings import Settings
 from fsdpbench.cli.requests.request import SweepRequest, make_request
+from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep import prediction
+from fsdpbench.sweep.fitting import fitting_batches
 from fsdpbench.sweep.planning import make_config, without_absent
 from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes
 from fsdpbench.sweep.trials import Trial, simulate, with_room
@@ -158,3 +160,20 @@ def test_progress_is_told_in_lines_where_it_goes_to_a_file(fsdpbench: Any) -> No
     assert "simulated 2 of 2" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("1", "2"))]
     assert rows[0][1] == "2", "the faster one comes first"
+
+
+def test_batches_once_found_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their content key: under other settings of the allocator they are simulated again."""
+    space = request({}, activation_checkpointing=["none"]).space
+    kept, said = tmp_path / ".batches", list[str]()
+    first = fitting_batches(space, 2, said.append, kept)
+
+    def start(*_: object) -> None:
+        raise AssertionError("something is simulated")
+
+    monkeypatch.setattr(PointPool, "start", start)
+    assert fitting_batches(space, 2, said.append, kept) == first
+    assert said[0] == said[1]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    with pytest.raises(AssertionError, match="something is simulated"):
+        fitting_batches(space, 2, said.append, kept)

@@ -102,6 +102,7 @@ def test_its_page_is_that_of_its_files(
     folder, _ = swept
     page = folder / "report.html"
     of_sweep = page.read_bytes()
+    page.unlink()  # it would stay
     assert fsdpbench("report", str(folder)).returncode == 0
     assert page.read_bytes() == of_sweep
 

@@ -112,6 +112,32 @@ def test_the_page_is_the_same_every_time_and_of_bounded_size(sweep: Path, path: 
     assert path.stat().st_size < 10e6
 
 
+def test_a_page_stays_while_its_content_does(
+    synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = synthetic.write_sweep(tmp_path / "run", traces=False, limit=2)
+    page = write_report(run)
+
+    def stays() -> bool:
+        before = page.lstat()
+        write_report(run)
+        assert page.read_bytes().rstrip().endswith(b"-->")
+        return page.lstat().st_ino == before.st_ino
+
+    assert stays()
+    page.write_bytes(page.read_bytes().replace(b"gpt-2.8b", b"gpt-2.9b"))
+    assert not stays()
+    result = next(run.glob("*/result.json"))
+    result.write_text(result.read_text() + " ")
+    assert not stays()
+    monkeypatch.setenv("FSDPBENCH_TRACE_LIMITS", "events=1000")
+    assert not stays()
+    page.rename(run / "page")
+    page.symlink_to("page")
+    assert not stays()
+    assert not page.is_symlink()
+
+
 def test_the_default_place_is_in_the_folder_and_no_rest_is_left(
     synthetic: ModuleType, tmp_path: Path
 ) -> None:

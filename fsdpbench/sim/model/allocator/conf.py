@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fsdpbench.base.numbers import finite_number, whole_number
 
 MIB = 1 << 20
 UNLIMITED = (1 << 63) - 1
+CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # One entry for each power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
 POWER2_INTERVALS = 16
 # Accepted without effect: these concern pinned host memory, graphs or the way the driver is called.
@@ -20,6 +22,11 @@ _KEYS = (
     "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold",
     "roundup_power2_divisions", "expandable_segments", "per_process_memory_fraction",
 )  # fmt: skip
+
+
+def conf_in(variables: Mapping[str, str]) -> str:
+    """Return the allocator's settings in environment variables, as torch reads them; empty without any."""
+    return next((variables[name] for name in CONF_VARIABLES if variables.get(name)), "")
 
 
 class AllocatorConfError(ValueError):
