@@ -20,9 +20,10 @@ from scipy.optimize import least_squares
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
+from fsdpbench.lab.calibrate.from_trace.host import host_of
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
 from fsdpbench.lab.calibrate.nccl_tests import Point
-from fsdpbench.lab.calibrate.network_fit import fit_network
+from fsdpbench.lab.calibrate.network_fit import fit_network, slowest_hop_us
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.keys import KEYS, ProfileError
@@ -49,7 +50,8 @@ _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of base and trace, the kernels that show it, their scatter; or why it `stays` the base's."""
+    """A figure of base and trace, the kernels or calls that show it (0: scaled as others are), their scatter;
+    or why it `stays` the base's."""
 
     key: str
     base: float
@@ -84,10 +86,11 @@ def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Cali
             fitted, found = profile, [dataclasses.replace(each, stays=each.stays or why) for each in found]
         profile, figures = fitted, figures + found
     profile, links = _links(samples, profile)
-    figures += links
+    profile, host = _host(samples, profile)
+    figures += [*links, *host]
     unmatched = samples.unmatched / max(1, samples.busy)
     missing = f"{unmatched:.0%} of the kernels' time is of operators without shapes (record_shapes=True)"
-    taken = {each.key for each in figures if not each.stays}
+    taken = {each.key for each in figures if each.calls and not each.stays}
     if taken <= {each.key for each in chip}:
         raise UsageError(f"--from-trace: nothing of {base} can be fitted to it: {missing} or a price")
     keys = [key for key in all_keys(profile) if not key.startswith("older.")]
@@ -230,38 +233,61 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
     nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
     `communication_slowdown`; of a real rank's times most include waiting for others.
     """
-    network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
+    node, figures = base.gpus_per_node, list[Figure]()
+    network = Network(base, samples.ranks, node)
     slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
     factors: dict[str, dict[float, float]] = {kind: {} for kind in _COLLECTIVES}
     between, counts, profile = list[Point](), Counter[str](), base
     for (kind, nbytes, ranks), times in samples.collectives.items():
         alone = [ns * (1 - share + share / slowed) for ns, share in times]
-        ns, nodes = np.quantile(alone, 0.5 if samples.simulated else _WAITS), len({r // node for r in ranks})
-        if kind not in factors or len(times) < fewest or nodes not in (1, len(ranks) / node):
+        ns = np.quantile(alone, 0.5 if samples.simulated else _WAITS)
+        of_nodes = Counter(rank // node for rank in ranks)
+        if kind not in factors or len(times) < fewest or len(set(of_nodes.values())) > 1:
             continue
-        counts[kind if nodes == 1 else "nic"] += len(times)
-        between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
-        if nodes == 1:
-            wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
-            known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
-            factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
+        if (nodes := len(of_nodes)) > 1:
+            between.append(Point(kind, nbytes, ns / 1e3, len(ranks), nodes))
+            counts["nic"] += len(times)
+            continue
+        counts[kind] += len(times)
+        wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
+        known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
+        factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
     for kind, found in factors.items():
         points, sizes = getattr(base.nvlink, kind).points, sorted(found)
+        curve, why = LinkCurve(points), f"no {kind} inside a node"
         with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
             by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
             curve = LinkCurve(
                 tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
             )
             links: Any = {**vars(profile.nvlink), kind: curve}
-            profile = dataclasses.replace(profile, nvlink=NvlinkProfile(**links))
-            figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0))
+            profile, why = dataclasses.replace(profile, nvlink=NvlinkProfile(**links)), ""
+        figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0, why))
+    kept = late = f"{counts['nic']} collectives between nodes, none large enough to show it"
     with suppress(UsageError):  # no size shows the bandwidth
-        nic = fit_network(between, profile).profile.nic
-        for key in ("gb_s_per_node", "efficiency", "base_us"):
-            now = getattr(base.nic, key), getattr(nic, key)
-            figures += [Figure(f"nic.{key}", *now, counts["nic"], 0.0)] * (now[0] != now[1])
-        profile = dataclasses.replace(profile, nic=nic)
-    return profile, figures
+        fit = fit_network(between, profile, node)
+        late = "no collective between nodes is small enough to show it" * ("latency" in fit.kept)
+        profile, kept = fit.profile, ""
+    whys = {"gb_s_per_node": kept, "efficiency": kept, "base_us": late, "protocols.nic_hop_us": late}
+    for key, why in whys.items():
+        was, now = (
+            slowest_hop_us(each) if "." in key else getattr(each.nic, key) for each in (base, profile)
+        )
+        figures.append(Figure(f"nic.{key}", was, now, counts["nic"], 0.0, why))
+    return profile, figures if samples.ranks > 1 else []
+
+
+def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the profile with the host that a simulated trace shows, and its figures; a real one's stay."""
+    cpu, calls = host_of(samples.host, base.cpu)
+    figures = [
+        Figure(f"cpu.{key}", getattr(base.cpu, key), getattr(cpu, key), count, 0.0)
+        for key, count in calls.items()
+    ]
+    if samples.simulated:
+        return dataclasses.replace(base, cpu=cpu), figures
+    why = "{:.3g} under the profiler, which lengthens it"
+    return base, [dataclasses.replace(each, stays=why.format(each.found)) for each in figures if each.calls]
 
 
 def _most(profile: HardwareProfile, key: str) -> float:

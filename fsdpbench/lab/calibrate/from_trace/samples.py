@@ -23,6 +23,7 @@ import torch
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.torch_internals import dispatch_has_kernel_for_dispatch_key
+from fsdpbench.lab.calibrate.from_trace.host import HostTimes, add_host_times
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import Activity, Work, find_activity, group_ranks
 from fsdpbench.reports.analysis.analyze import find_traces
@@ -76,6 +77,7 @@ class Samples:
     traces: int = 0
     operators: dict[tuple[str, OperatorCall], Sample] = field(default_factory=dict)
     collectives: dict[tuple[str, int, tuple[int, ...]], list[tuple[int, float]]] = field(default_factory=dict)
+    host: HostTimes = field(default_factory=dict)
     unmatched: int = 0
     busy: int = 0
     working: int = 0
@@ -152,6 +154,7 @@ def _operators(found: Samples, trace: Trace, work: Work) -> None:
     spoilt = np.bincount(place[mine & bad], minlength=len(tops)) > 0
     total = np.bincount(place[mine], weights=duration[mine], minlength=len(tops))
     counts = np.bincount(place[mine], minlength=len(tops))
+    add_host_times(found.host, trace, tops, counts)
     for number in np.flatnonzero((total > 0) & ~spoilt).tolist():
         key = trace.name_of(int(tops[number])), trace.calls[int(tops[number])]
         sample = found.operators.setdefault(key, Sample(_variants(*key)))
