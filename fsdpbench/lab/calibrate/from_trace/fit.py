@@ -29,7 +29,7 @@ from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.keys import KEYS, ProfileError
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
-from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve, NvlinkProfile
+from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
 from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = {
@@ -50,8 +50,7 @@ _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of base and trace, the kernels or calls that show it (0: scaled as others are), their scatter;
-    or why it `stays` the base's."""
+    """A figure of base and trace, the calls that show it (0: none), their scatter; or why it `stays`."""
 
     key: str
     base: float
@@ -61,7 +60,8 @@ class Figure:
     stays: str = ""
 
     def __str__(self) -> str:
-        line = f"stays: {self.stays}" if self.stays else f"{self.found:10.4g}{self.calls:9}{self.spread:8.0%}"
+        shown = f"{self.calls:9}{self.spread:8.0%}" if self.calls else "  as others are: no call shows it"
+        line = f"stays: {self.stays}" if self.stays else f"{self.found:10.4g}{shown}"
         return f"{self.key:32}{self.base:12.4g}  {line}"
 
 
@@ -118,7 +118,7 @@ def _get(profile: HardwareProfile, key: str) -> float:
     return float(value)
 
 
-def _with(profile: HardwareProfile, values: Mapping[str, float]) -> HardwareProfile:
+def _with(profile: HardwareProfile, values: Mapping[str, float | LinkCurve]) -> HardwareProfile:
     for key, value in values.items():
         section, name, *rest = key.split(".")
         table = getattr(profile, section)
@@ -230,11 +230,10 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
     """Return the profile with the network that the collectives show, and its figures.
 
     Inside a node rates are scaled by the factor at each size, between sizes by their logarithms; between
-    nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
-    `communication_slowdown`; of a real rank's times most include waiting for others.
+    nodes `fit_network` fits bandwidth and latency, which only gathers show. What runs beside computation is
+    slower by the base's `communication_slowdown`; of a real rank's times most include waiting for others.
     """
-    node, figures = base.gpus_per_node, list[Figure]()
-    network = Network(base, samples.ranks, node)
+    network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
     slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
     factors: dict[str, dict[float, float]] = {kind: {} for kind in _COLLECTIVES}
     between, counts, profile = list[Point](), Counter[str](), base
@@ -246,7 +245,7 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
             continue
         if (nodes := len(of_nodes)) > 1:
             between.append(Point(kind, nbytes, ns / 1e3, len(ranks), nodes))
-            counts["nic"] += len(times)
+            counts.update({"nic": len(times), "nic gathers": len(times) * (kind != "all_reduce")})
             continue
         counts[kind] += len(times)
         wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
@@ -254,38 +253,33 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
         factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
     for kind, found in factors.items():
         points, sizes = getattr(base.nvlink, kind).points, sorted(found)
-        curve, why = LinkCurve(points), f"no {kind} inside a node"
+        curve, why = LinkCurve(points), f"no curve from {counts[kind]} calls inside a node"
         with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
             by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
-            curve = LinkCurve(
-                tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
-            )
-            links: Any = {**vars(profile.nvlink), kind: curve}
-            profile, why = dataclasses.replace(profile, nvlink=NvlinkProfile(**links)), ""
+            curve = LinkCurve(tuple((at, rate * each) for (at, rate), each in zip(points, by, strict=True)))
+            profile, why = _with(profile, {f"nvlink.{kind}": curve}), ""
         figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0, why))
     kept = late = f"{counts['nic']} collectives between nodes, none large enough to show it"
     with suppress(UsageError):  # no size shows the bandwidth
         fit = fit_network(between, profile, node)
         late = "no collective between nodes is small enough to show it" * ("latency" in fit.kept)
         profile, kept = fit.profile, ""
-    whys = {"gb_s_per_node": kept, "efficiency": kept, "base_us": late, "protocols.nic_hop_us": late}
-    for key, why in whys.items():
-        was, now = (
-            slowest_hop_us(each) if "." in key else getattr(each.nic, key) for each in (base, profile)
-        )
-        figures.append(Figure(f"nic.{key}", was, now, counts["nic"], 0.0, why))
+    of_nic = ("gb_s_per_node", "nic", kept), ("efficiency", "nic", kept), ("base_us", "nic gathers", late)
+    figures += [
+        Figure(f"nic.{key}", _get(base, f"nic.{key}"), _get(profile, f"nic.{key}"), counts[by], 0.0, why)
+        for key, by, why in of_nic
+    ]
+    hops = slowest_hop_us(base), slowest_hop_us(profile)
+    figures.append(Figure("nic.protocols.nic_hop_us", *hops, counts["nic gathers"], 0.0, late))
     return profile, figures if samples.ranks > 1 else []
 
 
 def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
     """Return the profile with the host that a simulated trace shows, and its figures; a real one's stay."""
-    cpu, calls = host_of(samples.host, base.cpu)
-    figures = [
-        Figure(f"cpu.{key}", getattr(base.cpu, key), getattr(cpu, key), count, 0.0)
-        for key, count in calls.items()
-    ]
+    found = host_of(samples.host, base.cpu)
+    figures = [Figure(f"cpu.{key}", _get(base, f"cpu.{key}"), *each, 0.0) for key, each in found.items()]
     if samples.simulated:
-        return dataclasses.replace(base, cpu=cpu), figures
+        return _with(base, {each.key: each.found for each in figures}), figures
     why = "{:.3g} under the profiler, which lengthens it"
     return base, [dataclasses.replace(each, stays=why.format(each.found)) for each in figures if each.calls]
 

@@ -3,17 +3,16 @@
     aten::gelu           [operator  (launch)]         aten::view       [view]      cudaEventRecord  [event]
     aten::gelu_backward  [operator, node  (launch)]   c10d::allreduce_ [collective]
 
-Of operators those count that launch one kernel and that have a `_backward`, or are one: which of the others
-ran in backward a trace does not say. Nor does it count calls in Python between them (modules, hooks, other
-functions, changes of stream): these are scaled as operators and views are, one figure of the host. A real
-profiler lengthens all of it, by a share that the trace does not show: of a real trace nothing is taken.
+Operators count that launch one kernel and have a `_backward`, or are one: a trace does not say which others
+ran in backward, nor how many calls in Python are between them, which are scaled as operators and views are.
+A real profiler lengthens it all, by a share that its trace does not show.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,12 +20,9 @@ from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Category, Int64
 from fsdpbench.sim.model.sections import CpuProfile
 
-_VIEWS = ("aten::view", "aten::as_strided")
 _EVENTS = ("cudaEventRecord", "cudaStreamWaitEvent")
-_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel")
-_PYTHON = ("module_call_us", "hook_us", "python_call_us", "stream_us", "synchronize_us")
-HostTimes = dict[str, list[int]]
-"""Durations in ns of the calls of each kind."""
+_WITHIN = {"operator": "launch", "autograd_node": "operator"}  # what else the times of these have in them
+HostTimes = dict[str, list[int]]  # ns of the calls of each kind
 
 
 def add_host_times(found: HostTimes, trace: Trace, operators: Int64, kernels: Int64) -> None:
@@ -34,41 +30,30 @@ def add_host_times(found: HostTimes, trace: Trace, operators: Int64, kernels: In
     single = operators[kernels == 1]
     names = [trace.name_of(row) for row in single.tolist()]
     have_backward = {name.removesuffix("_backward") for name in names if name.endswith("_backward")}
-    backward = np.array([name.endswith("_backward") for name in names], bool)
-    forward = np.array([name in have_backward for name in names], bool)
     rows = {
-        "forward": single[forward],
-        "backward": single[backward],
-        "view": trace.rows_named(lambda name: name in _VIEWS, Category.CPU_OP),
+        "operator": single[np.array([name in have_backward for name in names], bool)],
+        "autograd_node": single[np.array([name.endswith("_backward") for name in names], bool)],
+        "view": trace.rows_named(lambda name: name in ("aten::view", "aten::as_strided"), Category.CPU_OP),
         "collective": trace.rows_named(lambda name: name.startswith("c10d::"), Category.CPU_OP),
-        "launch": trace.rows_named(lambda name: name.startswith(_LAUNCHES), Category.RUNTIME),
+        "launch": trace.rows_named(lambda name: name.startswith("cudaLaunchKernel"), Category.RUNTIME),
         "event": trace.rows_named(lambda name: name in _EVENTS, Category.RUNTIME),
     }
     for kind, each in rows.items():
         found.setdefault(kind, []).extend(trace.events.duration[each].tolist())
 
 
-def host_of(times: HostTimes, base: CpuProfile) -> tuple[CpuProfile, Mapping[str, int]]:
-    """Return the base with the figures that the times show, and how many calls show each: 0 of those that are
-    scaled as operators and views. It is the base's where neither is shown."""
-    us = {kind: statistics.median(each) / 1e3 for kind, each in times.items() if each}
-    shown = {f"{kind}_us": us[kind] for kind in ("launch", "view", "event", "collective") if kind in us}
-    calls = {key: len(times[key.removesuffix("_us")]) for key in shown}
-    if {"forward", "launch"} <= us.keys():
-        shown["operator_us"], calls["operator_us"] = us["forward"] - us["launch"], len(times["forward"])
-    if {"forward", "backward"} <= us.keys():
-        shown["autograd_node_us"], calls["autograd_node_us"] = (
-            us["backward"] - us["forward"],
-            len(times["backward"]),
-        )
-    shown = {key: value for key, value in shown.items() if value > 0}
-    both = [key for key in ("operator_us", "view_us") if key in shown and getattr(base, key) > 0]
-    if not both:
-        return base, {}
-    scale = statistics.fmean(shown[key] / getattr(base, key) for key in both)
-    rest = {
-        key: scale * getattr(base, key) for key in (*_PYTHON, "event_us", "collective_us", "autograd_node_us")
+def host_of(times: HostTimes, base: CpuProfile) -> dict[str, tuple[float, int]]:
+    """Return the figures in us, and how many calls show each: 0 of those that are scaled as operators and
+    views. Nothing where neither is shown."""
+    us = {"": 0.0} | {kind: statistics.median(each) / 1e3 for kind, each in times.items() if each}
+    found = {
+        f"{kind}_us": (value, len(times[kind]))
+        for kind, whole in us.items()
+        if (value := whole - us.get(_WITHIN.get(kind, ""), math.nan)) > 0
     }
-    return dataclasses.replace(base, **rest | shown), dict.fromkeys(rest, 0) | {
-        key: calls[key] for key in shown
-    }
+    known = [key for key in ("operator_us", "view_us") if key in found and getattr(base, key)]
+    if not known:
+        return {}
+    scale = statistics.fmean(found[key][0] / getattr(base, key) for key in known)
+    rest = [field.name for field in dataclasses.fields(base) if not field.name.startswith("cuda_")]
+    return {key: (scale * getattr(base, key), 0) for key in rest} | found
