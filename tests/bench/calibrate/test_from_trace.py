@@ -65,7 +65,7 @@ def check(fsdpbench: Any, truth: str, base: str, others: list[list[str]], folder
         assert off != pytest.approx(wanted, rel=0.06), words
 
 
-# The host that was measured with CUDA 13 has other events, streams and calls in Python than the estimated one,
+# The host measured with CUDA 13 has other events, streams and calls in Python than the estimated one has,
 # and not by one factor: a trace of one GPU shows none of them, so that steps of FSDP2 are 10 % off.
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)
