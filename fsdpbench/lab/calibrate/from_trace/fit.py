@@ -20,7 +20,6 @@ from scipy.optimize import least_squares
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
-from fsdpbench.lab.calibrate.from_trace.host import host_of
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
 from fsdpbench.lab.calibrate.nccl_tests import Point
 from fsdpbench.lab.calibrate.network_fit import fit_network, slowest_hop_us
@@ -45,6 +44,7 @@ _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.0
 _WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
 _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
 _LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times
+_WITHIN = {"operator": "launch", "autograd_node": "operator"}  # what else is in a call's time on the CPU
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -275,13 +275,27 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
 
 
 def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
-    """Return the profile with the host that a simulated trace shows, and its figures; a real one's stay."""
-    found = host_of(samples.host, base.cpu)
+    """Return the profile with the times of the CPU that a simulated trace shows, and its figures.
+
+    How many calls in Python are between operators no trace says: they are scaled as operators and views are.
+    A real profiler lengthens it all, by a share that its trace does not show: the base's stays.
+    """
+    us = {"": 0.0} | {kind: statistics.median(each) / 1e3 for kind, each in samples.host.items() if each}
+    found = {
+        f"{kind}_us": (value, len(samples.host[kind]))
+        for kind, whole in us.items()
+        if (value := whole - us.get(_WITHIN.get(kind, ""), math.nan)) > 0
+    }
+    known = [key for key in ("operator_us", "view_us") if key in found and getattr(base.cpu, key)]
+    if samples.simulated and known:
+        scale = statistics.fmean(found[key][0] / getattr(base.cpu, key) for key in known)
+        rest = [field.name for field in dataclasses.fields(base.cpu) if not field.name.startswith("cuda_")]
+        found = {key: (scale * getattr(base.cpu, key), 0) for key in rest} | found
     figures = [Figure(f"cpu.{key}", _get(base, f"cpu.{key}"), *each, 0.0) for key, each in found.items()]
     if samples.simulated:
         return _with(base, {each.key: each.found for each in figures}), figures
     why = "{:.3g} under the profiler, which lengthens it"
-    return base, [dataclasses.replace(each, stays=why.format(each.found)) for each in figures if each.calls]
+    return base, [dataclasses.replace(each, stays=why.format(each.found)) for each in figures]
 
 
 def _most(profile: HardwareProfile, key: str) -> float:
