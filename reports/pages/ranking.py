@@ -124,11 +124,19 @@ def rank(view: RunView) -> list[Ranked]:
 
 
 # Two simulated configurations of one sweep share most of their errors: what both do alike makes neither of
-# them faster. Their difference is as uncertain as the work that only one of them does.
+# them faster. Their difference is as uncertain as the work and the waits that only one of them has.
 
-_OF_WAITING = 0.5
-"""Relative error of the difference of two steps' waits (for communication, for the CPU)."""
-_LEAST, _MEASURED = 0.001, -1.0
+UNSHARED = 0.019
+"""What no two steps share of their errors, from published pairs (`ci/measure_differences.py`)."""
+_MEASURED = -1.0
+
+
+def error_of_pair(halves: tuple[float, float], moved: float, least: float = UNSHARED) -> float:
+    """Return the half width of ln(ratio) of two steps with such widths, of which `moved`, as a share of the
+    shorter, is not shared."""
+    return least + abs(halves[0] - halves[1]) + min(halves) * moved
+
+
 Cost = tuple[float, float, float, float, float, float]
 """Of a unit of work: its time, of it busy and waiting (NaN if not traced), the interval's half width, the
 share by which any two steps must differ, and a number for what makes it wide. Measured: its spread."""
@@ -153,11 +161,10 @@ def _paired(one: Cost, other: Cost) -> Paired:
     if _MEASURED in (one[5], other[5]):
         error = one[3] + other[3]
     else:
-        moved = min(one[3], other[3]) * abs(one[1] - other[1]) + _OF_WAITING * abs(one[2] - other[2])
+        moved = (abs(one[1] - other[1]) + abs(one[2] - other[2])) / min(one[0], other[0])
         # What is unknown of one of them alone is not shared.
-        unlike = math.nan if one[5] != other[5] else abs(one[3] - other[3]) + moved / min(one[0], other[0])
-        any_two = math.log1p(max(one[4], other[4]))
-        error = any_two if math.isnan(unlike) else max(unlike, _LEAST)
+        is_alike = one[5] == other[5] and not math.isnan(moved)
+        error = error_of_pair((one[3], other[3]), moved) if is_alike else math.log1p(max(one[4], other[4]))
     log = math.log(other[0] / one[0])
     return Paired(math.expm1(log), math.expm1(log - error), math.expm1(log + error))
 

@@ -34,7 +34,7 @@ from fsdpbench.lab.calibrate.calibration import Calibration
 from fsdpbench.lab.calibrate.nccl_tests import Point
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile
-from fsdpbench.sim.model.sections import NicProfile, RankCurve
+from fsdpbench.sim.model.sections import RankCurve
 
 LIBRARY = "nccl-tests"
 _BANDWIDTH, _LATENCY, _CALL, _TREE = "bandwidth", "latency", "call", "tree"
@@ -137,8 +137,8 @@ def slowest_hop_us(profile: HardwareProfile) -> float:
     return max(protocol.nic_hop_us for protocol in profile.nic.protocols)
 
 
-def fit_network(points: Sequence[Point], base: HardwareProfile) -> NetworkFit:
-    """Fit the network of `base` to `points`.
+def fit_network(points: Sequence[Point], base: HardwareProfile, node: int | None = None) -> NetworkFit:
+    """Fit the network of `base` to `points`, on nodes of `node` GPUs (None: as many as were measured).
 
     Raises:
         UsageError: nothing measured can be compared, or the times are so far from any network of this kind
@@ -150,10 +150,9 @@ def fit_network(points: Sequence[Point], base: HardwareProfile) -> NetworkFit:
         raise UsageError("--nccl-tests: no all-gather, reduce-scatter or all-reduce of two or more ranks")
     profile = base
     if between:
-        per_node = between[0].ranks // between[0].nodes
         profile = dataclasses.replace(
             base,
-            gpus_per_node=per_node,
+            gpus_per_node=node or between[0].ranks // between[0].nodes,
             nic=dataclasses.replace(
                 base.nic, gb_s_per_node=base.nic.gb_s_per_node * base.nic.efficiency, efficiency=1.0
             ),
@@ -209,9 +208,9 @@ def _fitted(profile: HardwareProfile, names: Sequence[str], between: Sequence[Po
 def _scaled(profile: HardwareProfile, logs: dict[str, float]) -> HardwareProfile:
     """Return the profile with figures of its network multiplied by exp(logs)."""
     nic, latency = profile.nic, math.exp(logs.get(_LATENCY, 0.0))
-    scaled = NicProfile(
+    scaled = dataclasses.replace(
+        nic,
         gb_s_per_node=nic.gb_s_per_node * math.exp(logs.get(_BANDWIDTH, 0.0)),
-        efficiency=nic.efficiency,
         base_us=nic.base_us * math.exp(logs.get(_CALL, logs.get(_LATENCY, 0.0))),
         tree_share=min(1.0, nic.tree_share * math.exp(logs.get(_TREE, 0.0))),
         protocols=tuple(

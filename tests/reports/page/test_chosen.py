@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fsdpbench.reports.pages import best_lines, load_run
-from fsdpbench.reports.pages.ranking import NOT_YET, OURS_RAN_ON_GPUS, chosen, doubt, paired, rank
+from fsdpbench.reports.pages.ranking import NOT_YET, OURS_RAN_ON_GPUS, UNSHARED, chosen, doubt, paired, rank
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import ConfigFile, Interval, Result, StepParts
 from fsdpbench.reports.result import Status as Ended
@@ -67,14 +70,18 @@ def row(name: str, tokens: float, waiting: float = 0.0, width: float = 0.07, **m
 def test_what_two_configurations_share_does_not_blur_their_difference() -> None:
     rows = [
         row("best", 100.0),
-        row("waits", 98.0, waiting=0.0204),
-        row("wide", 97.0, width=0.2),
-        row("unlike", 96.0, because=["no published run of this system"]),
+        row("near", 99.0),
+        row("waits", 95.0, waiting=0.0526),
+        row("wide", 94.0, width=0.2),
+        row("unlike", 93.0, because=["no published run of this system"]),
     ]
     found = {entry.row.name: entry for entry in rank(RunView(Path("run"), "run", tuple(rows)))}
-    assert [entry.rank for entry in found.values()] == [1, 2, 2, 1]
+    assert [entry.rank for entry in found.values()] == [1, 1, 3, 3, 3]
     behind = paired(found["waits"], found["best"])
-    assert -0.035 < behind.low < -0.02 < behind.high < -0.005, "half of the longer wait may be wrong"
+    error = math.log1p(behind.high) - math.log1p(behind.change)
+    assert error == pytest.approx(UNSHARED + 0.07 * 0.0526, rel=0.02), "the wait is not shared"
+    wide = paired(found["wide"], found["best"])
+    assert math.log1p(wide.high) - math.log1p(wide.change) > 0.13, "nor is the wider interval"
 
 
 def test_the_lines_are_short(copy: Path) -> None:

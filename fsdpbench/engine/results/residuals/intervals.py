@@ -127,10 +127,12 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
 
 
 def is_measured(hardware: str) -> bool:
-    """Return whether the network is that of a file of the user's own (`calibrate` writes such)."""
-    layers, _ = _machine(hardware, _stamp(hardware))
-    own = itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)
-    return "+nic-" not in hardware and any("nic" in keys for _, keys in own)
+    """Return whether the network is a user's own file's, which does not name its latency as estimated."""
+    layers, profile = _machine(hardware, _stamp(hardware))
+    own = [keys for _, keys in itertools.takewhile(lambda layer: layer[0] not in profile_names(), layers)]
+    if "+nic-" in hardware or profile is None or not any("nic" in keys for keys in own):
+        return False
+    return "estimated" not in own[0] or "nic.base_us" not in profile.estimated
 
 
 @functools.cache

@@ -22,13 +22,13 @@ from fsdpbench.base.errors import UsageError
 from fsdpbench.lab.calibrate.calibration import Calibration, all_keys
 from fsdpbench.lab.calibrate.from_trace.samples import Samples, priced_ns
 from fsdpbench.lab.calibrate.nccl_tests import Point
-from fsdpbench.lab.calibrate.network_fit import fit_network
+from fsdpbench.lab.calibrate.network_fit import fit_network, slowest_hop_us
 from fsdpbench.sim.model.chips import chip_of
 from fsdpbench.sim.model.kernel_costs import KernelCosts
 from fsdpbench.sim.model.keys import KEYS, ProfileError
 from fsdpbench.sim.model.network import Network
 from fsdpbench.sim.model.profile import HardwareProfile, load_profile, of_slowest
-from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve, NvlinkProfile
+from fsdpbench.sim.model.sections import DTYPES, GIB, LinkCurve
 from fsdpbench.sim.torch_device.prices import Call
 
 _FITTED = {
@@ -44,12 +44,13 @@ _FEWEST, _STEP, _LEAST_EFFECT, _FARTHEST, _OUTLIER, _SUM = 3, math.log(0.9), 0.0
 _WORST = 0.2  # scatter (a logarithm) of a figure's calls over the root of their number
 _LONG_NS = 50e3  # shorter kernels of a real GPU say little of rates: caches and latency serve them
 _LOADED, _WAITS = 0.5, 0.1  # `_WAITS`: quantile of a collective's times
+_WITHIN = {"operator": "launch", "autograd_node": "operator"}  # what else is in a call's time on the CPU
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of base and trace, the kernels that show it, their scatter; or why it `stays` the base's."""
+    """A figure of base and trace, the calls that show it (0: none), their scatter; or why it `stays`."""
 
     key: str
     base: float
@@ -59,7 +60,8 @@ class Figure:
     stays: str = ""
 
     def __str__(self) -> str:
-        line = f"stays: {self.stays}" if self.stays else f"{self.found:10.4g}{self.calls:9}{self.spread:8.0%}"
+        shown = f"{self.calls:9}{self.spread:8.0%}" if self.calls else "  as others are: no call shows it"
+        line = f"stays: {self.stays}" if self.stays else f"{self.found:10.4g}{shown}"
         return f"{self.key:32}{self.base:12.4g}  {line}"
 
 
@@ -84,10 +86,11 @@ def fit_trace(samples: Samples, base: str, name: str, source: str) -> tuple[Cali
             fitted, found = profile, [dataclasses.replace(each, stays=each.stays or why) for each in found]
         profile, figures = fitted, figures + found
     profile, links = _links(samples, profile)
-    figures += links
+    profile, host = _host(samples, profile)
+    figures += [*links, *host]
     unmatched = samples.unmatched / max(1, samples.busy)
     missing = f"{unmatched:.0%} of the kernels' time is of operators without shapes (record_shapes=True)"
-    taken = {each.key for each in figures if not each.stays}
+    taken = {each.key for each in figures if each.calls and not each.stays}
     if taken <= {each.key for each in chip}:
         raise UsageError(f"--from-trace: nothing of {base} can be fitted to it: {missing} or a price")
     keys = [key for key in all_keys(profile) if not key.startswith("older.")]
@@ -115,7 +118,7 @@ def _get(profile: HardwareProfile, key: str) -> float:
     return float(value)
 
 
-def _with(profile: HardwareProfile, values: Mapping[str, float]) -> HardwareProfile:
+def _with(profile: HardwareProfile, values: Mapping[str, float | LinkCurve]) -> HardwareProfile:
     for key, value in values.items():
         section, name, *rest = key.split(".")
         table = getattr(profile, section)
@@ -227,8 +230,8 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
     """Return the profile with the network that the collectives show, and its figures.
 
     Inside a node rates are scaled by the factor at each size, between sizes by their logarithms; between
-    nodes `fit_network` fits bandwidth and latency. What runs beside computation is slower by the base's
-    `communication_slowdown`; of a real rank's times most include waiting for others.
+    nodes `fit_network` fits bandwidth and latency, which only gathers show. What runs beside computation is
+    slower by the base's `communication_slowdown`; of a real rank's times most include waiting for others.
     """
     network, node, figures = Network(base, samples.ranks, base.gpus_per_node), base.gpus_per_node, []
     slowed, fewest = base.contention.communication_slowdown, 1 if samples.simulated else _FEWEST
@@ -236,32 +239,63 @@ def _links(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, li
     between, counts, profile = list[Point](), Counter[str](), base
     for (kind, nbytes, ranks), times in samples.collectives.items():
         alone = [ns * (1 - share + share / slowed) for ns, share in times]
-        ns, nodes = np.quantile(alone, 0.5 if samples.simulated else _WAITS), len({r // node for r in ranks})
-        if kind not in factors or len(times) < fewest or nodes not in (1, len(ranks) / node):
+        ns = np.quantile(alone, 0.5 if samples.simulated else _WAITS)
+        of_nodes = Counter(rank // node for rank in ranks)
+        if kind not in factors or len(times) < fewest or len(set(of_nodes.values())) > 1:
             continue
-        counts[kind if nodes == 1 else "nic"] += len(times)
-        between += [Point(kind, nbytes, ns / 1e3, len(ranks), nodes)] * (nodes > 1)
-        if nodes == 1:
-            wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
-            known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
-            factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
+        if (nodes := len(of_nodes)) > 1:
+            between.append(Point(kind, nbytes, ns / 1e3, len(ranks), nodes))
+            counts.update({"nic": len(times), "nic gathers": len(times) * (kind != "all_reduce")})
+            continue
+        counts[kind] += len(times)
+        wire = nbytes * (len(ranks) - 1) / len(ranks) * (1 + (kind == "all_reduce"))
+        known, start = (network.collective_ns(kind, each, ranks) for each in (nbytes, len(ranks)))
+        factors[kind][math.log(wire)] = math.log(max(known - start, known / 9) / max(ns - start, ns / 9))
     for kind, found in factors.items():
         points, sizes = getattr(base.nvlink, kind).points, sorted(found)
+        curve, why = LinkCurve(points), f"no curve from {counts[kind]} calls inside a node"
         with suppress(ProfileError, ValueError):  # a curve that falls; no size of this kind
             by = np.exp(np.interp([math.log(wire) for wire, _ in points], sizes, [found[at] for at in sizes]))
-            curve = LinkCurve(
-                tuple((wire, rate * each) for (wire, rate), each in zip(points, by, strict=True))
-            )
-            links: Any = {**vars(profile.nvlink), kind: curve}
-            profile = dataclasses.replace(profile, nvlink=NvlinkProfile(**links))
-            figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0))
+            curve = LinkCurve(tuple((at, rate * each) for (at, rate), each in zip(points, by, strict=True)))
+            profile, why = _with(profile, {f"nvlink.{kind}": curve}), ""
+        figures.append(Figure(f"nvlink.{kind}", points[-1][1], curve.points[-1][1], counts[kind], 0.0, why))
+    kept = late = f"{counts['nic']} collectives between nodes, none large enough to show it"
     with suppress(UsageError):  # no size shows the bandwidth
-        nic = fit_network(between, profile).profile.nic
-        for key in ("gb_s_per_node", "efficiency", "base_us"):
-            now = getattr(base.nic, key), getattr(nic, key)
-            figures += [Figure(f"nic.{key}", *now, counts["nic"], 0.0)] * (now[0] != now[1])
-        profile = dataclasses.replace(profile, nic=nic)
-    return profile, figures
+        fit = fit_network(between, profile, node)
+        late = "no collective between nodes is small enough to show it" * ("latency" in fit.kept)
+        profile, kept = fit.profile, ""
+    of_nic = ("gb_s_per_node", "nic", kept), ("efficiency", "nic", kept), ("base_us", "nic gathers", late)
+    figures += [
+        Figure(f"nic.{key}", _get(base, f"nic.{key}"), _get(profile, f"nic.{key}"), counts[by], 0.0, why)
+        for key, by, why in of_nic
+    ]
+    hops = slowest_hop_us(base), slowest_hop_us(profile)
+    figures.append(Figure("nic.protocols.nic_hop_us", *hops, counts["nic gathers"], 0.0, late))
+    return profile, figures if samples.ranks > 1 else []
+
+
+def _host(samples: Samples, base: HardwareProfile) -> tuple[HardwareProfile, list[Figure]]:
+    """Return the profile with the times of the CPU that a simulated trace shows, and its figures.
+
+    How many calls in Python are between operators no trace says: they are scaled as operators and views are.
+    A real profiler lengthens it all, by a share that its trace does not show: the base's stays.
+    """
+    us = {"": 0.0} | {kind: statistics.median(each) / 1e3 for kind, each in samples.host.items() if each}
+    found = {
+        f"{kind}_us": (value, len(samples.host[kind]))
+        for kind, whole in us.items()
+        if (value := whole - us.get(_WITHIN.get(kind, ""), math.nan)) > 0
+    }
+    known = [key for key in ("operator_us", "view_us") if key in found and getattr(base.cpu, key)]
+    if samples.simulated and known:
+        scale = statistics.fmean(found[key][0] / getattr(base.cpu, key) for key in known)
+        rest = [field.name for field in dataclasses.fields(base.cpu) if not field.name.startswith("cuda_")]
+        found = {key: (scale * getattr(base.cpu, key), 0) for key in rest} | found
+    figures = [Figure(f"cpu.{key}", _get(base, f"cpu.{key}"), *each, 0.0) for key, each in found.items()]
+    if samples.simulated:
+        return _with(base, {each.key: each.found for each in figures}), figures
+    why = "{:.3g} under the profiler, which lengthens it"
+    return base, [dataclasses.replace(each, stays=why.format(each.found)) for each in figures]
 
 
 def _most(profile: HardwareProfile, key: str) -> float:

@@ -52,6 +52,7 @@ _UNREADABLE = (
     SyntaxError,
 )
 _ALONE = 0.01
+_EVENTS = ("cudaEventRecord", "cudaStreamWaitEvent")
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Sample:
 class Samples:
     """Findings in traces of one machine, in ns: `unmatched` of `busy` is of kernels without an operator of
     known inputs; for `working` of `span` the device did anything. `collectives`: ns, and the share of it
-    beside computation, by kind, bytes and ranks."""
+    beside computation, by kind, bytes and ranks. `host`: ns of the CPU's calls of each kind."""
 
     device: str = ""
     memory: int = 0
@@ -76,6 +77,7 @@ class Samples:
     traces: int = 0
     operators: dict[tuple[str, OperatorCall], Sample] = field(default_factory=dict)
     collectives: dict[tuple[str, int, tuple[int, ...]], list[tuple[int, float]]] = field(default_factory=dict)
+    host: dict[str, list[int]] = field(default_factory=dict)
     unmatched: int = 0
     busy: int = 0
     working: int = 0
@@ -152,11 +154,31 @@ def _operators(found: Samples, trace: Trace, work: Work) -> None:
     spoilt = np.bincount(place[mine & bad], minlength=len(tops)) > 0
     total = np.bincount(place[mine], weights=duration[mine], minlength=len(tops))
     counts = np.bincount(place[mine], minlength=len(tops))
+    _host(found, trace, tops[counts == 1])
     for number in np.flatnonzero((total > 0) & ~spoilt).tolist():
         key = trace.name_of(int(tops[number])), trace.calls[int(tops[number])]
         sample = found.operators.setdefault(key, Sample(_variants(*key)))
         sample.alone.append(int(total[number]))
         sample.kernels += int(counts[number])
+
+
+def _host(found: Samples, trace: Trace, single: Int64) -> None:
+    """Add times of the CPU; `single`: rows of operators with a price that launch one kernel.
+
+    Operators count that have a `_backward`, or are one: a trace does not say which others ran in backward.
+    """
+    names = [trace.name_of(row) for row in single.tolist()]
+    have_backward = {name.removesuffix("_backward") for name in names if name.endswith("_backward")}
+    rows = {
+        "operator": single[np.array([name in have_backward for name in names], bool)],
+        "autograd_node": single[np.array([name.endswith("_backward") for name in names], bool)],
+        "view": trace.rows_named(lambda name: name in ("aten::view", "aten::as_strided"), Category.CPU_OP),
+        "collective": trace.rows_named(lambda name: name.startswith("c10d::"), Category.CPU_OP),
+        "launch": trace.rows_named(lambda name: name.startswith("cudaLaunchKernel"), Category.RUNTIME),
+        "event": trace.rows_named(lambda name: name in _EVENTS, Category.RUNTIME),
+    }
+    for kind, each in rows.items():
+        found.host.setdefault(kind, []).extend(trace.events.duration[each].tolist())
 
 
 def _collectives(found: Samples, trace: Trace, activity: Activity) -> None:
