@@ -107,7 +107,7 @@ def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
     points = (each.config for each in foreseen.predictions)
     nearest = min(points, key=lambda each: (each.settings.batch, -each.gpus), default=None)
     config = nearest and as_simulated(nearest)
-    return config and advise(config, jobs, tell)
+    return None if config is None else advise(config, jobs, tell)
 
 
 def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
