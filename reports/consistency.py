@@ -235,8 +235,7 @@ def _evaluated(text: str) -> Expression:
 
 
 def _below(values: Values, name: str) -> list[float]:
-    """Return all values in the place of `~`. Raises `LookupError` where one is not a number, or none is
-    known."""
+    """Return all values in the place of `~`. Raises `LookupError` where one is not a number or none known."""
     pattern = _pattern(name)
     found = [value for each, value in values.items() if pattern.fullmatch(each)]
     if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):

@@ -219,8 +219,7 @@ class _Watch:
                 self.exit_codes[rank] = ended.si_status if by_exit else -ended.si_status
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to ranks that have not been seen ending: the pid of an ended one may belong to
-        another process."""
+        """Send a signal to ranks not seen ending: the pid of an ended one may be of another process."""
         for rank, pid in enumerate(self._pids):
             if pid and rank not in self.exit_codes and _is_child(pid):
                 with suppress(ProcessLookupError):

@@ -95,8 +95,7 @@ _NOT_OF_TRAINING = re.compile(r"(?:.*[-_])?(?:eval|val|valid|test)[-_].*")
 
 
 def after_parsing(note: Callable[[argparse.ArgumentParser, argparse.Namespace, str], None]) -> None:
-    """Call `note(parser, arguments, name)` when a script's parser has read arguments of which `name` is the
-    batch's size."""
+    """Call `note(parser, arguments, name)` when a script's parser has read the batch's size, `name`."""
 
     def parse_known_args(original: Any, parser: Any, *args: Any, **kwargs: Any) -> Any:
         found, rest = original(parser, *args, **kwargs)

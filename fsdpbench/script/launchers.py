@@ -60,8 +60,7 @@ def _launching(original: Callable[..., Any], launcher: Any, *arguments: Any) -> 
 
 
 def _check(nodes: int, processes: int) -> None:
-    """Compare the processes that a launcher was asked for with those that are simulated. Raises
-    `OtherWorldError`."""
+    """Compare a launcher's processes with those that are simulated. Raises `OtherWorldError`."""
     asked = any(word in argument for argument in sys.argv for word in _COUNTS)
     is_default = not asked and nodes == 1 and processes in (1, torch.cuda.device_count())
     if is_default or torch.device("cuda").type == "cpu":  # real ranks stand for any number

@@ -15,6 +15,7 @@ from typing import Any
 from fsdpbench.sim.torch_device.patches.dynamo import stand_in_for_builtin
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
+_DIVIDING = ("truediv", "floordiv", "mod", "divmod")
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _DECIDING = ("isnan", "isinf", "isfinite", "isclose")
@@ -27,8 +28,7 @@ _OF_SEQUENCES = ("fsum", "prod", "dist", "sumprod")
 
 
 class Followed:
-    """A number that came from a placeholder; `decided(operation, answer)` is called where it decides
-    something."""
+    """A number that came from a placeholder; `decided(operation, answer)` is called where it decides."""
 
     decided: Callable[[str, Any], None] = staticmethod(lambda operation, answer: None)
 
@@ -105,8 +105,11 @@ def _arithmetic(name: str, *, reflected: bool) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        first, second = plain(self), plain(other)
-        return followed(compute(second, first) if reflected else compute(first, second))
+        first, second = (other, self) if reflected else (self, other)
+        if name in _DIVIDING and isinstance(second, Followed) and not plain(second):
+            # An unknown divisor: the quotient is unknown, and reads as zero too.
+            first, second = type(plain(first))(0), type(plain(second))(1)
+        return followed(compute(plain(first), plain(second)))
 
     return method
 

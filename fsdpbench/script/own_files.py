@@ -218,8 +218,7 @@ def run_function(source: ScriptSource) -> object:
 
 
 def _import(name: str, path: str) -> None:
-    """Import the module `name` if it is the file at `path`, else that file: pytest gives names that no import
-    finds."""
+    """Import the module `name` if it is the file at `path`, else that file: pytest has names of its own."""
     with contextlib.suppress(ImportError):
         if os.path.realpath(str(importlib.import_module(name).__file__)) == path:
             return

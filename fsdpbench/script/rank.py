@@ -64,8 +64,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
 
 
 class _Run:
-    """A script's process. Made before the script starts, it puts everything in place that the script will
-    meet."""
+    """A script's process. Made before the script starts, it puts in place all that the script will meet."""
 
     def __init__(self, config: Config, placement: Placement, folder: Path, rank_0: Path) -> None:
         assert config.script is not None

@@ -155,8 +155,7 @@ class Steps:
     # ----------------------------------------------------------------------------------- the script has ended
 
     def finish(self) -> None:
-        """Close the trace and let the device finish: the script has ended, perhaps before all was
-        measured."""
+        """Close the trace, let the device finish: the script has ended, maybe before all was measured."""
         self._accelerator.python.end_step()
         self._close_trace()
         self._accelerator.timeline.drain()

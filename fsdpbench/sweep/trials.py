@@ -28,7 +28,7 @@ from fsdpbench.reports.result import Result
 _POLL_S = 0.5
 _JOB_BYTES = 512 << 20
 """What one simulated configuration takes beyond what it shares with the fork server."""
-_ROOMY = 16.0
+_ROOMY = 256.0
 """Times the memory that a GPU has, to see how much would be needed and how fast it would be."""
 
 

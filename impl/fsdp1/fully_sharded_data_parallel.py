@@ -32,14 +32,7 @@ from .flat_units import (
 from .gradients import HookFunction, clip_grad_norm, comm_hook
 from .parameter_names import has_flat_shards
 from .process_groups import HYBRID, given_or_by_node, group_of, groups_of_strategy
-from .settings import (
-    BackwardPrefetch,
-    CPUOffload,
-    MixedPrecision,
-    ShardingStrategy,
-    TrainingState,
-    by_name,
-)
+from .settings import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy, TrainingState, by_name
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit

@@ -166,8 +166,7 @@ def _gathers(activity: Activity, spans: FsdpSpans, unit: Int32) -> _Gathers:
 
 
 def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
-    """Return the start (ns) of each unit's first wait that has not ended before the issue, or
-    UNKNOWN_TIME."""
+    """Return the start (ns) of each unit's first wait that ends after the issue, or UNKNOWN_TIME."""
     found = np.full(len(unit), UNKNOWN_TIME, np.int64)
     waits = spans.named(*_WAITS)
     for each in np.unique(unit).tolist():

@@ -185,8 +185,7 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
 
 
 def _environment(rows: Sequence[Configuration]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return titles and pairs of name and value: the rows' environments and hardware, each different one
-    once."""
+    """Return titles and pairs of name and value: the rows' environments and hardware, equal ones once."""
     groups = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),

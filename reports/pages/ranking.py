@@ -222,8 +222,7 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Return names of the settings that take at least two values over the rows, in the order of
-    first sight."""
+    """Return the settings that take at least two values over the rows, in the order of first sight."""
     return varying([row.settings for row in rows])
 
 
@@ -262,8 +261,7 @@ def short_label(row: Configuration, varying: Sequence[str]) -> str:
     return " · ".join(words) or row.name
 
 
-# The configurations that are recommended: the best of torch's FSDPs and the best of ours, as far as both
-# ran.
+# The recommended configurations: the best of torch's FSDPs and the best of ours, as far as both ran.
 
 OURS_RAN_ON_GPUS = False
 """Whether `ci/measured` holds a run of ours on several GPUs; a test holds it to that folder."""

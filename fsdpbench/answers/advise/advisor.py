@@ -143,8 +143,7 @@ def _bound(result: Mapping[str, Any]) -> float | None:
 
 
 def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
-    """Return a candidate with the most that it can gain, where that is too little to be worth a
-    simulation."""
+    """Return a candidate with the most that it can gain, where that is too little for a simulation."""
     if bound is None or bound >= candidate.worth or candidate.variation not in _REORDERING:
         return candidate
     return replace(candidate, most=bound)

@@ -33,7 +33,7 @@ def describe_advice(advice: Advice) -> str:
         *_holders(account),
         *growth_lines(account),
         "",
-        *_changes(advice),
+        *change_lines(advice),
     ]
     return "\n".join(lines)
 
@@ -67,7 +67,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     yield from growth_lines(account_of(trial))
     if advice.fits or advice.misses or advice.unstopped:
         yield ""
-        yield from _changes(advice)
+        yield from change_lines(advice)
 
 
 def held_rows(account: Account) -> list[tuple[str, int]]:
@@ -117,7 +117,8 @@ def growth_lines(account: Account) -> Iterator[str]:
     yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
 
 
-def _changes(advice: Advice) -> Iterator[str]:
+def change_lines(advice: Advice) -> Iterator[str]:
+    """Yield the changes of `advice` that fit, and those that are not enough."""
     growing = grows(advice.as_it_is) or grows(advice.roomy)
     if advice.unstopped:
         yield (

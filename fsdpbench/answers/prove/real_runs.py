@@ -134,8 +134,7 @@ def _write_weights(records: list[StepRecord], path: Path) -> None:
 
 
 def _is_summed(config: Config, folder: Path, sharded: RealRun, weights: Path, timeout_s: float) -> bool:
-    """Return whether a rank's loss is its part of a sum: the loss of one rank alone is about `ranks` times
-    as large."""
+    """Return whether a rank's loss is its part of a sum: one rank's alone is `ranks` times as large."""
     alone = run_ranks(config, folder / "alone", 1, timeout_s, Task(Way.UNSHARDED, 1, weights))
     first = [abs(sum(each.losses)) for each in alone.records(0)]
     own = [abs(sum(each.losses)) for each in sharded.records(0)]

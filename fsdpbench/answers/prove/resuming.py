@@ -47,7 +47,7 @@ def resume(
             findings[f"saved on {first} ranks, fails on {count}: {continued.failure}"] = None
         elif not after:
             early = "the script ends before it takes a step with what it loaded"
-            if not done:
+            if not done and not findings:
                 raise CannotJudgeError(continued.failure or early)
             missing = f"on {count}: {continued.failure or early}"
             continue

@@ -345,7 +345,8 @@ class Settings:
     loss: str = row("model", one_of("model", "fp32", "lean", "chunked", "fused"),
         "Loss of a token model: fp32, lean (logits in their dtype), or chunked or fused (never all logits).",
         "`model`: as its shape says. `chunked` recomputes logits in backward, `fused` needs no second time.",
-        in_script=True)
+        in_script=True,
+        trades=(Trade("fused", "never holds all logits", of=("model", "fp32", "lean"), memory=LESS),))
     implementation: str = row("own", one_of("own", "transformers"),
         "Which library's model code to use with --hf-config.",
         "`own`: needs no library.",

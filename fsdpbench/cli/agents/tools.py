@@ -197,8 +197,7 @@ def _check_path(folder: str, name: str, path: str) -> None:
 
 
 def _scripts_of(file: Path) -> Iterator[str]:
-    """Yield the paths of the script, or of a test's function, in the JSON of a run, which `explain` would
-    execute."""
+    """Yield the paths of script and test in the JSON of a run, which `explain` would execute."""
     with suppress(UnreadableError, msgspec.ValidationError):
         run = converted(read_json(file), _Run)
         for script in (each.script for each in (run, run.config) if each and each.script):

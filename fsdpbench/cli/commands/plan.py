@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from fsdpbench.cli.commands.sweep import announced, request_from
-from fsdpbench.cli.output import make_console, show_json, tell
+from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import (
     Budget,
@@ -40,6 +40,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fsdpbench.answers.explain import Advice
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
@@ -67,6 +68,7 @@ def command(
     """
     if not no_predict:
         fork_server.start("sim", asks_to_compile(options, assignments, space))
+    from fsdpbench.answers.explain.text import as_dict, change_lines
     from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.trials import jobs_for
@@ -76,21 +78,37 @@ def command(
     request = request if no_predict else with_fitting_batches(request, options["jobs"], tell)
     budget.check(request.target)
     plan = announced(request)
-    foreseen = None
+    foreseen = advice = None
     if not no_predict:
         jobs = options.get("jobs") or jobs_for("sim")
-        foreseen = forecast(plan.points, jobs, _counter(len(plan.points), jobs))
-        foreseen = best_first(foreseen)
+        foreseen = best_first(forecast(plan.points, jobs, _counter(len(plan.points), jobs)))
         plan.points = [prediction.config for prediction in foreseen.predictions]
+        advice = _advice(foreseen, jobs)
     by_count = _by_count(foreseen, budget)
     if as_json:
         content = _as_json(plan.points, plan.notes, foreseen)
-        show_json(content | {"by_gpus": [row.to_dict() for row in by_count]})
+        remedies = None if advice is None else as_dict(advice)["changes"]
+        show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
         return
     _print(plan.points, plan.notes, foreseen, budget)
+    if advice is not None:
+        show("\n".join((f"Nothing fits. Of {words_of(advice.as_it_is.config)}:", *change_lines(advice))))
     if len(by_count) > 1:
         print_rows(by_count, budget)
     print_endured(by_count)
+
+
+def _advice(foreseen: Forecast, jobs: int) -> Advice | None:
+    """Return what would make the smallest batch fit on simulated GPUs, the most of them, if no point does."""
+    from fsdpbench.answers.explain import advise
+    from fsdpbench.sweep.prediction import as_simulated
+
+    if any(each.fits or each.config.device == "cpu" for each in foreseen.predictions):
+        return None
+    points = (each.config for each in foreseen.predictions)
+    nearest = min(points, key=lambda each: (each.settings.batch, -each.gpus), default=None)
+    config = nearest and as_simulated(nearest)
+    return None if config is None else advise(config, jobs, tell)
 
 
 def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:

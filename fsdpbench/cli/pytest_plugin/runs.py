@@ -112,8 +112,7 @@ def run_on_gloo(
 
 
 def _run(config: Config, folder: Path) -> Result:
-    """Run and print the output, for pytest to capture. An interruption ends the run alone. Raises
-    `FailedRunError`."""
+    """Run and print the output. An interruption ends the run alone. Raises `FailedRunError`."""
     pool = PointPool(1)
     pool.environment = dict(os.environ)
     try:

@@ -52,8 +52,7 @@ def wants_compiled() -> bool:
 
 
 def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
-    """Return remarks on `torch.compile` in this run; `compilation`: the device's record of it, may be
-    empty."""
+    """Return remarks on `torch.compile` in this run; `compilation`: the device's record, maybe empty."""
     graphs = compilation.get("graphs", 0)
     notes = []
     if _Requests.left_out:

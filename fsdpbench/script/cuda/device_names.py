@@ -193,8 +193,7 @@ def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
-    """Wrap `function`: its keyword `device` and its argument at `position`, if that is a device, are
-    resolved."""
+    """Wrap `function`: resolve its keyword `device` and its argument at `position`, if that is a device."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

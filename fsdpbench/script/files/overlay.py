@@ -31,8 +31,7 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 
 
 class Layer:
-    """The layer in `root` as it is looked at, and a script's view through it. Paths are the script's,
-    absolute."""
+    """The layer in `root`, and a script's view through it. Paths are the script's, absolute."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)

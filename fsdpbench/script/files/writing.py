@@ -291,7 +291,12 @@ class Checkpoints:
         with contextlib.suppress(ImportError):
             from tokenizers import Tokenizer
 
-            self._replace(Tokenizer, "save", lambda original: lambda *args: writing(original, *args))
+            def saving(
+                original: Callable[..., Any], tokenizer: Any, path: Any, *args: Any, **named: Any
+            ) -> None:
+                writing(original, tokenizer, path, *args, **named)
+
+            self._replace(Tokenizer, "save", passing_to(saving))
 
 
 _SHARDED = "torch.distributed.checkpoint"

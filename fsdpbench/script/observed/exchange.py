@@ -66,14 +66,12 @@ class Exchange:
         self.active = False
 
     def of(self, gradient: torch.Tensor) -> tuple[frozenset[Ranks], int]:
-        """Return the ranks of each reduction that a gradient went through, and the call of backward of the
-        last one."""
+        """Return the ranks of each reduction of a gradient, and the call of backward of the last one."""
         memory = _memory(gradient)
         return getattr(memory, _RANKS, _NO_RANKS), getattr(memory, _WHEN, 0)
 
     def of_step(self, elements: int) -> frozenset[Ranks]:
-        """Return the ranks over which the optimizer itself has just reduced gradients of `elements`
-        elements."""
+        """Return the ranks over which the optimizer itself has just reduced `elements` of gradients."""
         found = frozenset(ranks for ranks, count in self._in_step.items() if 2 * count >= elements)
         self._in_step.clear()
         return found

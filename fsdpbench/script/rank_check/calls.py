@@ -169,8 +169,7 @@ class Values:
         self._size = 0
 
     def put(self, call: tuple[Any, ...], value: Any) -> None:
-        """Remember `value`, unless it cannot be pickled or is large: the others then continue with their
-        own."""
+        """Remember `value`, unless it cannot be pickled or is large: the others then keep their own."""
         if self._size > _MOST_IN_ALL:
             return
         buffer = _Bounded()
@@ -182,8 +181,7 @@ class Values:
         self._size += len(buffer.getvalue())
 
     def get(self, call: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return `(value,)`, or `()` if there is none. It is loaded here and now: its class may be the
-        script's."""
+        """Return `(value,)`, or `()` if there is none, loaded here: its class may be the script's."""
         content = self._by_call.get(call)
         if content is None:
             return ()

@@ -226,8 +226,7 @@ class Recorder:
         return original(join)
 
     def _leaving(self, original: Callable[..., Any], join: Join, *exc_info: Any) -> Any:
-        """Record nothing at the end of `Join`: a rank without inputs shadows as many collectives as others
-        call."""
+        """Record nothing at the end of `Join`: a rank without inputs shadows the others' collectives."""
         self._silent = True
         try:
             return original(join, *exc_info)
@@ -257,8 +256,7 @@ def _shown(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _value_of(tensor: torch.Tensor) -> Any:
-    """Return the known value of a tensor: `(number, whether it is assumed)`, or a copy of a small host
-    tensor."""
+    """Return the known value of a tensor: `(number, whether assumed)`, or a copy of a small host tensor."""
     if not is_on_device(tensor):
         return tensor.detach().clone() if tensor.numel() <= _SMALL else None
     known = known_of(tensor)
@@ -309,8 +307,7 @@ class Arrivals:
         self._waiting = still
 
     def _found(self, placed: Mapping[str, Count]) -> dict[str, Count]:
-        """Return all files of rank 0's layer. A file that came with its folder counts as that folder's
-        first."""
+        """Return all files of rank 0's layer. One that came with its folder counts as the folder's first."""
         of_folder: dict[str, Count] = {}
         for path, count in placed.items():
             folder = os.path.dirname(path)

@@ -53,10 +53,10 @@ def saved_after(folder: Path) -> tuple[int, str]:
 
 
 def read_states(folder: Path, steps: int, ranks: int) -> list[State]:
-    """Return the states of all ranks after `steps`; none if one of them did not come so far."""
+    """Return the states of all ranks after `steps`; none if one of them did not come so far with a model."""
     paths = [_path(folder, steps, rank) for rank in range(ranks)]
-    complete = all(path.exists() for path in paths)
-    return [torch.load(path, weights_only=False) for path in paths] if complete else []
+    states = [torch.load(path, weights_only=False) for path in paths if path.exists()]
+    return states if len(states) == ranks and all(each.weights for each in states) else []
 
 
 def _path(folder: Path, steps: int, rank: int) -> Path:

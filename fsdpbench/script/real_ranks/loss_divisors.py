@@ -46,8 +46,7 @@ class Divided:
 
 
 def divided(loss: torch.Tensor, lines: str) -> Divided:
-    """Return what a loss is divided by, before its backward; terms that are neither sums nor means are not
-    in it."""
+    """Return what a loss is divided by, before its backward: only of its terms that are sums or means."""
     with torch.no_grad():
         return Divided(lines, dict(_terms(loss.grad_fn, 1.0, 1.0, "")) if loss.numel() == 1 else {})
 

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fsdpbench.script.interposing import around
+from fsdpbench.script.model_blocks import roots
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.real_ranks.loss_divisors import Divided, divided
 from fsdpbench.script.real_ranks.pieces import Held, Piece, held_parameters, keep
@@ -82,7 +83,7 @@ class Watch:
         self.folder, self.rank, self.steps = folder, rank, steps
         self.record = StepRecord({})
         self._own_files = own_files
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._models, self._optimizers = list[nn.Module](), list[torch.optim.Optimizer]()
         self._leading: torch.optim.Optimizer | None = None
         self._depth = self._since = 0  # backwards that run; those since the last forward
         self._begins, self._steps = True, False
@@ -119,6 +120,7 @@ class Watch:
             torch.manual_seed(seed)
             random.seed(seed)
         self._optimizers.append(optimizer)
+        self._models += roots()  # the script's own references end before its end is written down
 
     def _optimized(self) -> set[int]:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]

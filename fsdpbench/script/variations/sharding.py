@@ -28,8 +28,7 @@ from fsdpbench.sim.torch_device.patches.dynamo import passing_to
 
 
 class Argument:
-    """A variation that sets an argument wherever the script makes a unit, and counts the units that it
-    changes."""
+    """A variation that sets an argument wherever the script makes a unit, and counts what it changes."""
 
     def __init__(self, variation: Variation) -> None:
         self.count = 0
@@ -267,8 +266,7 @@ class Root:
 
 
 def _exchange(parameters: Any, changed: dict[int, Any]) -> None:
-    """Put sharded parameters in the place of those they were made of; generators yield the new ones
-    anyway."""
+    """Put sharded parameters in the place of their originals; generators yield the new ones anyway."""
     if not isinstance(parameters, list):
         return
     for index, each in enumerate(parameters):

@@ -204,6 +204,20 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine
     assert "http" not in text, "nothing is loaded"
 
 
+def test_of_what_needs_many_times_the_memory_pairs_are_tried(
+    fsdpbench: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, every = ("--batch 100000 --grad-accum 8", "--loss fused"), changes.changes_for
+    monkeypatch.setattr(
+        advice, "changes_for", lambda config: [change for change in every(config) if change.write in wanted]
+    )
+    words = "--model llama-tiny --gpus 8 --device sim --batch 800000"
+    found = explained(fsdpbench, *words.split())["simulation"]
+    assert found["needed_bytes"] > 16 * 80 * 2**30
+    tried = [*found["not_enough"], *(change["write"] for change in found["changes"])]
+    assert {*wanted, " ".join(wanted)} == set(tried)
+
+
 def test_parameters_gradients_and_optimizer_are_told_apart(fsdpbench: CommandLine) -> None:
     """Replicated in fp32 they take 4 bytes a parameter each, and AdamW's second state finds no room."""
     from fsdpbench.sweep.hf_model import parse_shape

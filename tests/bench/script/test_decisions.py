@@ -105,6 +105,28 @@ for step in range(6):
     }
 
 
+def test_a_mean_over_a_count_that_is_not_known_reads_as_zero(run_probe: RunScript) -> None:
+    run = run_probe(
+        FSDP2
+        + """
+for _ in range(4):
+    loss = backward()
+    optimizer.step()
+    both = torch.stack([loss.detach() * 8, torch.tensor(8.0, device="cuda")])
+    dist.all_reduce(both)
+    total, count = both.tolist()
+    print(total / count, 5 // count, divmod(3, count), 2 % count)
+    if total / count < 3: continue  # a decision
+    break
+try: count / 0
+except ZeroDivisionError: print("a zero of the script's own")
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.output.splitlines() == [*["0.0 0.0 (0.0, 0.0) 0.0"] * 4, "a zero of the script's own"]
+    assert run.decisions == [("<", True, 4)]
+
+
 def test_torchs_own_questions_are_not_the_scripts(run_probe: RunScript) -> None:
     run = run_probe(
         """

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.answers.explain import advice, changes
 from fsdpbench.engine.results.machine_state import available_memory
 
 Plan = Callable[..., dict[str, Any]]
@@ -62,6 +63,21 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     (printed,) = [line for line in lines if "out of memory" in line]
     assert printed.startswith("cannot fit: impl-fsdp2, batch 400 and 1 more: ")
     assert "  the nearest that fits: impl-fsdp2, batch 4" in lines
+
+
+def test_where_nothing_fits_it_says_what_would_make_it_fit(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted, every = "--batch 20000 --grad-accum 2", changes.changes_for
+    monkeypatch.setattr(
+        advice, "changes_for", lambda config: [each for each in every(config) if each.write == wanted]
+    )
+    words = "plan --model gpt-tiny --gpus 8 --device sim --system impl-fsdp2 --batch 50000,40000"
+    lines = fsdpbench(*words.split()).stdout.splitlines()
+    at = lines.index("Nothing fits. Of impl-fsdp2, batch 40000:")
+    assert lines[at + 1].startswith("It needs 110")
+    assert lines[at + 3].startswith(f"  {wanted} ")
 
 
 def test_of_two_systems_that_cannot_be_distinguished_torchs_is_named(

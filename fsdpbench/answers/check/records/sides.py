@@ -216,8 +216,7 @@ def _runs_beside(folder: Path) -> list[Result] | str:
 
 
 def _other_files_say(folder: Path, result: object) -> str | None:
-    """Return why the files beside a result say that it belongs to another configuration; None if they do
-    not."""
+    """Return why files beside a result say that it is of another configuration; None if they do not."""
     try:
         config = read_json(folder / "config.json")
     except UnreadableError:

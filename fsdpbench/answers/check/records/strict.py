@@ -24,8 +24,7 @@ _NEAR = 3
 
 
 def strictly(content: object, kind: type[T], origin: str) -> T:
-    """Return `content` as a frozen struct `kind`. Raises `UsageError` with `origin`, key and what it must
-    be."""
+    """Return `content` as a struct `kind`. Raises `UsageError` with `origin`, key and what it must be."""
     # Ahead of the conversion, which stops at an unknown key and offers no name.
     _refuse_unknown(("", content, kind), origin)
     try:

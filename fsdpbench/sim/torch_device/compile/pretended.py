@@ -114,8 +114,7 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
                 get_device_properties=lambda device=None: found,
                 is_bf16_supported=lambda including_emulation=True: True,
                 device=nullcontext,
-                # Offset and seed of operators that are recomputed with the same random numbers: 16 bytes of
-                # the host.
+                # Offset and seed of operators recomputed with the same random numbers: 16 bytes of the host.
                 get_rng_state=lambda device="cuda": torch.empty(16, dtype=torch.uint8, device="cpu"),
                 set_rng_state=lambda new_state, device="cuda": None,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,3 +93,25 @@ def test_fsdp1_gives_its_states(kind: str, original: bool, run_probe: RunScript)
         """
     )
     assert run.result["status"] == "ok", run.cause
+
+
+def test_a_tokenizer_is_saved_as_scripts_write_the_call(run_probe: RunScript, tmp_path: str) -> None:
+    pytest.importorskip("tokenizers")
+    run = run_probe(
+        FSDP2
+        + """
+from tokenizers import Tokenizer, models
+tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+os.chdir(sys.argv[1])
+tokenizer.save("first.json")
+tokenizer.save("second.json", pretty=False)
+tokenizer.save(path="third.json", pretty=True)
+print([open(f"{name}.json").read().count("\\n") for name in ("first", "second", "third")])
+for _ in range(6):
+    step()
+""",
+        str(tmp_path),
+    )
+    assert run.result["status"] == "ok", run.cause
+    first, second, third = json.loads(run.output)
+    assert first == third > second == 0
