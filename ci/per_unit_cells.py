@@ -2,7 +2,7 @@
 
     python ci/per_unit_cells.py ci/measured/per_unit.txt [CELL...]
 
-The grid is batch (`BATCHES`, also those that are no powers of two), recomputation (none, op, full) and
+The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and
 offload (nothing, or all that blocks which recompute all or nothing save), each choice up to the largest batch
 that fits at the upper end of memory's interval, unless it is a fifth slower than another at its first batch;
 of the two fastest also strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2

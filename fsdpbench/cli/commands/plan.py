@@ -102,7 +102,7 @@ def command(
 
 
 def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
-    """Choose by unit, starting from what was foreseen of the points."""
+    """Choose by unit, starting from what is expected of the points."""
     from fsdpbench.answers.tune.front import Candidate, Goal, judge
     from fsdpbench.answers.tune.per_unit import choose
     from fsdpbench.answers.tune.unit_gain import UnitGain
