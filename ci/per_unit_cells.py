@@ -6,8 +6,8 @@ The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op
 offload (nothing, or all that blocks which recompute all or nothing save), each choice up to the largest batch
 that fits at the upper end of memory's interval, unless it is a fifth slower than another at its first batch;
 of the two fastest also strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2
-blocks), at that batch or the next smaller one. The choice by unit has the same batches. A row is added as
-soon as its cell is done.
+blocks), at that batch or the next smaller one. The choice by unit has the same batches; of the first six each
+is tried at least once. A row is added as soon as its cell is done.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CELLS = {
 """Model, chip and GPUs: tokens a sample."""
 GOAL = Goal("tokens_per_s")
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-_VARIED, _SLOW = 2, 0.8
+_VARIED, _SLOW, _SMALL = 2, 0.8, 6
 _SAFE = 0.92
 """About the share of memory that fits at the upper end of its interval."""
 _BY_BLOCK = ("activation_checkpointing", "activation_offload")
@@ -85,6 +85,10 @@ def grid_of(target: Target, seq: int, run: Simulated) -> list[Candidate]:
         start = max(largest, 0)
         found += tried
         best += [max((each for each in tried if is_safe(each)), key=_speed)] if largest >= 0 else []
+    seen = {each.config.settings.batch for each in found}
+    for batch in BATCHES[: _SMALL if best else 0]:
+        if min(seen) < batch < max(seen) and batch not in seen:
+            found += run.uniform(target, batch=batch, seq=seq, activation_checkpointing="full")
     strategies = list(KEPT.items())[: 2 if target.gpus > target.gpus_per_node else 1]
     for each in sorted(best, key=_speed, reverse=True)[:_VARIED]:
         own = each.config.settings

@@ -3,7 +3,7 @@
     corners   all blocks alike, with room ──> what each choice of a block costs in time and bytes
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
     judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
-    around    neighbours, until none is faster and fits; the next batches of the list, likewise
+    around    neighbours, until none is faster and fits; other batches, if the program promises more
 
 It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
 place alone: those that recompute come first, where backward ends and little else is held, and the units that
@@ -39,7 +39,7 @@ _IN_ORDER = (_THIN, 0, 2, _KEEPS_ALL)
 the next block that offloads anything waits for their copy."""
 _GATHERED = {"SHARD_GRAD_OP": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "HYBRID_SHARD"}
 """Strategies that are others with all units gathered between forward and backward."""
-_FAMILIES, _ROUNDS, _TRIES = 2, 6, 12
+_FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 4, 6, 6
 """The last: neighbours that are simulated at most, in a row without one that is faster."""
 _LOST, _LESS = 0.005, 0.8
 """A step longer by this share waits for the link to the host, which has so much less time than thought."""
@@ -133,9 +133,8 @@ class Costs:
     late: np.ndarray[Any, Any]
 
     @classmethod
-    def fitted(cls, family: Family, corners: Sequence[Candidate]) -> Costs:
-        """Fit the model to the family's corners. Each has run."""
-        figures = np.array([(1 / each.speed, _gib(each)) for each in corners])
+    def fitted(cls, family: Family, figures: np.ndarray[Any, Any]) -> Costs:
+        """Fit the model to [time, GiB] of each of the family's corners."""
         more, sizes = figures - figures[0], np.array(family.sizes)
         blocks, others = np.zeros((len(sizes), len(CHOICES), 2)), family.choices[1:]
         for kind, size in enumerate(sizes):
@@ -200,6 +199,14 @@ class Costs:
         return Mix(tuple(of_kinds), kept)
 
 
+def _figures_at(batch: int, near: Sequence[Candidate], far: Sequence[Candidate]) -> np.ndarray[Any, Any]:
+    """Return [time, GiB] of corners at a batch: of two others' times by its inverse, of their bytes by it."""
+    one, other = (np.array([(1 / each.speed, _gib(each)) for each in corners]) for corners in (near, far))
+    at, first, last = ((1 / b, b) for b in (batch, *(each[0].config.settings.batch for each in (near, far))))
+    shares = [(a - b) / (c - b) if c != b else 0.0 for a, b, c in zip(at, first, last, strict=True)]
+    return np.asarray(one + np.array(shares) * (other - one))
+
+
 def _gib(candidate: Candidate) -> float:
     return (candidate.memory or 0) / 2**30
 
@@ -224,8 +231,8 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
     safe = [each for each in tried if is_safe(each)]
     uniform = max(safe, key=lambda each: each.speed, default=None)
     search = _Search(judge, memory, tried, uniform)
-    for place, (batches, start) in enumerate(_families(tried)):
-        search.around(batches, start, always=not place)
+    for families, start in _families(tried):
+        search.search(families, start)
     if search.best is None:
         raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
     return Chosen(uniform, search.best, search.simulated, _usable(search.best.config, memory))
@@ -302,19 +309,21 @@ class _Search:
         self._known = {content_key(each.config): each for each in tried}
         self.best, self.simulated = best, 0
 
-    def around(self, families: Sequence[Family], start: int, always: bool) -> None:
-        """Search the family at `start`, then those beside it as long as they are faster; these not if the
-        first has no new best, unless `always`."""
-        found = self._search_both(families[start])
-        for step in (1, -1) if found or always else ():
-            place = start + step
-            while 0 <= place < len(families) and self._search_both(families[place]):
-                place += step
-
-    def _search_both(self, family: Family) -> bool:
-        """Search without offload, whose memory is known best, then with it; return whether one is faster."""
-        found = self._search(dataclasses.replace(family, offloads=False))
-        return (family.offloads and self._search(family)) or found
+    def search(self, families: Sequence[Family], start: int) -> None:
+        """Search families of one batch each, most promising first, by what those of two batches cost: the
+        start's and the one farthest from it. Without offload memory is known better: these are others."""
+        promising: list[tuple[float, Family, Costs, float]] = []
+        for offloads in sorted({False, families[start].offloads}):
+            own = [dataclasses.replace(family, offloads=offloads) for family in families]
+            near, far = (self._corners(own[place]) for place in (start, 0 if start else -1))
+            for family in own if near and far else ():
+                costs = Costs.fitted(family, _figures_at(family.base.settings.batch, near, far))
+                gib = self._limit(family.base, near[offloads])
+                if (mix := costs.best(family, gib)) is not None:
+                    promising.append((costs.of(mix)[0], family, costs, gib))
+        for time, family, costs, gib in sorted(promising, key=lambda each: each[0])[:_SEARCHED]:
+            if not self._is_slower(time):
+                self._search(family, costs, gib)
 
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
@@ -323,17 +332,18 @@ class _Search:
         self.simulated += len(new)
         return [self._known[key] for key in keys]
 
-    def _search(self, family: Family) -> bool:
-        """Search one family; return whether it has a new best."""
-        mixes, before = family.corners(), self.best
-        if not_applicable(family.config(mixes[-1])):
-            return False
-        corners = self._simulated(map(self._with_room, map(family.config, mixes)))
-        if any(each.status is not Status.OK or not each.memory for each in corners):
-            return False
-        costs = Costs.fitted(family, corners)
-        gib = self._limit(family.base, corners[family.offloads])
-        found = {m: c for m, c in zip(mixes, corners, strict=True) if is_safe(c) and not c.config.what_if}
+    def _corners(self, family: Family) -> list[Candidate]:
+        """Return the family's corners, simulated; none where one of them cannot be."""
+        configs = [family.config(mix) for mix in family.corners()]
+        if not_applicable(configs[-1]):
+            return []
+        found = self._simulated(map(self._with_room, configs))
+        return found if all(each.status is Status.OK and each.memory for each in found) else []
+
+    def _search(self, family: Family, costs: Costs, gib: float) -> None:
+        """Search one family, starting from what the model says and from corners that are known to be safe."""
+        known = {mix: self._known.get(content_key(family.config(mix))) for mix in family.corners()}
+        found = {mix: each for mix, each in known.items() if each and is_safe(each)}
         wrong = 0.0
         for _ in range(_ROUNDS):
             mix = costs.best(family, gib - wrong)
@@ -346,12 +356,11 @@ class _Search:
         start = max(safe, key=lambda mix: found[mix].speed, default=None)
         if start and (self.best is None or found[start].speed >= _NEAR * self.best.speed):
             self._improve(family, costs, gib, start)
-        return self.best is not before
 
     def _with_room(self, config: Config) -> Config:
-        """Return `config`, with room where it is not known to run as it is."""
+        """Return `config`, with room where it is not known to run as it is, without retries."""
         known = self._known.get(content_key(config))
-        return config if known and known.status is Status.OK and known.memory else with_room(config)
+        return config if known and is_safe(known) and known.memory else with_room(config)
 
     def _is_slower(self, time: float) -> bool:
         return self.best is not None and time > (1 + _MARGIN) / self.best.speed
@@ -380,7 +389,7 @@ class _Search:
             moved = False
             error = np.array([1 / now.speed, _gib(now)]) - costs.of(mix)
             likely = []
-            for moves, other in _neighbours(family, mix):
+            for other, moves in _neighbours(family, mix).items():
                 time, size = costs.of(other) + error
                 margin = _MARGIN if moves == 1 else 0.0
                 if time * now.speed < 1 + margin and size < (1 + margin) * gib:
@@ -392,19 +401,13 @@ class _Search:
                     break
 
 
-def _neighbours(family: Family, mix: Mix) -> Iterator[tuple[int, Mix]]:
-    """Yield mixes around one, each once, with the moves to it: 1, or 2 of single blocks or units."""
-    seen = {mix}
-    for step in _STEPS:
-        for other in _moved(family, mix, step):
-            if other not in seen:
-                seen.add(other)
-                yield 1, other
+def _neighbours(family: Family, mix: Mix) -> dict[Mix, int]:
+    """Return the mixes around one, each with the moves to it: 1, or 2 of single blocks or units."""
+    found = {other: 1 for step in _STEPS for other in _moved(family, mix, step)}
     for other in _moved(family, mix, 1):
         for further in _moved(family, other, 1):
-            if further not in seen:
-                seen.add(further)
-                yield 2, further
+            found.setdefault(further, 2)
+    return {other: moves for other, moves in found.items() if other != mix}
 
 
 def _moved(family: Family, mix: Mix, step: int) -> Iterator[Mix]:
