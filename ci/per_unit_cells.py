@@ -2,15 +2,18 @@
 
     python ci/per_unit_cells.py ci/measured/per_unit.txt [CELL...]
 
-A cell's batch is the smallest power of two at which nothing fits without recomputation (at the upper end of
-memory's interval). The grid is recomputation (none, op, full), strategy (resharded or not, hybrid ones
-between nodes) and size of units (1, 2 blocks). A row is added as soon as its cell is done.
+The grid is batch (`BATCHES`, powers of two and others), recomputation (none, op, full) and
+offload (nothing, or all that blocks which recompute all or nothing save), each choice up to the largest batch
+that fits at the upper end of memory's interval, unless it is a fifth slower than another at its first batch;
+of the two fastest also strategy (resharded or not, hybrid ones between nodes) and size of units (1, 2
+blocks), at that batch or the next smaller one. The choice by unit has the same batches; of the first six each
+is tried at least once. A row is added as soon as its cell is done.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,8 +21,10 @@ import torch
 from fsdpbench.answers.tune.front import Candidate, Goal, judge
 from fsdpbench.answers.tune.per_unit import choose, is_safe
 from fsdpbench.base.configuration.config import Config
+from fsdpbench.base.settings.values import spread
+from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import Target, configured, make_target, not_applicable
-from fsdpbench.sweep.prediction import cannot_fit
+from fsdpbench.sweep.prediction import cannot_fit, usable_bytes
 from fsdpbench.sweep.runner import UNTRACED
 from fsdpbench.sweep.trials import simulate
 
@@ -39,6 +44,12 @@ CELLS = {
 }
 """Model, chip and GPUs: tokens a sample."""
 GOAL = Goal("tokens_per_s")
+BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+_VARIED, _SLOW, _SMALL = 2, 0.8, 6
+_SAFE = 0.92
+"""About the share of memory that fits at the upper end of its interval."""
+_BY_BLOCK = ("activation_checkpointing", "activation_offload")
+_FIRST = ("block", "FULL_SHARD")
 KEPT = {"FULL_SHARD": "SHARD_GRAD_OP", "HYBRID_SHARD": "_HYBRID_SHARD_ZERO2"}
 
 
@@ -62,49 +73,107 @@ class Simulated:
         return [] if not_applicable(config) or cannot_fit(config) else self([config])
 
 
-def grid_of(target: Target, batch: int, seq: int, run: Simulated) -> list[Candidate]:
-    """Return the uniform grid at one batch. What recomputes less is not tried where that does not fit."""
-    found = []
+def grid_of(target: Target, seq: int, run: Simulated) -> list[Candidate]:
+    """Return what was tried of the uniform grid, up to the largest batch that fits with each choice of
+    recomputation and offload; then other strategies and units with the fastest of these."""
+    found: list[Candidate] = []
+    best: list[Candidate] = []
+    start = 0
+    for how, moved in (("none", False), ("op", False), ("full", False), ("full", True), ("none", True)):
+        settings = {"seq": seq, "activation_checkpointing": how, "activation_offload": moved}
+        tried, largest = _climbed(target, start, run, settings, _SLOW * max(map(_speed, best), default=0))
+        start = max(largest, 0)
+        found += tried
+        best += [max((each for each in tried if is_safe(each)), key=_speed)] if largest >= 0 else []
+    seen = {each.config.settings.batch for each in found}
+    for batch in BATCHES[: _SMALL if best else 0]:
+        if min(seen) < batch < max(seen) and batch not in seen:
+            found += run.uniform(target, batch=batch, seq=seq, activation_checkpointing="full")
     strategies = list(KEPT.items())[: 2 if target.gpus > target.gpus_per_node else 1]
-    for wrap in ("block", "every-2"):
-        for strategy in (each for pair in strategies for each in pair):
-            for how in ("full", "op", "none"):
-                found += run.uniform(
-                    target, batch=batch, seq=seq, wrap=wrap, strategy=strategy, activation_checkpointing=how
-                )
-                if not found or not is_safe(found[-1]):
-                    break
+    for each in sorted(best, key=_speed, reverse=True)[:_VARIED]:
+        own = each.config.settings
+        place = BATCHES.index(own.batch)
+        for wrap in ("block", "every-2"):
+            for strategy in (name for pair in strategies for name in pair):
+                for batch in reversed(BATCHES[max(0, place - 1) : place + 1]):
+                    settings = {"seq": seq, "wrap": wrap, "strategy": strategy, "batch": batch}
+                    settings |= {name: getattr(own, name) for name in _BY_BLOCK}
+                    tried = run.uniform(target, **settings) if (wrap, strategy) != _FIRST else []
+                    found += tried
+                    if not tried or is_safe(tried[0]):
+                        break
     return found
+
+
+def _climbed(
+    target: Target, start: int, run: Simulated, settings: Mapping[str, object], least: float
+) -> tuple[list[Candidate], int]:
+    """Return candidates at some of `BATCHES` and the place of the largest that fits safely, -1: none does, or
+    the first is not as fast as `least`."""
+    found: list[Candidate] = []
+    low, high, sizes = -1, len(BATCHES), {}
+    while high - low > 1:
+        place = start if not found else low + 1 if low >= 0 else (low + high) // 2
+        if len(sizes) > 1:  # memory is about linear in the batch
+            (one, less), (other, more) = sorted(sizes.items())[-2:]
+            batch = other + (_SAFE * (usable_bytes(found[0].config) or 0) - more) * (other - one) / (
+                more - less
+            )
+            place = max(place, sum(each <= batch for each in BATCHES) - 1)
+        place = min(place, high - 1)
+        tried = run.uniform(target, batch=BATCHES[place], **settings)
+        found += tried
+        if tried and tried[0].status is Status.OK and tried[0].speed < least:
+            break
+        if tried and is_safe(tried[0]):
+            low, sizes[BATCHES[place]] = place, tried[0].memory or 0
+        else:
+            high = place
+    return found, low
+
+
+def _speed(candidate: Candidate) -> float:
+    return candidate.speed
 
 
 def row_of(cell: str, seq: int) -> str:
     """Return the line of a cell."""
     model, hardware, gpus = cell.split("/")
     target = make_target(model=model, hardware=hardware, gpus=int(gpus), measurement=UNTRACED)
-    walk, grid, chooser, batch, smaller = Simulated(), Simulated(), Simulated(), 1, 0.0
-    while (first := walk.uniform(target, batch=batch, seq=seq)) and is_safe(first[0]):
-        kept = walk.uniform(target, batch=batch, seq=seq, strategy="SHARD_GRAD_OP")
-        smaller = max([smaller, *(each.speed for each in [*first, *kept] if is_safe(each))])
-        batch *= 2
-    tried = grid_of(target, batch, seq, grid)
+    grid, chooser = Simulated(), Simulated()
+    tried = grid_of(target, seq, grid)
     chosen = choose(tried, chooser, None)
     best, uniform = chosen.by_unit, chosen.uniform
-    settings = best.config.settings
-    gain = f"{best.speed / uniform.speed - 1:+.1%}" if uniform else "only"
-    gib = f"{(uniform.memory or 0) / 2**30:.1f}" if uniform else "-"
-    anywhere = max(smaller, uniform.speed if uniform else 0.0)
-    of_any = f"{best.speed / anywhere - 1:+.1%}" if anywhere else "only"
-    how = f"{settings.activation_checkpointing} {settings.reshard_after_forward} {settings.wrap}"
+    kept = [each for each in tried if is_safe(each) and not each.config.settings.activation_offload]
+    gains = [
+        f"{best.speed / other.speed - 1:+.1%}" if other else "only"
+        for other in (uniform, max(kept, key=_speed, default=None))
+    ]
+    gib = [(each.memory or 0) / 2**30 if each else 0.0 for each in (uniform, best)]
     return (
-        f"{cell:28} {batch:3} {gain:>7} {of_any:>7} {gib:>6} {(best.memory or 0) / 2**30:6.1f} "
-        f"{grid.count:3} {grid.cpu_s:5.0f} {chooser.count:3} {chooser.cpu_s:5.0f}  {how}"
+        f"{cell:28} {gains[0]:>7} {gains[1]:>7} {gib[0]:5.1f} {gib[1]:5.1f} "
+        f"{grid.count:3} {grid.cpu_s:4.0f} {chooser.count:3} {chooser.cpu_s:4.0f}  "
+        f"{_words(uniform)} -> {_words(best)}"
     )
 
 
-HEAD = (
-    "# batch, gain over the grid at this batch, over it and smaller ones, GiB reserved uniform and by unit,\n"
-    "# simulations and processor seconds of the grid and of the choice; recomputed, resharded, units\n"
-)
+def _words(candidate: Candidate | None) -> str:
+    if candidate is None:
+        return "nothing"
+    own = candidate.config.settings
+    words = [f"batch {own.batch} {own.activation_checkpointing} {own.wrap} {own.strategy}"]
+    words += [f"reshard {own.reshard_after_forward}"] if own.reshard_after_forward is not None else []
+    if own.activation_offload:
+        offload = own.activation_offload
+        count = spread(offload).count("true") if isinstance(offload, str) else "all"
+        words.append(f"offload {count}")
+    return ", ".join(words)
+
+
+HEAD = """\
+# gain over the best of the uniform grid, and of it without offload; GiB reserved uniform and by unit;
+# simulations and processor seconds of the grid and of the choice; the best uniform one -> the one by unit
+"""
 
 
 def main(file: str, *cells: str) -> None:

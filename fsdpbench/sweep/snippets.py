@@ -64,7 +64,7 @@ def _program(config: Config) -> str:
     ours = config.system.startswith("impl")
     fsdp = "fsdpbench.impl" if ours else "torch.distributed.fsdp"
     arguments = _arguments(config)
-    reshard = settings.reshard_after_forward
+    reshard, offload = settings.reshard_after_forward, settings.activation_offload
     beside = [
         f"{name}={show_value(values[name])}"
         for name, setting in SETTINGS.items()
@@ -82,6 +82,7 @@ def _program(config: Config) -> str:
         products=PRODUCTS,
         attention=ATTENTION,
         resharded=_listed(str(reshard), str.title) if is_mixed(reshard) else "",
+        offloaded=_listed(str(offload), str.title) if is_mixed(offload) else "",
         beside=textwrap.wrap(", ".join(beside), 100),
         arguments=arguments,
         imported=functools.partial(_imported, arguments),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fsdpbench.base.configuration.config import PARALLEL, Config, Degrees, shard_size_of
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
+from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.software import CURRENT
 from fsdpbench.systems.attention import refuse_attention
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
@@ -333,12 +334,15 @@ def _norm_of(gradients: list[Tensor | None]) -> Tensor:
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:
-    """Let `units`, not yet wrapped, offload what they save for backward, if `config` asks for it."""
-    if config.settings.activation_offload:
-        from fsdpbench.impl import offload_activations
+def offload_if_asked(units: Sequence[nn.Module], config: Config) -> None:
+    """Let `units`, not yet wrapped, last first, offload what they save for backward where `config` asks."""
+    asked = config.settings.activation_offload
+    if not asked:
+        return
+    from fsdpbench.impl import offload_activations
 
-        offload_activations(units)
+    each = [word == "true" for word in spread(asked)] if isinstance(asked, str) else [True] * len(units)
+    offload_activations(unit for unit, moved in zip(reversed(units), each, strict=True) if moved)
 
 
 def refuse_offload(config: Config) -> dict[str, str]:

@@ -63,7 +63,7 @@ def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
 def _refuse_other_counts(workload: Workload, settings: Settings) -> dict[str, str]:
     """Refuse values for each block or unit that are not as many as there are: setting -> reason."""
     values, refused = settings.to_dict(), {}
-    for name in ("activation_checkpointing", "reshard_after_forward"):
+    for name in ("activation_checkpointing", "reshard_after_forward", "activation_offload"):
         if not is_mixed(given := values[name]):
             continue
         there = workload.units("block" if name == "activation_checkpointing" else settings.wrap)

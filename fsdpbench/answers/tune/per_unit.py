@@ -1,12 +1,13 @@
-"""Recomputation of each block and resharding of each unit, under the memory less its prediction's error.
+"""Recomputation and offload of each block, resharding of each unit, under the memory less its error.
 
     corners   all blocks alike, with room ──> what each choice of a block costs in time and bytes
     program   `scipy.optimize.milp` ────────> how many blocks of each kind have which choice
-    judge     simulates that exactly ───────> corrects the program's bytes, until it proposes nothing new
-    around    neighbours, until none is faster and fits; the next batches of the list, likewise
+    judge     simulates that exactly ───────> corrects the program, until it proposes nothing new
+    around    neighbours, until none is faster and fits; other batches, if the program promises more
 
-Equal blocks differ in their place alone: those that recompute come first, where backward ends and little else
-is held, and the units that stay gathered come last, where backward begins.
+It starts with the best uniform candidate of all batches, and so is never slower. Equal blocks differ in their
+place alone: those that recompute come first, where backward ends and little else is held, and the units that
+stay gathered come last, where backward begins; those that offload all are spread, for the link to the host.
 """
 
 from __future__ import annotations
@@ -30,15 +31,23 @@ from fsdpbench.sweep.planning import not_applicable, without_absent, workload_na
 from fsdpbench.sweep.prediction import usable_bytes
 from fsdpbench.sweep.trials import with_room
 
-RECOMPUTED = ("full", "op", "none")
-"""The choices of a block, from the one that holds least."""
+CHOICES = (("full", False), ("full", True), ("op", False), ("none", False), ("none", True))
+"""The choices of a block: what it recomputes, and whether what it saves is offloaded."""
+_THIN, _KEEPS_ALL, _OFFLOADS_ALL = 1, 3, 4
+_IN_ORDER = (_THIN, 0, 2, _KEEPS_ALL)
+"""How blocks of a kind follow each other. Those that offload all are spread among those behind the thin ones:
+the next block that offloads anything waits for their copy."""
 _GATHERED = {"SHARD_GRAD_OP": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "HYBRID_SHARD"}
 """Strategies that are others with all units gathered between forward and backward."""
-_FAMILIES = 2
-_ROUNDS = 6
+_FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 4, 6, 6
+"""The last: neighbours that are simulated at most, in a row without one that is faster."""
+_LOST, _LESS = 0.005, 0.8
+"""A step longer by this share waits for the link to the host, which has so much less time than thought."""
+_NEAR = 0.99
+"""The share of the best speed from which on neighbours are tried at all."""
 _STEPS = (4, 1)
 _MOST_KINDS = 3
-_MARGIN = 0.003
+_MARGIN = 0.001
 """The share of time and memory by which the program may err between neighbours."""
 
 Judge = Callable[[Sequence[Config]], list[Candidate]]
@@ -46,7 +55,7 @@ Judge = Callable[[Sequence[Config]], list[Candidate]]
 
 @dataclass(frozen=True)
 class Mix:
-    """Blocks of each kind with each of `RECOMPUTED`, and last units that stay gathered after forward."""
+    """Blocks of each kind with each of `CHOICES`, and last units that stay gathered after forward."""
 
     blocks: tuple[tuple[int, ...], ...]
     kept: int = 0
@@ -54,12 +63,14 @@ class Mix:
 
 @dataclass(frozen=True)
 class Family:
-    """Configurations that differ in recomputation and resharding alone. `kinds`: of each block, in forward's
-    order; `units`: those whose resharding is free, 0 where the system or its strategy decides it."""
+    """Configurations that differ in recomputation, offload and resharding alone. `kinds`: of each block, in
+    forward's order; `units`: those whose resharding is free, 0 where the system or its strategy decides it;
+    `offloads`: whether blocks may offload."""
 
     base: Config
     kinds: tuple[int, ...]
     units: int
+    offloads: bool = False
 
     @property
     def sizes(self) -> list[int]:
@@ -68,25 +79,41 @@ class Family:
 
     def config(self, mix: Mix) -> Config:
         """Return the configuration of `mix`; what is alike for all is written as one value."""
-        left = [
-            [name for name, n in zip(RECOMPUTED, own, strict=True) for _ in range(n)] for own in mix.blocks
-        ]
-        values: dict[str, Value] = {
-            "activation_checkpointing": _written([left[k].pop(0) for k in self.kinds])
-        }
+        left = [_placed(own) for own in mix.blocks]
+        recomputed, moved = zip(*[left[kind].pop(0) for kind in self.kinds], strict=True)
+        values: dict[str, Value] = {"activation_checkpointing": _written(recomputed)}
+        if any(moved):
+            values["activation_offload"] = _written(moved)
         if self.units and mix.kept:
             gathered = [True] * (self.units - mix.kept) + [False] * mix.kept
             values["reshard_after_forward"] = _written(gathered)
         return dataclasses.replace(self.base, settings=self.base.settings.changed(**values))
 
+    @property
+    def choices(self) -> list[int]:
+        """Return the places in `CHOICES` of what a block may have."""
+        return [place for place, (_, moved) in enumerate(CHOICES) if self.offloads or not moved]
+
     def corners(self) -> list[Mix]:
         """Return: all blocks recomputed; one kind with each other choice; all units kept."""
-        least = tuple((size, 0, 0) for size in self.sizes)
+        least = tuple(_alike(0, size) for size in self.sizes)
         found = [Mix(least)]
         for kind, size in enumerate(self.sizes):
-            others = ((0, size, 0), (0, 0, size))
-            found += [Mix((*least[:kind], choice, *least[kind + 1 :])) for choice in others]
+            others = (_alike(choice, size) for choice in self.choices[1:])
+            found += [Mix((*least[:kind], other, *least[kind + 1 :])) for other in others]
         return [*found, Mix(least, self.units)] if self.units else found
+
+
+def _alike(choice: int, size: int) -> tuple[int, ...]:
+    return tuple(size * (place == choice) for place in range(len(CHOICES)))
+
+
+def _placed(own: Sequence[int]) -> list[tuple[str, bool]]:
+    """Return the choices of the blocks of a kind, in forward's order."""
+    size, thin, moved = sum(own), own[_THIN], own[_OFFLOADS_ALL]
+    apart = {thin + place * (size - thin) // moved for place in range(moved)}
+    others = iter([CHOICES[choice] for choice in _IN_ORDER for _ in range(own[choice])])
+    return [CHOICES[_OFFLOADS_ALL] if place in apart else next(others) for place in range(size)]
 
 
 def _written(each: Sequence[Value]) -> Value:
@@ -95,51 +122,89 @@ def _written(each: Sequence[Value]) -> Value:
 
 @dataclass(frozen=True)
 class Costs:
-    """A linear model of [time, GiB]: of the first corner, and what a block of a kind, [kinds, choices, 2], or
-    a kept unit adds. Times are of the goal's unit of work."""
+    """A model of [time, GiB]: of the first corner, and what a block of a kind, [kinds, choices, 2], or a kept
+    unit adds. Times are of the goal's unit of work. `hidden`: the share of a kind's blocks that can offload
+    all they save beside others' computation; `late`: what each further one adds to the time."""
 
     least: np.ndarray[Any, Any]
     blocks: np.ndarray[Any, Any]
     unit: np.ndarray[Any, Any]
+    hidden: np.ndarray[Any, Any]
+    late: np.ndarray[Any, Any]
 
     @classmethod
-    def fitted(cls, family: Family, corners: Sequence[Candidate]) -> Costs:
-        """Fit the model to the family's corners. Each has run."""
-        figures = np.array([(1 / each.speed, _gib(each)) for each in corners])
-        more = figures - figures[0]
-        blocks = [
-            [np.zeros(2), more[1 + 2 * kind] / size, more[2 + 2 * kind] / size]
-            for kind, size in enumerate(family.sizes)
-        ]
+    def fitted(cls, family: Family, figures: np.ndarray[Any, Any]) -> Costs:
+        """Fit the model to [time, GiB] of each of the family's corners."""
+        more, sizes = figures - figures[0], np.array(family.sizes)
+        blocks, others = np.zeros((len(sizes), len(CHOICES), 2)), family.choices[1:]
+        for kind, size in enumerate(sizes):
+            first = 1 + kind * len(others)
+            blocks[kind, others] = more[first : first + len(others)] / size
         unit = more[-1] / family.units if family.units else np.zeros(2)
-        return cls(figures[0], np.array(blocks), unit)
+        late, hidden = np.zeros(len(sizes)), np.ones(len(sizes))
+        if family.offloads:
+            kept, moved = blocks[:, _KEEPS_ALL, 0] * sizes, blocks[:, _OFFLOADS_ALL, 0] * sizes
+            waited = np.maximum(0.0, moved - kept)
+            # Copies out are beside forward, a third of the time, and copies back beside backward.
+            forward = (figures[0, 0] + kept) / 3 * sizes / sizes.sum()
+            copied = np.where(waited < forward, forward + waited, (3 * forward + waited) / 2)
+            hidden = forward / copied
+            late = waited / np.maximum(1, sizes * (1 - hidden))
+            blocks[:, _OFFLOADS_ALL, 0] = blocks[:, _KEEPS_ALL, 0]
+        return cls(figures[0], blocks, unit, hidden, late)
 
     def of(self, mix: Mix) -> np.ndarray[Any, Any]:
         """Return [time, GiB] of `mix`."""
-        return self.least + np.einsum("kc,kcf->f", np.array(mix.blocks), self.blocks) + mix.kept * self.unit
+        blocks = np.array(mix.blocks)
+        beside = self.hidden * (blocks.sum(axis=1) - blocks[:, _THIN])
+        over = np.maximum(0, blocks[:, _OFFLOADS_ALL] - beside) @ self.late
+        figures = self.least + np.einsum("kc,kcf->f", blocks, self.blocks) + mix.kept * self.unit
+        return figures + np.array([over, 0.0])
+
+    def corrected(self, mix: Mix, found: Candidate) -> Costs:
+        """Return the model with less time of the link, where `mix` ran slower than that allows."""
+        if not found.speed or 1 - self.of(mix)[0] * found.speed < _LOST:
+            return self
+        moved = np.array(mix.blocks)[:, _OFFLOADS_ALL] > 0
+        return dataclasses.replace(self, hidden=self.hidden * np.where(moved, _LESS, 1.0))
 
     def best(self, family: Family, gib: float) -> Mix | None:
         """Return the fastest mix within so many GiB, by integer programming; None: there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp  # takes long to import
 
-        count = len(RECOMPUTED)
-        prices = np.vstack([self.blocks.reshape(-1, 2), self.unit])
-        belongs = np.kron(np.eye(len(family.sizes)), np.ones(count))
-        belongs = np.hstack([belongs, np.zeros((len(family.sizes), 1))])
+        # Variables: blocks of each kind with each choice, units kept, blocks of each kind that come late.
+        kinds, count = len(family.sizes), len(CHOICES)
+        late = np.stack([self.late, np.zeros(kinds)], axis=1)
+        prices = np.vstack([self.blocks.reshape(-1, 2), self.unit, late])
+        none, each = np.zeros((kinds, 1)), np.eye(kinds)
+        belongs = np.hstack([np.kron(each, np.ones(count)), none, 0 * each])
+        # What is late is at least what offloads all, less the share of those that are not thin.
+        _, thin, _, _, moves = np.eye(count)
+        moved = np.hstack([np.kron(each, moves) + np.kron(np.diag(self.hidden), thin), none, -each])
+        allowed = np.isin(np.arange(count), family.choices)
         solved = milp(
             prices[:, 0] / self.least[0],
-            integrality=np.ones(len(prices)),
-            bounds=Bounds(0, [*np.repeat(family.sizes, count), family.units]),
+            integrality=[*np.ones(len(prices) - kinds), *np.zeros(kinds)],
+            bounds=Bounds(0, [*np.kron(family.sizes, allowed), family.units, *family.sizes]),
             constraints=[
                 LinearConstraint(belongs, family.sizes, family.sizes),
+                LinearConstraint(moved, -np.inf, self.hidden * family.sizes),
                 LinearConstraint(prices[:, 1], -np.inf, gib - self.least[1]),
             ],
         )
         if solved.x is None:
             return None
-        *blocks, kept = (round(x) for x in solved.x)
+        *blocks, kept = (round(x) for x in solved.x[:-kinds])
         of_kinds = zip(*[iter(blocks)] * count, strict=True)
         return Mix(tuple(of_kinds), kept)
+
+
+def _figures_at(batch: int, near: Sequence[Candidate], far: Sequence[Candidate]) -> np.ndarray[Any, Any]:
+    """Return [time, GiB] of corners at a batch: of two others' times by its inverse, of their bytes by it."""
+    one, other = (np.array([(1 / each.speed, _gib(each)) for each in corners]) for corners in (near, far))
+    at, first, last = ((1 / b, b) for b in (batch, *(each[0].config.settings.batch for each in (near, far))))
+    shares = [(a - b) / (c - b) if c != b else 0.0 for a, b, c in zip(at, first, last, strict=True)]
+    return np.asarray(one + np.array(shares) * (other - one))
 
 
 def _gib(candidate: Candidate) -> float:
@@ -158,19 +223,19 @@ class Chosen:
 
 
 def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chosen:
-    """Choose by unit, starting from the uniform candidates in `tried`, under the GPU's memory or `memory`.
+    """Choose by unit and among the batches of `tried`, the uniform candidates, under the GPU's memory or
+    `memory`; the best of them where nothing is faster.
 
     Raises `BenchError` where no family of them can be chosen by unit, or nothing fits.
     """
     safe = [each for each in tried if is_safe(each)]
     uniform = max(safe, key=lambda each: each.speed, default=None)
-    search = _Search(judge, memory)
-    for batches, start in _families(tried):
-        search.around(batches, start)
+    search = _Search(judge, memory, tried, uniform)
+    for families, start in _families(tried):
+        search.search(families, start)
     if search.best is None:
         raise BenchError("--per-unit: no choice by unit fits safely: smaller batches or more GPUs may")
-    by_unit = search.best if uniform is None or search.best.speed > uniform.speed else uniform
-    return Chosen(uniform, by_unit, len(search.known), _usable(by_unit.config, memory))
+    return Chosen(uniform, search.best, search.simulated, _usable(search.best.config, memory))
 
 
 def _usable(config: Config, memory: int | None) -> int:
@@ -205,6 +270,7 @@ def _base_of(config: Config) -> Config:
         activation_checkpointing="full",
         checkpoint_first=None,
         reshard_after_forward=None,
+        activation_offload=False,
         keep_last_unsharded=False,
         strategy=_GATHERED.get(config.settings.strategy, config.settings.strategy),
     )
@@ -227,40 +293,57 @@ def family_of(base: Config) -> Family:
     kinds = kinds if len(alike) <= _MOST_KINDS else [0] * len(kinds)
     free = base.settings.strategy in _GATHERED.values()
     free &= "reshard_after_forward" not in not_applicable(base, ("reshard_after_forward",))
-    return Family(base, tuple(kinds), (workload.units(wrap) or 0) if free else 0)
+    units, moved = workload.units(wrap) or 0, base.settings.changed(activation_offload=True)
+    offloads = units == len(kinds) and not not_applicable(
+        dataclasses.replace(base, settings=moved), ("activation_offload",), base
+    )
+    return Family(base, tuple(kinds), units if free else 0, offloads)
 
 
 class _Search:
-    def __init__(self, judge: Judge, memory: int | None) -> None:
+    def __init__(
+        self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
+    ) -> None:
         self._judge = judge
         self._memory = memory
-        self.known: dict[str, Candidate] = {}
-        self.best: Candidate | None = None
+        self._known = {content_key(each.config): each for each in tried}
+        self.best, self.simulated = best, 0
 
-    def around(self, families: Sequence[Family], start: int) -> None:
-        """Search the family at `start`, then those beside it as long as they are faster."""
-        self._search(families[start])
-        for step in (1, -1):
-            place = start + step
-            while 0 <= place < len(families) and self._search(families[place]):
-                place += step
+    def search(self, families: Sequence[Family], start: int) -> None:
+        """Search families of one batch each, most promising first, by what those of two batches cost: the
+        start's and the one farthest from it. Without offload memory is known better: these are others."""
+        promising: list[tuple[float, Family, Costs, float]] = []
+        for offloads in sorted({False, families[start].offloads}):
+            own = [dataclasses.replace(family, offloads=offloads) for family in families]
+            near, far = (self._corners(own[place]) for place in (start, 0 if start else -1))
+            for family in own if near and far else ():
+                costs = Costs.fitted(family, _figures_at(family.base.settings.batch, near, far))
+                gib = self._limit(family.base, near[offloads])
+                if (mix := costs.best(family, gib)) is not None:
+                    promising.append((costs.of(mix)[0], family, costs, gib))
+        for time, family, costs, gib in sorted(promising, key=lambda each: each[0])[:_SEARCHED]:
+            if not self._is_slower(time):
+                self._search(family, costs, gib)
 
     def _simulated(self, configs: Iterable[Config]) -> list[Candidate]:
         keys = {content_key(config): config for config in configs}
-        new = [config for key, config in keys.items() if key not in self.known]
-        self.known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
-        return [self.known[key] for key in keys]
+        new = [config for key, config in keys.items() if key not in self._known]
+        self._known |= dict(zip(map(content_key, new), self._judge(new), strict=True))
+        self.simulated += len(new)
+        return [self._known[key] for key in keys]
 
-    def _search(self, family: Family) -> bool:
-        """Search one family; return whether it has a new best."""
-        mixes, before = family.corners(), self.best
-        if not_applicable(family.config(mixes[-1])):
-            return False
-        corners = self._simulated(with_room(family.config(mix)) for mix in mixes)
-        if any(each.status is not Status.OK or not each.memory for each in corners):
-            return False
-        costs, gib = Costs.fitted(family, corners), self._limit(family.base, corners[0])
-        found: dict[Mix, Candidate] = {}
+    def _corners(self, family: Family) -> list[Candidate]:
+        """Return the family's corners, simulated; none where one of them cannot be."""
+        configs = [family.config(mix) for mix in family.corners()]
+        if not_applicable(configs[-1]):
+            return []
+        found = self._simulated(map(self._with_room, configs))
+        return found if all(each.status is Status.OK and each.memory for each in found) else []
+
+    def _search(self, family: Family, costs: Costs, gib: float) -> None:
+        """Search one family, starting from what the model says and from corners that are known to be safe."""
+        known = {mix: self._known.get(content_key(family.config(mix))) for mix in family.corners()}
+        found = {mix: each for mix, each in known.items() if each and is_safe(each)}
         wrong = 0.0
         for _ in range(_ROUNDS):
             mix = costs.best(family, gib - wrong)
@@ -268,10 +351,16 @@ class _Search:
                 break
             found[mix] = self._exact(family, mix)
             wrong = _gib(found[mix]) - costs.of(mix)[1]
+            costs = costs.corrected(mix, found[mix])
         safe = [mix for mix, each in found.items() if is_safe(each)]
-        if safe:
-            self._improve(family, costs, gib, max(safe, key=lambda mix: found[mix].speed))
-        return self.best is not before
+        start = max(safe, key=lambda mix: found[mix].speed, default=None)
+        if start and (self.best is None or found[start].speed >= _NEAR * self.best.speed):
+            self._improve(family, costs, gib, start)
+
+    def _with_room(self, config: Config) -> Config:
+        """Return `config`, with room where it is not known to run as it is, without retries."""
+        known = self._known.get(content_key(config))
+        return config if known and is_safe(known) and known.memory else with_room(config)
 
     def _is_slower(self, time: float) -> bool:
         return self.best is not None and time > (1 + _MARGIN) / self.best.speed
@@ -300,37 +389,31 @@ class _Search:
             moved = False
             error = np.array([1 / now.speed, _gib(now)]) - costs.of(mix)
             likely = []
-            for moves, other in _neighbours(family, mix):
+            for other, moves in _neighbours(family, mix).items():
                 time, size = costs.of(other) + error
                 margin = _MARGIN if moves == 1 else 0.0
                 if time * now.speed < 1 + margin and size < (1 + margin) * gib:
                     likely.append((time, other))
-            for _, other in sorted(likely, key=lambda each: each[0]):
+            for _, other in sorted(likely, key=lambda each: each[0])[:_TRIES]:
                 found = self._exact(family, other)
                 if is_safe(found) and found.speed > now.speed:
                     now, mix, moved = found, other, True
                     break
 
 
-def _neighbours(family: Family, mix: Mix) -> Iterator[tuple[int, Mix]]:
-    """Yield mixes around one, each once, with the moves to it: 1, or 2 of single blocks or units."""
-    seen = {mix}
-    for step in _STEPS:
-        for other in _moved(family, mix, step):
-            if other not in seen:
-                seen.add(other)
-                yield 1, other
+def _neighbours(family: Family, mix: Mix) -> dict[Mix, int]:
+    """Return the mixes around one, each with the moves to it: 1, or 2 of single blocks or units."""
+    found = {other: 1 for step in _STEPS for other in _moved(family, mix, step)}
     for other in _moved(family, mix, 1):
         for further in _moved(family, other, 1):
-            if further not in seen:
-                seen.add(further)
-                yield 2, further
+            found.setdefault(further, 2)
+    return {other: moves for other, moves in found.items() if other != mix}
 
 
 def _moved(family: Family, mix: Mix, step: int) -> Iterator[Mix]:
     """Yield the mixes with so many blocks of one kind changed, or so many more or fewer units kept."""
     for kind, own in enumerate(mix.blocks):
-        for one, other in itertools.permutations(range(len(own)), 2):
+        for one, other in itertools.permutations(family.choices, 2):
             if own[one] >= step:
                 changed = [n - step * (i == one) + step * (i == other) for i, n in enumerate(own)]
                 yield Mix((*mix.blocks[:kind], tuple(changed), *mix.blocks[kind + 1 :]), mix.kept)

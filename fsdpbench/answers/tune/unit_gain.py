@@ -1,7 +1,7 @@
 """The gain of the choice by unit over the best uniform configuration: its figures, and a picture.
 
-The picture has a box for each block (what it recomputes) and each unit (whether it is resharded), and below
-them the memory of a step, by unit and uniform, with the GPU's memory and what the prediction's error leaves.
+The picture has a box for each block (what it recomputes) and each unit (whether it is resharded, or what it
+saves offloaded), and below them the memory of a step, by unit and uniform, with what torch may use.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _COLOURS = {
     "full": "#c8553d",
     "gathered": "#2a6f9d",
     "resharded": "#a9c1d6",
+    "on the host": "#7d5ba6",
+    "on the GPU": "#d5cbe2",
 }
 _OTHER = "#888888"
 _UNIFORM, _BY_UNIT = ("uniform", "#999999"), ("by unit", "#1d3557")
@@ -54,17 +56,24 @@ class UnitGain:
             "simulated": chosen.simulated,
         }
 
+    @classmethod
+    def untraced(cls, chosen: Chosen) -> UnitGain:
+        """Return the gain where nothing ran in full: as uncertain as that of any two configurations."""
+        uniform, interval = chosen.uniform, chosen.by_unit.interval
+        ratio, apart = chosen.by_unit.speed / (uniform.speed if uniform else 1), 1 + (interval or {})["apart"]
+        return cls(chosen, Paired(ratio - 1, ratio / apart - 1, ratio * apart - 1) if uniform else None)
+
     @property
     def words(self) -> str:
         """Return a sentence for people."""
-        settings, usable = self.chosen.by_unit.config.settings, self.chosen.usable
-        how = f"By unit: recompute {settings.activation_checkpointing}"
-        if is_mixed(settings.reshard_after_forward):
-            how += f", reshard {settings.reshard_after_forward}"
-        how += f"; {_gib(self.chosen.by_unit)} of {usable / _GIB:.1f} GiB"
-        if self.chosen.uniform is None or self.gain is None:
+        chosen, settings = self.chosen, self.chosen.by_unit.config.settings
+        how = f"By unit: batch {settings.batch}, recompute {settings.activation_checkpointing}"
+        beside = {"reshard": settings.reshard_after_forward, "offload": settings.activation_offload or None}
+        how += "".join(f", {name} {each}".lower() for name, each in beside.items() if each is not None)
+        how += f"; {_gib(chosen.by_unit)} of {chosen.usable / _GIB:.1f} GiB"
+        if chosen.uniform is None or self.gain is None:
             return f"{how}; no uniform configuration fits safely"
-        return f"{how}, {self.gain} against the best uniform ({_gib(self.chosen.uniform)} GiB)"
+        return f"{how}, {self.gain} against the best uniform ({_gib(chosen.uniform)} GiB)"
 
 
 def _gib(candidate: Candidate) -> str:
@@ -88,7 +97,9 @@ def _draw(chosen: Chosen, rows: list[tuple[Configuration, str, str]]) -> str:
     kept = settings.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
     resharded = _each(settings.reshard_after_forward, family.units, "false" if kept else "true")
     words = ["resharded" if each == "true" else "gathered" for each in resharded]
-    width, height = _LEFT + _WIDTH + 20, _CHART + 170
+    offload = _each(settings.activation_offload, len(family.kinds)) if settings.activation_offload else []
+    places = ["on the host" if each == "true" else "on the GPU" for each in offload]
+    width, height = _LEFT + _WIDTH + 20, _CHART + 206
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
         'font-family="sans-serif" font-size="13">',
@@ -96,8 +107,9 @@ def _draw(chosen: Chosen, rows: list[tuple[Configuration, str, str]]) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         *_strip("recomputed", recomputed, 30),
         *_strip("after forward", words, 66),
-        *_legend(dict.fromkeys([*recomputed, *words]), 106),
-        *_chart(chosen.usable, rows, 130),
+        *_strip("activations", places, 102),
+        *_legend(dict.fromkeys([*recomputed, *words, *places]), 142),
+        *_chart(chosen.usable, rows, 166),
     ]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -111,7 +123,7 @@ def _each(value: Any, count: int, alike: str = "") -> list[str]:
 def _strip(label: str, each: list[str], y: int) -> list[str]:
     """Return a row of boxes, one for each block or unit."""
     width = _WIDTH / max(len(each), 1)
-    parts = [_text(_LEFT - 10, y + 18, label, "end")]
+    parts = [] if not each else [_text(_LEFT - 10, y + 18, label, "end")]
     for place, word in enumerate(each):
         parts.append(
             f'<rect x="{_LEFT + place * width:.1f}" y="{y}" width="{width:.1f}" height="28" stroke="#fff" '

@@ -247,9 +247,10 @@ class Settings:
         "With activation_checkpointing, recompute only in the first N blocks.",
         "`all`: if some blocks have room for their activations, fewer FLOPs are repeated.",
         takes="all, or a number of blocks (at least 1)", in_script=True)
-    activation_offload: bool = row(False, flag,
+    activation_offload: bool | str = row(False, for_each(flag),
         "Keep what each unit saves for backward in host memory; it returns one unit ahead in backward.",
         "The link to the host limits the step unless units compute long for what they save.",
+        takes="true, false, or by unit (`true:1+false:3`)",
         trades=(
             saves(True, "what units save for backward waits on the host", of=(False,)),
         ))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
+from fsdpbench.base.errors import UsageError
 from fsdpbench.cli.commands.sweep import announced, request_from
 from fsdpbench.cli.output import make_console, show, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fsdpbench.answers.explain import Advice
+    from fsdpbench.answers.tune.unit_gain import UnitGain
     from fsdpbench.base.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
@@ -55,6 +57,7 @@ _GIB = 2**30
 @click.option("--jobs", type=whole(most=MOST_JOBS))
 @budget_options
 @click.option("--no-predict", is_flag=True)
+@click.option("--per-unit", is_flag=True)
 @setting_options(many=True)
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
@@ -77,6 +80,8 @@ def command(
     request = request_from(space, assignments, options)
     request = request if no_predict else with_fitting_batches(request, options["jobs"], tell)
     budget.check(request.target)
+    if options["per_unit"] and (no_predict or request.target.device != "sim"):
+        raise UsageError("--per-unit chooses on simulated GPUs: --device sim, without --no-predict")
     plan = announced(request)
     foreseen = advice = None
     if not no_predict:
@@ -85,8 +90,10 @@ def command(
         plan.points = [prediction.config for prediction in foreseen.predictions]
         advice = _advice(foreseen, jobs)
     by_count = _by_count(foreseen, budget)
+    chosen = _by_unit(foreseen, jobs) if options["per_unit"] and foreseen else None
     if as_json:
         content = _as_json(plan.points, plan.notes, foreseen)
+        content |= {"per_unit": chosen.to_dict()} if chosen else {}
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
         return
@@ -96,6 +103,28 @@ def command(
     if len(by_count) > 1:
         print_rows(by_count, budget)
     print_endured(by_count)
+    if chosen:
+        make_console().print(Text(chosen.words, style="bold"), soft_wrap=True)
+
+
+def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
+    """Choose by unit, starting from what is expected of the points."""
+    from fsdpbench.answers.tune.front import Candidate, Goal, judge
+    from fsdpbench.answers.tune.per_unit import choose
+    from fsdpbench.answers.tune.unit_gain import UnitGain
+    from fsdpbench.sweep.prediction import as_simulated
+    from fsdpbench.sweep.trials import simulate
+
+    def run(configs: Sequence[Config]) -> list[Candidate]:
+        return [judge(each.config, each.result, goal) for each in simulate(configs, jobs)]
+
+    goal = Goal(f"{_unit(foreseen.predictions[0].config)}_per_s")
+    tried = []
+    for each in foreseen.predictions:
+        config, speed, memory = as_simulated(each.config), each.throughput or 0.0, each.peak_reserved_bytes
+        if config is not None and each.status is not None:
+            tried.append(Candidate(config, each.status, speed, memory, speed > 0, each.interval, each.risky))
+    return UnitGain.untraced(choose(tried, run, None))
 
 
 def _advice(foreseen: Forecast, jobs: int) -> Advice | None:

@@ -48,6 +48,25 @@ def test_it_tells_what_cannot_fit_on_simulated_gpus(planned: Plan) -> None:
     assert plan["estimate"]["disk_bytes"] > 10_000
 
 
+@pytest.mark.campaign
+def test_by_unit_is_never_slower_than_the_points(planned: Plan, matches_schema: Any) -> None:
+    words = "--model gpt-125m --shape layers=2 --gpus 8 --device sim --system torch-fsdp2 --seq 1024"
+    plan = planned(*words.split(), "--batch", "96,192", "--activation-checkpointing", "full", "--per-unit")
+    matches_schema("plan", plan)
+    by_unit = plan["per_unit"]
+    assert by_unit["uniform"] in [point["name"] for point in plan["points"]]
+    low, high = by_unit["gain"]["interval"]
+    assert low < by_unit["gain"]["change"] < high
+    assert by_unit["gain"]["change"] > 0.05, "at batch 96 nothing has to be recomputed"
+    assert by_unit["best"] not in [point["name"] for point in plan["points"]]
+
+
+def test_by_unit_needs_simulated_gpus(fsdpbench: Any) -> None:
+    done = fsdpbench("plan", *FOUR_LAYERS.split(), "--no-predict", "--per-unit")
+    assert done.returncode == 2
+    assert "--per-unit chooses on simulated GPUs: --device sim" in done.stderr
+
+
 def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

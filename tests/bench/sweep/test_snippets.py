@@ -58,12 +58,17 @@ BEST: dict[str, list[dict[str, object]]] = {
             "wrap": "every-2",
             "backward_prefetch": "post",
             "keep_last_unsharded": True,
-            "activation_offload": True,
+            "activation_offload": "true:1+false:1",
         },
         {"memory_handover": "record_stream", "limit_all_gathers": "auto", "backward_prefetch": "none"},
     ],
     "impl-fsdp1": [
-        {"limit_all_gathers": 3, "param_dtype": "bf16", "strategy": "SHARD_GRAD_OP"},
+        {
+            "limit_all_gathers": 3,
+            "param_dtype": "bf16",
+            "strategy": "SHARD_GRAD_OP",
+            "activation_offload": "true:1+false:3",
+        },
         {"limit_all_gathers": "off", "backward_prefetch_depth": 2, "memory_handover": "events"},
     ],
     "torch-fsdp2": [
@@ -132,6 +137,7 @@ assert all(losses == found[0] for losses in found), found
 BY_UNIT = {
     "activation_checkpointing": "full:1+op:1+op-every-3:1+none:1",
     "reshard_after_forward": "true:3+false:1",
+    "activation_offload": "true:2+false:1+true:1",
 }
 
 

@@ -38,6 +38,18 @@ def test_memory_falls_and_nothing_races(
     assert allocated[1] < allocated[0] if checkpointing != "none" else allocated[1] < 0.8 * allocated[0]
 
 
+@pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp1"])
+def test_some_units_alone_lie_between_all_and_none(fsdpbench: Any, tmp_path: Path, system: str) -> None:
+    words = ["--model", "gpt-tiny", "--device", "sim", "--gpus", "8", "--system", system, "--set", "batch=32"]
+    allocated = [
+        result_of(fsdpbench, tmp_path / place, *words, "--set", f"activation_offload={value}", "--sanitize")
+        for place, value in (("a", "true"), ("b", "true:2+false:2"), ("c", "false"))
+    ]
+    assert [each["status"] for each in allocated] == ["ok"] * 3  # and not "race"
+    all_of_them, some, none = (each["peak_memory_bytes"]["allocated"] for each in allocated)
+    assert all_of_them < some < none
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("extra", ["grad_accum=2", "lora=4", "activation_checkpointing=full"])
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -71,6 +71,8 @@ def test_losses_on_cpu_ranks_are_those_of_uniform_settings(
         "reshard_after_forward=true:3+false:1",
         "--set",
         "activation_checkpointing=full:1+op:2+none:1",
+        "--set",
+        "activation_offload=true:1+false:1+true:2",
     )
     uniform = result_of(fsdpbench, tmp_path / "a", *words)
     by_unit = result_of(fsdpbench, tmp_path / "b", *words, *mixed)
@@ -110,6 +112,7 @@ def test_two_byte_moments_save_four_bytes_a_parameter(fsdpbench: Any, tmp_path: 
         ("reshard_after_forward=true:1+false:1 wrap=root", "use block or every-K"),
         ("reshard_after_forward=true:3+false:1 keep_last_unsharded=true", "leave it out"),
         ("activation_checkpointing=full:1+none:2", "it names 3, and gpt-tiny has 4"),
+        ("activation_offload=true:1+false:2", "it names 3, and gpt-tiny has 4"),
         ("activation_checkpointing=full:1+none:3 checkpoint_first=1", "leave it out"),
         ("keep_last_unsharded=true strategy=SHARD_GRAD_OP", "already"),
         ("optimizer_dtype=bf16 optimizer=sgd", "AdamW"),

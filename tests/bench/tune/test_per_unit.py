@@ -1,24 +1,32 @@
-"""The choice by unit: the fastest mix of blocks that fits, as brute force over all mixes finds it."""
+"""The choice by unit: the fastest mix of blocks that fits, as brute force over all mixes finds it, and never
+slower than what is uniform."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 import pytest
 
-from fsdpbench.answers.tune.front import Candidate
-from fsdpbench.answers.tune.per_unit import Mix, choose, family_of, is_safe
+from fsdpbench.answers.tune.front import Candidate, Goal
+from fsdpbench.answers.tune.front import judge as judged
+from fsdpbench.answers.tune.per_unit import CHOICES, Mix, choose, family_of, is_safe
 from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError
-from fsdpbench.base.settings.values import is_mixed, spread
+from fsdpbench.base.settings.values import is_mixed, joined, spread
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import configured, make_target
+from fsdpbench.sweep.runner import UNTRACED
+from fsdpbench.sweep.trials import simulate
 
 GIB = 2**30
 TIMES = {"full": 1.33, "op": 1.2, "none": 1.0}
 SIZES = {"full": 0.1, "op": 1.0, "none": 1.7}
+OFFLOADED = 0.05
+COPY = 0.7
+"""The time of a block's copy to the host, or back: beside forward, a third of the time, or backward."""
 
 
 def config(model: str = "gpt-tiny", system: str = "torch-fsdp2", **settings: object) -> Config:
@@ -35,8 +43,13 @@ def measured(asked: Config) -> tuple[float, float]:
         kept = spread(reshard).count("false")
     else:
         kept = layers if reshard is False or settings.strategy == "SHARD_GRAD_OP" else 0
+    offload = settings.activation_offload
+    moved = [word == "true" for word in spread(offload)] if is_mixed(offload) else [bool(offload)] * layers
+    copied = COPY * sum(one == "none" and away for one, away in zip(each, moved, strict=True))
     time = sum(TIMES[one] for one in each) - 0.04 * kept + 3 / settings.batch
-    held = settings.batch * sum(SIZES[one] for one in each) + 1.2 * kept
+    time += max(0, copied - time / 3) + max(0, copied - time * 2 / 3)
+    sizes = (OFFLOADED if away else SIZES[one] for one, away in zip(each, moved, strict=True))
+    held = settings.batch * sum(sizes) + 1.2 * kept
     return time, 3.0 + max(held, 2.5 + 0.6 * held)
 
 
@@ -54,11 +67,8 @@ def judge(configs: Sequence[Config], gib: float) -> list[Candidate]:
 
 def fastest(gib: float, batches: Sequence[int]) -> Candidate:
     """The best of all mixes that surely fit."""
-    counts = [
-        Mix(((full, op, 6 - full - op),), kept)
-        for full, op, kept in itertools.product(range(7), range(7), range(7))
-        if full + op <= 6
-    ]
+    own = [each for each in itertools.product(range(7), repeat=len(CHOICES)) if sum(each) == 6]
+    counts = [Mix((each,), kept) for each in own for kept in range(7)]
     families = [family_of(config(batch=batch)) for batch in batches]
     found = judge([family.config(mix) for family in families for mix in counts], gib)
     return max((each for each in found if is_safe(each)), key=lambda each: each.speed)
@@ -69,7 +79,7 @@ def grid(**fixed: object) -> list[Config]:
     return [config(activation_checkpointing=how, strategy=kept, **fixed) for how, kept in found]
 
 
-@pytest.mark.parametrize(("gib", "batches"), [(8, (1,)), (11, (1, 2, 4)), (20, (1,))])
+@pytest.mark.parametrize(("gib", "batches"), [(8, (1,)), (11, (1, 2, 3)), (20, (1,))])
 def test_no_mix_is_clearly_faster(gib: float, batches: tuple[int, ...]) -> None:
     def run(configs: Sequence[Config]) -> list[Candidate]:
         return judge(configs, gib)
@@ -83,22 +93,90 @@ def test_no_mix_is_clearly_faster(gib: float, batches: tuple[int, ...]) -> None:
     assert choose(tried, run, memory) == chosen
 
 
+@pytest.mark.parametrize("gib", [6.5, 9, 13, 21, 34, 60])
+def test_it_is_never_slower_than_the_best_of_all_batches(gib: float) -> None:
+    def run(configs: Sequence[Config]) -> list[Candidate]:
+        return judge(configs, gib)
+
+    tried = [each for batch in (1, 2, 3, 4, 6) for each in run(grid(batch=batch))]
+    uniform = max((each.speed for each in tried if is_safe(each)), default=0.0)
+    chosen = choose(tried, run, None)
+    assert chosen.by_unit.speed >= uniform == (chosen.uniform.speed if chosen.uniform else 0.0)
+    assert is_safe(chosen.by_unit)
+
+
+def test_what_nothing_improves_stays_uniform() -> None:
+    """All fits, but for what a machine that is slower by unit does not have."""
+
+    def run(configs: Sequence[Config]) -> list[Candidate]:
+        uniform = [not is_mixed(each.settings.activation_checkpointing) for each in configs]
+        found = judge(configs, 60)
+        return [
+            each if alike else dataclasses.replace(each, speed=each.speed / 2)
+            for each, alike in zip(found, uniform, strict=True)
+        ]
+
+    tried = [each for batch in (1, 4) for each in run(grid(batch=batch))]
+    chosen = choose(tried, run, 60 * GIB)
+    assert chosen.by_unit == chosen.uniform == max(tried, key=lambda each: each.speed)
+
+
+@pytest.mark.campaign
+def test_no_assignment_of_three_blocks_is_clearly_faster_in_the_simulator() -> None:
+    """Every assignment of recomputation to blocks, whatever the order, with each number of units kept."""
+
+    def run(configs: Sequence[Config]) -> list[Candidate]:
+        return [judged(each.config, each.result, goal) for each in simulate(list(configs), 1)]
+
+    shape = {"layers": 3, "vocab": 1024}
+    target = make_target(model="gpt-125m", gpus=8, hardware="a100-80gb", shape=shape, measurement=UNTRACED)
+    goal, how = Goal("tokens_per_s"), {"batch": 64, "seq": 512}
+    alike = [
+        configured(target, "torch-fsdp2", activation_checkpointing=each, strategy=strategy, **how)
+        for each in ("full", "op", "none")
+        for strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
+    ]
+    ends = [each.interval["peak_memory_bytes"]["reserved"][1] for each in run(alike) if each.interval]
+    goal = Goal("tokens_per_s", memory=(min(ends) + max(ends)) // 2)
+    chosen = choose(run(alike), run, goal.memory)
+    every = [
+        configured(
+            target, "torch-fsdp2", activation_checkpointing=joined(each), reshard_after_forward=kept, **how
+        )
+        for each in itertools.product(("full", "op", "none"), repeat=3)
+        if len(set(each)) > 1
+        for kept in (True, "true:2+false:1", "true:1+false:2", False)
+    ]
+    safe = [each.speed for each in run(every) if is_safe(each)]
+    assert 0 < len(safe) < len(every), "memory is short for some and not for all"
+    assert is_safe(chosen.by_unit)
+    assert chosen.uniform is None or chosen.by_unit.speed >= chosen.uniform.speed
+    assert chosen.by_unit.speed >= 0.995 * max(safe)
+
+
 def test_nothing_that_fits_is_said() -> None:
     with pytest.raises(BenchError, match="smaller batches or more GPUs"):
         choose(judge(grid(batch=1), 1), lambda configs: judge(configs, 1), GIB)
 
 
 def test_what_recomputes_comes_first_and_what_stays_gathered_last() -> None:
-    mixed = family_of(config(batch=1)).config(Mix(((1, 2, 3),), 2)).settings
+    mixed = family_of(config(batch=1)).config(Mix(((1, 0, 2, 3, 0),), 2)).settings
     assert mixed.activation_checkpointing == "full:1+op:2+none:3"
     assert mixed.reshard_after_forward == "true:4+false:2"
-    alike = family_of(config(batch=1)).config(Mix(((0, 6, 0),), 6)).settings
+    alike = family_of(config(batch=1)).config(Mix(((0, 0, 6, 0, 0),), 6)).settings
     assert (alike.activation_checkpointing, alike.reshard_after_forward) == ("op", False)
+
+
+def test_blocks_that_offload_all_they_save_are_spread() -> None:
+    mixed = family_of(config(batch=1)).config(Mix(((2, 1, 0, 1, 2),))).settings
+    assert mixed.activation_checkpointing == "full:1+none:1+full:1+none:1+full:1+none:1"
+    assert mixed.activation_offload == "true:2+false:1+true:1+false:2"
 
 
 def test_kinds_of_blocks_and_systems_without_resharding_by_unit() -> None:
     t5 = family_of(config("t5-tiny", batch=1))
     assert t5.sizes == [6, 6]
-    assert t5.config(Mix(((6, 0, 0), (1, 0, 5)), 0)).settings.activation_checkpointing == "full:7+none:5"
-    assert family_of(config(system="torch-fsdp1")).units == 0
-    assert family_of(config(wrap="every-4")).units == 2
+    mix = Mix(((6, 0, 0, 0, 0), (1, 0, 0, 5, 0)), 0)
+    assert t5.config(mix).settings.activation_checkpointing == "full:7+none:5"
+    flat, coarse = family_of(config(system="torch-fsdp1")), family_of(config(wrap="every-4"))
+    assert (flat.units, flat.offloads, coarse.units, coarse.offloads) == (0, True, 2, False)
