@@ -309,7 +309,7 @@ class JitterSettings:
 
     def to_text(self) -> str:
         """Return the jitter as `parse` reads it."""
-        return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(self).items())
+        return ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in vars(self).items())
 
 
 _PARTS = {

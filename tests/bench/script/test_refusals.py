@@ -77,7 +77,7 @@ def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1 / torch.rand((), device='cuda').item()", "answers item() and float() with 0"),
+        ("1 / int(torch.rand((), device='cuda').item())", "answers item() and float() with 0"),
         ("import flash_attn", "compiled for CUDA"),
         ("torch.distributed.init_process_group('nccl', world_size=4)", "world_size=4"),
         ("raise SystemExit(3)", "exit code 3"),

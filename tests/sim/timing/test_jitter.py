@@ -98,7 +98,8 @@ def test_what_is_no_jitter_is_refused(text: str, words: str) -> None:
         JitterSettings.parse(text)
 
 
-def test_a_text_and_back() -> None:
-    settings = JitterSettings.parse("7, kernels=0.03, straggler=0.1")
-    assert settings == JitterSettings(7, kernels=0.03, straggler=0.1)
+@pytest.mark.parametrize("seed", [7, 1234567890123])
+def test_a_text_and_back(seed: int) -> None:
+    settings = JitterSettings.parse(f"{seed}, kernels=0.03, straggler=0.0123456789")
+    assert settings == JitterSettings(seed, kernels=0.03, straggler=0.0123456789)
     assert JitterSettings.parse(settings.to_text()) == settings
