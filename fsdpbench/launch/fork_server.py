@@ -33,9 +33,8 @@ def start(device: str | None, compiles: bool = False, *, now: bool = True) -> No
     and import themselves what the server lacks. Not `now`: the first point starts it.
     """
     global _preload
-    _preload = _PRELOAD_REAL
-    if _is_simulated(device):
-        _preload = _PRELOAD_COMPILER if compiles else _PRELOAD
+    simulated = _PRELOAD_COMPILER if compiles else _PRELOAD
+    _preload = simulated if _is_simulated(device) else _PRELOAD_REAL
     if now:
         ensure()
 

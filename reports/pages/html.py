@@ -39,22 +39,17 @@ def write_report(
     workers: Workers | None = None,
     kept: Kept | None = None,
 ) -> Path:
-    """Write the page of a run folder to `out`, or `run_dir/report.html`; return where it is.
+    """Write the page of a run folder to `out` (`run_dir/report.html`), unless it is there already; its place.
 
-    The file appears whole or not at all, and stays if the same code made it from the same content; its links
-    to traces are relative. Raises `RunFolderError` if
-    `run_dir` is not a run folder, `OSError` if `out` cannot be written.
-
-    Args:
-        reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
-        known, kept: traces that an earlier page of the run drew (added to), or that were analysed already.
-        workers: processes for the drawing of many traces; without them this one draws.
+    The file appears whole or not at all; its links to traces are relative. Raises `RunFolderError` if
+    `run_dir` is not a run folder, `OSError` if `out` cannot be written. reload_s: of a sweep that continues:
+    the page says so, and loads itself again after so many seconds. known, workers, kept: for `build_details`.
     """
     view = load_run(run_dir)
     target = out or run_dir / "report.html"
     key = None if reload_s else _key(view, target)
     if key is not None and is_made_from(target, key):
-        return target
+        return target  # whole, and made by the same code of the same content
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)

@@ -155,11 +155,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
     training code runs on simulated GPUs. After an interruption the same command resumes.
     """
-    is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
-    compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
-        now = not _may_be_done(options["output"], options["model"])
-        fork_server.start(device_named(options["device"], space), compiles, now=now)
+        _start_server(space, assignments, options)
     from fsdpbench.base.files.shared_log import SharedLog
     from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.cli.terminal.progress import make_progress
@@ -172,21 +169,15 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     budget.check(request.target)
     folder = options["output"] or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
-    store = Store(folder) if launcher.follows else Store.open_or_create(folder)
-    kept = None if launcher.follows else folder / BATCHES_FOLDER
+    kept = None if launcher.follows else Store.open_or_create(folder).folder / BATCHES_FOLDER
     request = with_fitting_batches(request, options["jobs"], tell, kept)
     plan = announced(request)
-    for note in plan.notes:
-        tell(f"  {note}")
-    repeat = options["repeat"]
-    if repeat > 1 and request.target.device == "sim":
-        tell("  --repeat: a simulated run is exact, one is enough")
-        repeat = 1
+    repeat = _noted(plan, options["repeat"], request.target.device)
     jobs = options["jobs"] or jobs_for(request.target.device)
     if launcher.follows:
         follow_request(launcher, folder, request)
         return
-    with store.locked(), SharedLog() as analysed:
+    with (store := Store(folder)).locked(), SharedLog() as analysed:
         store.write_space(request.to_space(), plan.points)
         summary = run_sweep(
             store,
@@ -206,12 +197,25 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         raise click.exceptions.Exit(int(code))
 
 
-def _may_be_done(output: Path | None, model: str | None) -> bool:
-    """Return whether the sweep's folder may be there, so that perhaps nothing is left to run."""
-    if output is not None:
-        return is_there(output / "sweep.toml")
-    begin = re.sub(r"[:/]", "-", f"{model}-")
-    return any(each.name.startswith(begin) for each in Path("runs").glob("*"))
+def _noted(plan: Plan, repeat: int, device: str) -> int:
+    """Print the notes on a plan. Return the runs of each point: `repeat`, but one where it is simulated."""
+    for note in plan.notes:
+        tell(f"  {note}")
+    if repeat > 1 and device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        return 1
+    return repeat
+
+
+def _start_server(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Start the fork server, unless the sweep's folder may be there, and nothing be left to run."""
+    is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
+    compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
+    begin = re.sub(r"[:/]", "-", f"{options['model']}-")
+    usual = (each for each in Path("runs").glob("*") if each.name.startswith(begin))
+    found = [options["output"]] if options["output"] else usual
+    is_new = not any(is_there(folder / "sweep.toml") for folder in found)
+    fork_server.start(device_named(options["device"], space), compiles, now=is_new)
 
 
 def device_named(named: str | None, space: str | None) -> str | None:

@@ -1,6 +1,6 @@
 """The folder of a sweep. The configuration folders are the record; everything else is derived from them.
 
-    runs/NAME/  sweep.toml  report.html  results.sqlite
+    runs/NAME/  sweep.toml  report.html  results.sqlite  .batches
       <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
       <config-name>-<key8>.run2/ …         its second run, if it was repeated
 
