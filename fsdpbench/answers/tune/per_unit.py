@@ -39,14 +39,13 @@ _IN_ORDER = (_THIN, 0, 2, _KEEPS_ALL)
 the next block that offloads anything waits for their copy."""
 _GATHERED = {"SHARD_GRAD_OP": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "HYBRID_SHARD"}
 """Strategies that are others with all units gathered between forward and backward."""
-_FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 4, 6, 6
+_FAMILIES, _SEARCHED, _ROUNDS, _TRIES = 2, 3, 6, 6
 """The last: neighbours that are simulated at most, in a row without one that is faster."""
 _LOST, _LESS = 0.005, 0.8
 """A step longer by this share waits for the link to the host, which has so much less time than thought."""
 _NEAR = 0.99
 """The share of the best speed from which on neighbours are tried at all."""
-_STEPS = (4, 1)
-_MOST_KINDS = 3
+_STEPS, _MOST_KINDS = (4, 1), 3
 _MARGIN = 0.001
 """The share of time and memory by which the program may err between neighbours."""
 
@@ -228,8 +227,7 @@ def choose(tried: Sequence[Candidate], judge: Judge, memory: int | None) -> Chos
 
     Raises `BenchError` where no family of them can be chosen by unit, or nothing fits.
     """
-    safe = [each for each in tried if is_safe(each)]
-    uniform = max(safe, key=lambda each: each.speed, default=None)
+    uniform = max(filter(is_safe, tried), key=lambda each: each.speed, default=None)
     search = _Search(judge, memory, tried, uniform)
     for families, start in _families(tried):
         search.search(families, start)
@@ -248,7 +246,7 @@ def is_safe(candidate: Candidate) -> bool:
 
 
 def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
-    """Return the families whose uniform candidates are fastest: one for each batch, and where to start."""
+    """Return the families whose uniform candidates are near the fastest: one a batch, and where to start."""
     found: dict[str, dict[int, tuple[Config, float]]] = {}
     for each in tried:
         base = _base_of(each.config)
@@ -256,9 +254,10 @@ def _families(tried: Sequence[Candidate]) -> list[tuple[list[Family], int]]:
         batches, batch = found.setdefault(key, {}), base.settings.batch
         speed = each.speed if is_safe(each) else 0.0
         batches[batch] = (base, max(speed, batches.get(batch, (base, 0.0))[1]))
-    fastest = sorted(found.values(), key=lambda batches: -max(speed for _, speed in batches.values()))
+    speeds = {key: max(speed for _, speed in batches.values()) for key, batches in found.items()}
+    near = [key for key, speed in speeds.items() if speed >= _NEAR * max(speeds.values())]
     families = []
-    for batches in fastest[:_FAMILIES]:
+    for batches in (found[key] for key in sorted(near, key=lambda key: -speeds[key])[:_FAMILIES]):
         ordered = sorted(batches)
         start = max(range(len(ordered)), key=lambda place: batches[ordered[place]][1])
         families.append(([family_of(batches[batch][0]) for batch in ordered], start))
@@ -304,8 +303,7 @@ class _Search:
     def __init__(
         self, judge: Judge, memory: int | None, tried: Sequence[Candidate], best: Candidate | None
     ) -> None:
-        self._judge = judge
-        self._memory = memory
+        self._judge, self._memory = judge, memory
         self._known = {content_key(each.config): each for each in tried}
         self.best, self.simulated = best, 0
 
@@ -335,9 +333,7 @@ class _Search:
     def _corners(self, family: Family) -> list[Candidate]:
         """Return the family's corners, simulated; none where one of them cannot be."""
         configs = [family.config(mix) for mix in family.corners()]
-        if not_applicable(configs[-1]):
-            return []
-        found = self._simulated(map(self._with_room, configs))
+        found = [] if not_applicable(configs[-1]) else self._simulated(map(self._with_room, configs))
         return found if all(each.status is Status.OK and each.memory for each in found) else []
 
     def _search(self, family: Family, costs: Costs, gib: float) -> None:

@@ -17,7 +17,9 @@ from fsdpbench.answers.tune.per_unit import Chosen, family_of
 from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.engine.results.store import point_folder_name
-from fsdpbench.reports.analysis.memory import memory_curve
+from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.memory import device_clock, memory_curve
+from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.pages.ranking import Paired, paired, rank
 from fsdpbench.reports.pages.view import Configuration, load_run
 from fsdpbench.reports.readers import read_trace
@@ -143,7 +145,9 @@ def _legend(words: dict[str, None], y: int) -> list[str]:
 
 def _chart(usable: int, rows: list[tuple[Configuration, str, str]], y: int) -> list[str]:
     """Return lines of allocated memory over a step, and of what may be used."""
-    curves = [memory_curve(read_trace(row.traces[0]), max_points=600) for row, _, _ in rows]
+    traces = [read_trace(row.traces[0]) for row, _, _ in rows]
+    clocks = [device_clock(find_activity(trace, fsdp_spans(trace))) for trace in traces]
+    curves = [memory_curve(t, max_points=600, clock=clock) for t, clock in zip(traces, clocks, strict=True)]
     longest = max(int(curve.time[-1] - curve.time[0]) for curve in curves)
     most = max(usable, *(int(curve.reserved.max()) for curve in curves))
 
