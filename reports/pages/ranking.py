@@ -162,9 +162,9 @@ def _paired(one: Cost, other: Cost) -> Paired:
         error = one[3] + other[3]
     else:
         moved = (abs(one[1] - other[1]) + abs(one[2] - other[2])) / min(one[0], other[0])
-        # What is unknown of one of them alone is not shared.
-        is_alike = one[5] == other[5] and not math.isnan(moved)
-        error = error_of_pair((one[3], other[3]), moved) if is_alike else math.log1p(max(one[4], other[4]))
+        error = error_of_pair((one[3], other[3]), moved)
+        if one[5] != other[5] or math.isnan(error):  # what is unknown of one of them alone is not shared
+            error = max(math.log1p(max(one[4], other[4])), error)
     log = math.log(other[0] / one[0])
     return Paired(math.expm1(log), math.expm1(log - error), math.expm1(log + error))
 
