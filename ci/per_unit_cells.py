@@ -13,6 +13,7 @@ is tried at least once. A row is added as soon as its cell is done.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import torch
 from fsdpbench.answers.tune.front import Candidate, Goal, judge
 from fsdpbench.answers.tune.per_unit import choose, is_safe
 from fsdpbench.base.configuration.config import Config
-from fsdpbench.base.settings.values import spread
+from fsdpbench.base.settings.values import is_mixed, spread
 from fsdpbench.engine.results.records import Status
 from fsdpbench.sweep.planning import Target, configured, make_target, not_applicable
 from fsdpbench.sweep.prediction import cannot_fit, usable_bytes
@@ -161,7 +162,10 @@ def _words(candidate: Candidate | None) -> str:
     if candidate is None:
         return "nothing"
     own = candidate.config.settings
-    words = [f"batch {own.batch} {own.activation_checkpointing} {own.wrap} {own.strategy}"]
+    how = own.activation_checkpointing
+    counts = Counter(spread(how)) if is_mixed(how) else {how: "all"}
+    recomputed = " ".join(f"{name} {count}" for name, count in counts.items())
+    words = [f"batch {own.batch} {own.wrap} {own.strategy}, {recomputed}"]
     words += [f"reshard {own.reshard_after_forward}"] if own.reshard_after_forward is not None else []
     if own.activation_offload:
         offload = own.activation_offload
