@@ -207,7 +207,7 @@ def _noted(plan: Plan, repeat: int, device: str) -> int:
     return repeat
 
 
-def _start_server(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> None:
+def _start_server(space: str | None, assignments: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Start the fork server, unless the sweep's folder may be there, and nothing be left to run."""
     is_default = space is None and not any("," in (options[name] or "") for name in SETTINGS)
     compiles = (is_default and not options["compile"]) or asks_to_compile(options, assignments, space)
