@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,8 +171,13 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     folder = options["output"] or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
     kept = None if launcher.follows else Store.open_or_create(folder).folder / BATCHES_FOLDER
-    request = with_fitting_batches(request, options["jobs"], tell, kept)
-    plan = announced(request)
+    try:
+        request = with_fitting_batches(request, options["jobs"], tell, kept)
+        plan = announced(request)
+    except UsageError:
+        with suppress(OSError):  # it stays if anything is in it
+            folder.rmdir()
+        raise
     repeat = _noted(plan, options["repeat"], request.target.device)
     jobs = options["jobs"] or jobs_for(request.target.device)
     if launcher.follows:
