@@ -46,7 +46,7 @@ def test_the_key_changes_with_the_content(tmp_path: Path) -> None:
     paths[0].write_text(SLOW.replace("0.5", "0.3"))
     from fsdpbench.engine.results import provenance
 
-    provenance._software_content.cache_clear()
+    provenance._content.cache_clear()
     assert content_key(one) != before
     assert content_key(config_of(None)) == content_key(config_of("current"))
 

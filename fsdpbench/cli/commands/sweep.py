@@ -159,7 +159,6 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     if options["launcher"] == "local":
         _start_server(space, assignments, options)
     from fsdpbench.base.files.shared_log import SharedLog
-    from fsdpbench.cli.requests.request import with_fitting_batches
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import BATCHES_FOLDER, Store
     from fsdpbench.sweep.runner import run_sweep
@@ -171,13 +170,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     folder = options["output"] or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
     kept = None if launcher.follows else Store.open_or_create(folder).folder / BATCHES_FOLDER
-    try:
-        request = with_fitting_batches(request, options["jobs"], tell, kept)
-        plan = announced(request)
-    except UsageError:
-        with suppress(OSError):  # it stays if anything is in it
-            folder.rmdir()
-        raise
+    request, plan = _planned(request, options["jobs"], folder, kept)
     repeat = _noted(plan, options["repeat"], request.target.device)
     jobs = options["jobs"] or jobs_for(request.target.device)
     if launcher.follows:
@@ -245,6 +238,21 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     if not target.get("model") and not target.get("hf_config"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
     return make_request(target, lists, whole_space=space is not None)
+
+
+def _planned(
+    request: SweepRequest, jobs: int | None, folder: Path, kept: Path | None
+) -> tuple[SweepRequest, Plan]:
+    """Return the request with batches that fit, and its plan. Where it is refused, no new folder is left."""
+    from fsdpbench.cli.requests.request import with_fitting_batches
+
+    try:
+        request = with_fitting_batches(request, jobs, tell, kept)
+        return request, announced(request)
+    except UsageError:
+        with suppress(OSError):  # it stays if anything is in it
+            folder.rmdir()
+        raise
 
 
 def announced(request: SweepRequest) -> Plan:

@@ -111,3 +111,10 @@ def test_a_batch_beyond_any_memory_is_an_answer(fsdpbench: Called, tmp_path: Pat
     done = fsdpbench("run", *target, "-o", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert "oom: rank 0: CUDA out of memory" in done.stdout
+
+
+def test_a_sweep_of_which_nothing_is_left_makes_no_folder(fsdpbench: Called, tmp_path: Path) -> None:
+    done = fsdpbench("sweep", *TINY, "--system", "single", "-o", str(tmp_path / "new"))
+    assert done.returncode == 2
+    assert "nothing is left to run" in done.stderr
+    assert not any(tmp_path.glob("new*"))
