@@ -90,10 +90,10 @@ def command(
         plan.points = [prediction.config for prediction in foreseen.predictions]
         advice = _advice(foreseen, jobs)
     by_count = _by_count(foreseen, budget)
-    chosen = _by_unit(foreseen, jobs) if options["per_unit"] and foreseen else None
+    chooses = foreseen if options["per_unit"] else None
     if as_json:
         content = _as_json(plan.points, plan.notes, foreseen)
-        content |= {"per_unit": chosen.to_dict()} if chosen else {}
+        content |= {"per_unit": _by_unit(chooses, jobs).to_dict()} if chooses else {}
         remedies = None if advice is None else as_dict(advice)["changes"]
         show_json(content | {"by_gpus": [row.to_dict() for row in by_count], "remedies": remedies})
         return
@@ -103,8 +103,18 @@ def command(
     if len(by_count) > 1:
         print_rows(by_count, budget)
     print_endured(by_count)
-    if chosen:
-        make_console().print(Text(chosen.words, style="bold"), soft_wrap=True)
+    if chooses:  # last: it may find nothing
+        _print_by_unit(_by_unit(chooses, jobs))
+
+
+def _print_by_unit(found: UnitGain) -> None:
+    """Print the choice by unit, its speed, and the command that runs it."""
+    from fsdpbench.engine.results.provenance import run_command
+
+    best = found.chosen.by_unit
+    words = f"{found.words}: {best.speed:,.0f} {_unit(best.config)}/s/GPU"
+    make_console().print(Text(words, style="bold"), soft_wrap=True)
+    show(run_command(best.config))
 
 
 def _by_unit(foreseen: Forecast, jobs: int) -> UnitGain:
