@@ -45,8 +45,7 @@ def write_markdown(run_dir: Path) -> str:
 
 
 def write_json(run_dir: Path) -> str:
-    """Return `{"schema": 1, "recommendation", "findings", "metric", "configurations"}`. Raises
-    `RunFolderError`."""
+    """Return schema, recommendation, findings, metric, configurations. Raises `RunFolderError`."""
     view = load_run(run_dir)
     ranked = rank(view)
     content = {

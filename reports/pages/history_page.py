@@ -60,8 +60,7 @@ def step_groups(content: Mapping[str, Any]) -> list[StepGroup]:
 
 
 def write_history_page(content: Mapping[str, Any], target: Path) -> Path:
-    """Write the page, with a chart for each figure that has a step, to `target`, whole or not at all. Raises
-    OSError."""
+    """Write the page, a chart for each figure with a step, to `target`, or nothing. Raises `OSError`."""
     groups = step_groups(content)
     stepped = {step["metric"] for step in content["steps"]}
     metrics = dict.fromkeys(each["metric"] for each in content["series"])

@@ -70,8 +70,7 @@ def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
 
 
 def hta_queue_length(trace: Path | str) -> dict[int, float]:
-    """Return by stream how many launched kernels waited to run on average: how far the CPU was ahead. Raises
-    `HtaMissingError`."""
+    """Return by stream how many launched kernels waited on average. Raises `HtaMissingError`."""
     analysis = _load(trace)
     with _quiet():
         table = analysis.get_queue_length_summary(ranks=[0])

@@ -453,8 +453,7 @@ class BracketFinder:
 
 
 def _outside_strings(codes: Bytes, quotes: Int64, *, within: bool) -> tuple[Int64, bool]:
-    """Return the places of brackets outside strings, and whether the text ends in a string. `within`: it
-    begins in one."""
+    """Return the places of brackets outside strings, and if it ends in one. `within`: it begins in one."""
     folded = codes | _BIT
     brackets = np.flatnonzero((folded == _OPENING) | (folded == _CLOSING))
     inside = (np.searchsorted(quotes, brackets) + within) % 2 == 1

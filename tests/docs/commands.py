@@ -81,9 +81,26 @@ def make_files(folder: Path, traced: Path, made_by_the_page: set[str]) -> None:
     } - made_by_the_page:
         shutil.copytree(traced, folder / name)
     _write_dumps(folder / "dumps")
+    for kind in ("gather", "reduce"):
+        (folder / f"{kind}-2.txt").write_text(_nccl_tests(kind))
     (folder / "runs" / "atlas").mkdir(parents=True)
     (folder / "runs" / "atlas" / "atlas.json").write_text(json.dumps(_ATLAS))
     _commit_baseline(folder)
+
+
+def _nccl_tests(kind: str) -> str:
+    """Return what nccl-tests prints on two nodes of eight GPUs with a slow network."""
+    program, factor, redop = {
+        "gather": ("all_gather_perf", 1, "none"), "reduce": ("all_reduce_perf", 2, "sum"),
+    }[kind]  # fmt: skip
+    lines = [f"# Collective test starting: {program}"]
+    lines += [f"#  Rank {rank:2d} Group  0 Pid 1 on n-{rank // 8} device {rank % 8}" for rank in range(16)]
+    lines += ["#   size count type redop root time algbw busbw #wrong time algbw busbw #wrong"]
+    for size in (1 << power for power in range(16, 33)):
+        us = 120 + factor * size / 2e5
+        rates = f"{us:.2f} {size / us / 1e3:.4f} {factor * size / us / 1e3 * 15 / 16:.4f} 0"
+        lines.append(f"{size:12d} {size // 4:12d} float {redop} -1 {rates} {rates}")
+    return "\n".join([*lines, "# Out of bounds values : 0 OK", ""])
 
 
 def _commit_baseline(folder: Path) -> None:

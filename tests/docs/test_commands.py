@@ -30,6 +30,7 @@ CANNOT_RUN_HERE = {
     "hf:Qwen": "needs the model in the local cache; tests/bench/sweep/test_hf_model.py makes one",
     "atlas build --small": "a quarter of an hour of processor time; tests/bench/atlas builds a smaller one",
     "upgrade train.py --from": "installs two versions of torch; tests/bench/upgrade has its own",
+    "expect --from runs/mine": "needs a run on GPUs; tests/bench/expect judges one",
     "memory.pickle": "needs a snapshot; tests/reports reads them",
     "--system impl-fsdp2,impl-fsdp1,torch-fsdp2": "minutes on CPUs; ci/measure_cpu_systems.py runs it",
 }

@@ -77,8 +77,7 @@ def advise_script(
     tell: Callable[[str], None],
     kinds: Sequence[Kind] = tuple(Kind),
 ) -> Advice:
-    """Advice of some kinds on a script that ran as `config` with `result`. Raises `BenchError` if nothing can
-    start."""
+    """Advice of some kinds on a script that ran as `config`. Raises `BenchError` if nothing can start."""
     base = Trial(config, Result.of(result))
     bound = _bound(result)
     found = [_bounded(each, bound) for each in candidates(result) if each.kind in kinds]

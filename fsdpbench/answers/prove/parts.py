@@ -83,8 +83,7 @@ class _Running:
             return unknown(Part.GRADIENTS, str(error), seen)
 
     def _compared(self, seen: list[str]) -> PartVerdict:
-        """Compare the runs on each number of real ranks, until one shows a finding. `seen`: findings of the
-        simulated run."""
+        """Compare the runs on each number of ranks, until one shows a finding. `seen`: those simulated."""
         request = self._request
         done: list[str] = []
         summed: bool | None = None

@@ -152,8 +152,7 @@ def _path(item: pytest.Item, name: str) -> Path:
 def _differences(
     baseline: Baseline, path: Path, side: Side, result: Result, thresholds: Thresholds
 ) -> list[str]:
-    """Return the gate's words, none if nothing is worse, and what has changed in what shapes a step. Raises
-    `BenchError`."""
+    """Return the gate's words, and what has changed in what shapes a step. Raises `BenchError`."""
     before = baseline_side(baseline, path)
     require_alike(before.surroundings, side.surroundings)
     require_common(before.entries, side.entries)

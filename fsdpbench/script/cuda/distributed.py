@@ -81,8 +81,7 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
 
 
 def _without_backend(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a maker of groups: groups of any backend are simulated; those for host tensors take no device
-    time."""
+    """Call a maker of groups: those of any backend are simulated, for host tensors without device time."""
     asked = kwargs.get("backend")
     for name in ("backend", "pg_options", "device_id"):
         kwargs.pop(name, None)

@@ -77,8 +77,7 @@ class Ended:
 
 
 def run_real_rank(config: Config, placement: Placement, folder: Path) -> Status:
-    """Run the script of `config` as this rank, as the task in `folder` says, or its function. Never raises
-    for the script."""
+    """Run the script or function of `config` as this rank, by the task in `folder`. It never raises."""
     assert config.script is not None
     own_files = OwnFiles(config.script)
     if config.script.function is not None:

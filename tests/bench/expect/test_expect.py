@@ -98,9 +98,11 @@ def test_a_slow_part_of_the_machine_is_found_with_its_speed(
 ) -> None:
     batch = {Factor.NETWORK: 2, Factor.HOST: 1}.get(factor, 8)
     gpus = 16 if factor is Factor.NETWORK else 8
-    asked = replace(config(gpus), settings=Settings.of(batch=batch, seq=1024))
-    path = tmp_path / "slow.toml"
-    ScaledProfile(asked.hardware or "", {factor: scale}).write(path, {}, "test")
+    path, own = tmp_path / "slow.toml", tmp_path / "mine+own.toml"
+    own.write_text(f'name = "own"\nbase = "{config(gpus).hardware}"\n[nic]\ngb_s_per_node = 123.0\n')
+    asked = replace(config(gpus), settings=Settings.of(batch=batch, seq=1024), hardware=str(own))
+    slow = ScaledProfile(str(own), {factor: scale}).write(path, {}, "test")
+    assert slow.nic.gb_s_per_node == pytest.approx(123 * (scale if factor is Factor.NETWORK else 1))
     measured = step_s(replace(asked, hardware=str(path)))
     found = expect(asked, Measured(measured, SpeedUnit.SECONDS), 2)
     assert not found.normal

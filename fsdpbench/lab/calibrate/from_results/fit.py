@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,10 +29,11 @@ import numpy as np
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.reading import JsonObject, read_toml
 from fsdpbench.engine.results.residuals.widths import LEVEL, Quantity, width_of
 from fsdpbench.lab.calibrate.from_results.runs import MeasuredRun
 from fsdpbench.reports.result import Result
-from fsdpbench.sim.model.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile, profile_names
 
 Simulate = Callable[[Path], Sequence[Result]]
 """Results of all runs, in order, on the profile in a file."""
@@ -244,15 +246,15 @@ BETWEEN_NODES = (Factor.NETWORK, Factor.LATENCY)
 
 @dataclass(frozen=True)
 class ScaledProfile:
-    """A profile (a packaged one's name, also with `+node-N+nic-M`) with some of its parts scaled."""
+    """A profile (a packaged one or a file, also with `+node-N+nic-M`) with some of its parts scaled."""
 
     base: str
     factors: Mapping[Factor, float]
 
     @property
-    def _packaged(self) -> str:
+    def _unstated(self) -> str:
         """The base without what its name states of a node."""
-        return self.base.partition("+")[0]
+        return re.sub(r"(\+node-\d+)?(\+nic-[\d.e+-]+)?$", "", self.base)
 
     def keys(self) -> dict[str, dict[str, Any]]:
         """The scaled keys by section. A rate that would exceed the chip's peak is at it."""
@@ -267,7 +269,7 @@ class ScaledProfile:
                 "efficiency": {kind: _share(share * factor, most) for kind, share in efficiency.items()}
             }
         network, latency = (self.factors.get(factor) for factor in BETWEEN_NODES)
-        if network is not None or self.base != self._packaged:
+        if network is not None or self.base != self._unstated:
             tables["nic"] = {"gb_s_per_node": round(profile.nic.gb_s_per_node * (network or 1.0), 4)}
         if latency is not None:
             hops = [
@@ -300,11 +302,17 @@ class ScaledProfile:
 
     def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
         """Write the profile's file; returns what it says."""
-        profile = load_profile(self.base)
-        head: dict[str, object] = {"base": self._packaged, "name": path.stem, "title": profile.title}
-        if self.base != self._packaged:
+        profile, name = load_profile(self.base), self._unstated
+        # A file builds on packaged profiles alone: above another file it is that file's content, changed.
+        below: JsonObject = {"base": name}
+        if name.lower() not in profile_names():
+            below = read_toml(Path(name))
+        head = below | {"name": path.stem, "title": profile.title, "source": source}
+        if self.base != name:
             head["gpus_per_node"] = profile.gpus_per_node
-        write_whole(path, to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
+        for section, values in {**self.keys(), "sources": dict(sources)}.items():
+            head[section] = {**below.get(section, {}), **values}
+        write_whole(path, to_toml(head))
         return load_profile(path)
 
 
