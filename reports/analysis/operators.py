@@ -211,7 +211,7 @@ def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | No
 
 
 def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    """Return FLOPs and elements: groups divide rows of the left or columns of the right, or have a product."""
+    """Return FLOPs and elements: groups divide rows of the left, columns of the right, or have a product."""
     left, right = call.sizes[:2]
     (*groups, m, k), (*others, inner, n) = left, right
     if k != inner or len(groups) > 1 or len(others) > 1:
