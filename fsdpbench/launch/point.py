@@ -73,9 +73,7 @@ def run_point(
     outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
     cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
-    draw: Draw | None = None
-    if analysed is not None and config.in_one_process:  # for the page, which would have to read it again
-        draw = lambda trace, rank: add_record(analysed, pack(trace, rank))  # noqa: E731
+    draw = None if analysed is None or not config.in_one_process else _keeping(analysed)
     record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s, draw)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -141,6 +139,11 @@ def record_result(
         cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
     failed = Outcome(Status.ERROR, cause, "stderr.log")
     return write_result(config, folder, failed, duration_s, started, observed)
+
+
+def _keeping(log: str) -> Draw:
+    """Return what leaves an analysed trace for the page, which would have to read it again."""
+    return lambda trace, rank: add_record(log, pack(trace, rank))
 
 
 def timestamp() -> str:

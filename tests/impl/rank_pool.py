@@ -5,7 +5,7 @@ A test passes a function of its own file; each rank loads that file by path and 
 rank and the given arguments. What rank 0 returns comes back; an exception on any rank fails the test with
 that rank's traceback. A rank that does not answer in time is killed with its whole pool, so nothing hangs and
 nothing is left behind. If a signal such as SIGSEGV kills a rank, the function runs once more on fresh ranks,
-with a warning: a thread of gloo has crashed so once in some ten thousand calls. Killed twice, it fails.
+with a warning: a rank crashed so once in CI, inside a gather of torch's own. Killed twice, it fails.
 
     nursery: imports once ──fork──> a pool's parent ──fork──> a keeper for each rank ──fork──> the rank
                                                                 └── forks a fresh one when it has retired

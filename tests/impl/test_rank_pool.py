@@ -1,4 +1,4 @@
-"""Ranks that die: a crash is tried once more on fresh ranks, and told; a second one fails the test."""
+"""Ranks that a signal kills: the pool warns and runs the case again on fresh ranks; twice is a failure."""
 
 from __future__ import annotations
 

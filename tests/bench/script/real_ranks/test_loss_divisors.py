@@ -105,7 +105,10 @@ def uneven_lines(loss: Of) -> str:
 
 def test_a_loss_over_its_own_size_is_right_whatever_the_size() -> None:
     own_size = RIGHT["over its own size"]
-    rounded: Of = lambda x, n: own_size(100 * x.bfloat16(), n)  # noqa: E731
+
+    def rounded(x: torch.Tensor, n: int) -> torch.Tensor:
+        return own_size(100 * x.bfloat16(), n)
+
     assert [uneven_lines(each) for each in (own_size, rounded) for _ in range(400)] == [""] * 800
 
 
