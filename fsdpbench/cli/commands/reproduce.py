@@ -46,11 +46,9 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     fork_server.start("sim")
     began = time.monotonic()
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.lab.reproduce.document import as_dict
-    from fsdpbench.lab.reproduce.outcome import outcome_of
+    from fsdpbench.lab.reproduce.outcome import as_dict, outcome_of
     from fsdpbench.lab.reproduce.page import write_page
-    from fsdpbench.lab.reproduce.run import run
-    from fsdpbench.lab.reproduce.traced import traced_runs
+    from fsdpbench.lab.reproduce.run import run, traced_runs
 
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fsdpbench.engine.results.provenance import versions
 from fsdpbench.lab.reproduce.charts import chart_of, number
-from fsdpbench.lab.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
+from fsdpbench.lab.reproduce.figure import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
 from fsdpbench.lab.reproduce.outcome import Judged, Outcome, Verdict, counted
-from fsdpbench.lab.reproduce.traced import TracedRun, summed_up
+from fsdpbench.lab.reproduce.run import TracedRun, summed_up
 from fsdpbench.reports.pages import shell
 from fsdpbench.reports.pages.display import NOTHING, percent
 from fsdpbench.reports.pages.whole_run import Table
