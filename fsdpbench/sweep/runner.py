@@ -8,11 +8,10 @@ from pathlib import Path
 
 from fsdpbench.base import interruption
 from fsdpbench.base.configuration.config import Config, Measurement
-from fsdpbench.engine.results.index import refresh_index
 from fsdpbench.engine.results.provenance import content_key
 from fsdpbench.engine.results.records import Status
 from fsdpbench.engine.results.result import not_applicable_result
-from fsdpbench.engine.results.store import Store, disk_errors
+from fsdpbench.engine.results.store import Store, disk_errors, refresh_index
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.result import Result
 from fsdpbench.sweep.planning import not_applicable

@@ -22,7 +22,7 @@ WRITERS = {
     "fsdpbench/base/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
     "fsdpbench/engine/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
     "fsdpbench/base/files/shared_log.py": "memory that has no name on a disk",
-    "fsdpbench/engine/results/index.py": "a database in memory",
+    "fsdpbench/engine/results/store.py": "a database in memory",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
     "fsdpbench/answers/prove/resuming.py": "the script's own files, between folders made for its runs",
