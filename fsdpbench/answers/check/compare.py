@@ -17,9 +17,8 @@ from enum import StrEnum
 from statistics import median
 
 from fsdpbench.answers.check.metrics import METRICS, communicates
-from fsdpbench.answers.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.answers.check.thresholds import Thresholds
+from fsdpbench.answers.check.thresholds import Thresholds, effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.engine.results.records import Status
 from fsdpbench.reports.figures import Worse
 

@@ -160,8 +160,7 @@ def command(
 
 
 def _write_noise(side: Side, path: Path | None) -> None:
-    from fsdpbench.answers.check.noise import measure_noise
-    from fsdpbench.answers.check.thresholds import read_thresholds
+    from fsdpbench.answers.check.thresholds import measure_noise, read_thresholds
 
     known = read_thresholds(path if path is not None and path.exists() else None)
     if side.absent:
