@@ -12,8 +12,8 @@ import msgspec
 
 import fsdpbench
 from fsdpbench.answers.check.compare import Comparison, compare
+from fsdpbench.answers.check.records.baseline import Surroundings, require_alike
 from fsdpbench.answers.check.records.sides import Side, absent_of, paired, read_side
-from fsdpbench.answers.check.records.surroundings import Surroundings, require_alike
 from fsdpbench.answers.check.thresholds import Thresholds
 from fsdpbench.answers.upgrade.environments import Cache, Environment, Wanted, differing, finished, last_line
 from fsdpbench.base.errors import CannotJudgeError, ExitCode, UsageError

@@ -131,9 +131,8 @@ def command(
         return
     from fsdpbench.answers.check.compare import compare
     from fsdpbench.answers.check.export import export
-    from fsdpbench.answers.check.records.baseline import Baseline
+    from fsdpbench.answers.check.records.baseline import Baseline, require_alike
     from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
-    from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
 
     loaded = Baseline.read(baseline) if baseline is not None else None
@@ -267,8 +266,8 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     """
     from fsdpbench.answers.check.compare import compare
     from fsdpbench.answers.check.export import export
+    from fsdpbench.answers.check.records.baseline import require_alike
     from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
-    from fsdpbench.answers.check.records.surroundings import require_alike
     from fsdpbench.answers.check.thresholds import read_thresholds
 
     allowed = read_thresholds(thresholds)
