@@ -40,7 +40,7 @@ def command(
     from fsdpbench.lab.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.lab.validation.judge import judge
     from fsdpbench.lab.validation.paper_network import network_predictions, predict
-    from fsdpbench.lab.validation.runs.paper import known_cases
+    from fsdpbench.lab.validation.runs.case import known_cases
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file
     from fsdpbench.lab.validation.text import as_dict, as_markdown, write_page
     from fsdpbench.sweep.planning import check_systems

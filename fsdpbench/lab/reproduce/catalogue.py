@@ -20,8 +20,7 @@ from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import Value
 from fsdpbench.lab.reproduce.figure import Claim, Contrast, Drawing, Kind, PaperFigure, Place, Point, Variant
 from fsdpbench.lab.validation.paper_network import network_predictions
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure, known_cases, published
+from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure, known_cases, published
 
 _OF_2022 = "a100-40gb"
 """All runs of the announcement were on such GPUs."""

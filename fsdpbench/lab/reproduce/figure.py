@@ -18,8 +18,7 @@ import msgspec
 
 from fsdpbench.base.files.documents import table_beside
 from fsdpbench.lab.validation.paper_network import Prediction
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure
+from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure
 
 Place = int | str
 Lookup = Callable[[str, Place], float | None]

@@ -13,8 +13,7 @@ from fsdpbench.lab.reproduce.figure import Drawing, PaperFigure, Point, Variant
 from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, as_dict, counted, outcome_of
 from fsdpbench.lab.reproduce.run import Runs
 from fsdpbench.lab.validation.paper_network import Prediction
-from fsdpbench.lab.validation.runs.case import Case, Figure
-from fsdpbench.lab.validation.runs.paper import PublishedFigure
+from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure
 from fsdpbench.reports.result import Result
 
 from .claiming import ran_out, ratio
