@@ -37,7 +37,7 @@ from fsdpbench.engine.results.store import build_index
 from fsdpbench.engine.results.records import RankRecord, Status, write_record
 from fsdpbench.engine.results.result import Outcome, write_result
 from fsdpbench.engine.results.store import Store
-from fsdpbench.sweep.repeats import merged
+from fsdpbench.sweep.runner import merged
 
 config = Config(
     model="gpt-tiny", shape={}, system="torch-ddp", device="cpu", hardware=None, gpus=1, gpus_per_node=1,
