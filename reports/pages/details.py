@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fsdpbench.reports.analysis import analyze_trace
-from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.model import Verdict
 from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_of, suitable_processes, unpack
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display

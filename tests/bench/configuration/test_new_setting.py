@@ -90,7 +90,7 @@ REST = """
 import json
 from fsdpbench.base.configuration.config import Config, Measurement
 from fsdpbench.answers.explain.changes import changes_for
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Verdict, in_torch, remedies
+from fsdpbench.reports.analysis.model import Finding, Outcome, Verdict, in_torch, remedies
 from fsdpbench.base.settings import Settings
 from fsdpbench.sweep.snippets import snippets
 

@@ -17,8 +17,8 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
 from fsdpbench.reports.analysis.lateness import LateCause
+from fsdpbench.reports.analysis.model import Finding, Outcome, Suggestion, Verdict
 from fsdpbench.reports.analysis.processes import kept, pack, part_of, unpack
 from fsdpbench.reports.pages import load_run
 from fsdpbench.reports.pages.details import Detail, build_details
