@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fsdpbench.reports.pages.display import setting, signed_percent
+from fsdpbench.reports.pages.display import in_table, phrase, setting, signed_percent, varying
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.pages.words import in_table, phrase, varying
 
 _ORDER = tuple(Status)
 _COMPILE = "compile"

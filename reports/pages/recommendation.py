@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fsdpbench.reports.pages.display import count, gib, number, percent, setting
+from fsdpbench.reports.pages.display import MOST_WORDS, count, gib, number, percent, phrase, setting, within
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.pages.overview import interval_findings, plus_minus
 from fsdpbench.reports.pages.ranking import (
@@ -26,7 +26,6 @@ from fsdpbench.reports.pages.ranking import (
 )
 from fsdpbench.reports.pages.side_by_side import differences
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
-from fsdpbench.reports.pages.words import MOST_WORDS, phrase, within
 
 _MOST_SETTINGS = 6
 _ALWAYS = ("batch", "activation_checkpointing")
