@@ -19,8 +19,7 @@ from fsdpbench.reports.analysis.processes import Kept, interruptions_held, part_
 from fsdpbench.reports.figures import FIGURES
 from fsdpbench.reports.pages import display
 from fsdpbench.reports.pages.memory_charts import soak_chart
-from fsdpbench.reports.pages.ranking import Ranked, short_label
-from fsdpbench.reports.pages.ranking_table import column_of
+from fsdpbench.reports.pages.ranking import Ranked, column_of, short_label
 from fsdpbench.reports.pages.trace_parts import held_by_phase, ranks_table, trace_parts
 from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import island_table

@@ -15,8 +15,14 @@ from typing import Any
 from fsdpbench.base.reading import printable
 from fsdpbench.reports.figures import flat
 from fsdpbench.reports.pages import display
-from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import known_figures
+from fsdpbench.reports.pages.ranking import (
+    Ranked,
+    constant_settings,
+    known_figures,
+    metric_of,
+    rank,
+    varying_settings,
+)
 from fsdpbench.reports.pages.recommendation import best_sentence, findings
 from fsdpbench.reports.pages.view import load_run
 

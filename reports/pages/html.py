@@ -22,8 +22,14 @@ from fsdpbench.reports.pages.comparisons import sections
 from fsdpbench.reports.pages.details import Known, Workers, build_details
 from fsdpbench.reports.pages.fusion import fusion_table
 from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
-from fsdpbench.reports.pages.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.pages.ranking_table import RankingTable
+from fsdpbench.reports.pages.ranking import (
+    Ranked,
+    RankingTable,
+    constant_settings,
+    metric_of,
+    rank,
+    varying_settings,
+)
 from fsdpbench.reports.pages.recommendation import best_lines, findings
 from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run

@@ -15,8 +15,17 @@ from fsdpbench.cli.terminal.table import Column, draw, fitting, setting_columns,
 from fsdpbench.cli.terminal.units import interval_lines
 from fsdpbench.reports.pages import best_lines, load_run
 from fsdpbench.reports.pages.display import NOTHING, percent
-from fsdpbench.reports.pages.ranking import Metric, Ranked, chosen, is_risky, metric_of, paired, rank
-from fsdpbench.reports.pages.ranking_table import Shown, figures
+from fsdpbench.reports.pages.ranking import (
+    Metric,
+    Ranked,
+    Shown,
+    chosen,
+    figures,
+    is_risky,
+    metric_of,
+    paired,
+    rank,
+)
 from fsdpbench.reports.pages.recommendation import endings
 from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
