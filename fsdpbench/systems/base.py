@@ -22,8 +22,12 @@ from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.settings import SETTINGS, Settings
 from fsdpbench.base.settings.values import spread
 from fsdpbench.sim.model.software import CURRENT
-from fsdpbench.systems.attention import refuse_attention
-from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
+from fsdpbench.systems.model_code import (
+    has_token_loss,
+    refuse_attention,
+    refuse_model_code,
+    write_loss_as_asked,
+)
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.workloads import Workload
