@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR
 from fsdpbench.sim.torch_device.operators.choice_operators import CHOICE_OPERATORS, by_places, placeholder
 from fsdpbench.sim.torch_device.operators.choices import choice_of, numbers_in, placed, whole_numbers
@@ -28,21 +29,6 @@ from fsdpbench.sim.torch_device.operators.known_values import (
 from fsdpbench.sim.torch_device.operators.plans import data_dependent
 from fsdpbench.sim.torch_device.strict import refuse_what_cuda_refuses
 from fsdpbench.sim.torch_device.strict.shapes import on_host_resolved
-from fsdpbench.sim.torch_device.tensors import (
-    Known,
-    Listed,
-    attach,
-    contiguous_strides,
-    is_on_device,
-    is_pinned,
-    is_simulated,
-    meta_twin,
-    pin,
-    record_of,
-    resize,
-    set_geometry,
-    use_on_stream,
-)
 
 Kernel = Callable[..., Any]
 _SMALL = 1 << 16
@@ -90,14 +76,14 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
 def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `_to_copy`: between host and device a copy over the host link (to the host: of zeros)."""
     device = kwargs.get("device")
-    if not is_on_device(tensor):
+    if not tensors.is_on_device(tensor):
         dtype = kwargs.get("dtype")
         result = torch.empty_like(tensor, device=device, dtype=dtype)
         non_blocking = bool(kwargs.get("non_blocking"))
         # torch converts on the side of the source, unless the copy is asynchronous to the CPU.
         source = tensor if dtype is None or non_blocking else tensor.to(dtype)
         return result.copy_(source, non_blocking=non_blocking)
-    if device is None or is_simulated(torch.device(device)):
+    if device is None or tensors.is_simulated(torch.device(device)):
         return by_shape(tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
     if dtype is not tensor.dtype:
@@ -107,7 +93,7 @@ def _to_copy(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: An
     found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
     non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
     if non_blocking:
-        pin(found)  # as torch, so that the copy is asynchronous
+        tensors.pin(found)  # as torch, so that the copy is asynchronous
     ACCELERATOR.copy_over_host_link(
         "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
     )
@@ -125,9 +111,9 @@ def _copy(
     """Run `copy_` or `_copy_from`: over the host link where one side is on the host."""
     into_first = operator._schema.name == "aten::copy_"
     target, source = (first, second) if into_first else (second, first)
-    if is_on_device(target) and is_on_device(source):
+    if tensors.is_on_device(target) and tensors.is_on_device(source):
         return by_shape(first, second, non_blocking)
-    if is_on_device(target):
+    if tensors.is_on_device(target):
         nbytes = target.numel() * source.element_size()
         is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
         # A number travels with the launch; unpinned memory has been read when the call returns.
@@ -146,7 +132,7 @@ def _copy(
     return target
 
 
-def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
+def _arrived_on_host(target: torch.Tensor, known: tensors.Known | None) -> None:
     """Mark the target of a copy from the device: its value if known, else a placeholder."""
     if known is not None:
         target.fill_(known.value.item())
@@ -167,7 +153,7 @@ def _foreach_copy(
     non_blocking: bool = False,
 ) -> None:
     """Run `_foreach_copy_`: one kernel on the device, and a copy for each tensor over the host link."""
-    if all(map(is_on_device, (*targets, *sources))):
+    if all(map(tensors.is_on_device, (*targets, *sources))):
         by_shape(targets, sources, non_blocking)
         return
     for target, source in zip(targets, sources, strict=True):
@@ -179,7 +165,7 @@ def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
 
     Unpinned memory is staged; strided memory goes through a contiguous tensor of the host, not pinned.
     """
-    if not is_pinned(host) or host.shape != device.shape:
+    if not tensors.is_pinned(host) or host.shape != device.shape:
         return False
     last = sum((size - 1) * stride for size, stride in zip(host.shape, host.stride(), strict=True))
     return host.is_contiguous() or (host.stride() == device.stride() and last + 1 == host.numel())
@@ -194,16 +180,16 @@ def _set(operator: Any, by_shape: Kernel, tensor: torch.Tensor, *source: Any) ->
     if operator is torch.ops.aten.set_.source_Tensor:
         other = source[0]
         storage, offset = other.untyped_storage(), int(other.storage_offset())
-        return set_geometry(tensor, storage, offset, other.shape, other.stride())
+        return tensors.set_geometry(tensor, storage, offset, other.shape, other.stride())
     if operator is torch.ops.aten.set_.source_Storage_storage_offset:
         storage, offset, size = source[:3]
-        stride = source[3] if len(source) > 3 and source[3] else contiguous_strides(size)
-        return set_geometry(tensor, _untyped(storage), offset, size, stride)
+        stride = source[3] if len(source) > 3 and source[3] else tensors.contiguous_strides(size)
+        return tensors.set_geometry(tensor, _untyped(storage), offset, size, stride)
     if operator is torch.ops.aten.set_.source_Storage:
         whole = _untyped(source[0])
-        return set_geometry(tensor, whole, 0, (whole.nbytes() // tensor.element_size(),), (1,))
+        return tensors.set_geometry(tensor, whole, 0, (whole.nbytes() // tensor.element_size(),), (1,))
     fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
-    return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
+    return tensors.set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
 
 
 def _untyped(storage: Any) -> torch.UntypedStorage:
@@ -216,22 +202,24 @@ def _resize(
     """Run `resize_`: grows the storage if the new geometry needs more of it."""
     storage = tensor.untyped_storage()
     elements = prod(size) + int(tensor.storage_offset())
-    record = record_of(storage) or attach(storage, 0)
+    record = tensors.record_of(storage) or tensors.attach(storage, 0)
     if record.nbytes < elements * tensor.element_size():
-        resize(record, elements * tensor.element_size())
-    return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
+        tensors.resize(record, elements * tensor.element_size())
+    return tensors.set_geometry(
+        tensor, storage, int(tensor.storage_offset()), size, tensors.contiguous_strides(size)
+    )
 
 
 def _record_stream(operator: Any, by_shape: Kernel, tensor: torch.Tensor, stream: torch.Stream) -> None:
     """Run `record_stream` of the allocator."""
     ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
-    use_on_stream(tensor, stream.stream_id)
+    tensors.use_on_stream(tensor, stream.stream_id)
 
 
 def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
     """Run `zeros_like` and similar operators: a tensor of the host or of meta, if `device` says so."""
     device = kwargs.get("device")
-    if device is None or is_simulated(device):
+    if device is None or tensors.is_simulated(device):
         result: torch.Tensor = by_shape(*args, **kwargs)
         kind, _, of = operator._schema.name.removeprefix("aten::").partition("_")
         number = {"zeros": 0, "ones": 1, "full": args[-1]}.get(of if kind == "new" else kind)
@@ -239,8 +227,8 @@ def _like(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> Any:
             learn_from_host(result, number)
         return result
     pinned = kwargs.pop("pin_memory", None)
-    made = operator(*meta_twin(args), **kwargs)
-    return pin(made) if pinned else made
+    made = operator(*tensors.meta_twin(args), **kwargs)
+    return tensors.pin(made) if pinned else made
 
 
 def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -248,8 +236,8 @@ def _filled(operator: Any, by_shape: Kernel, *args: Any, **kwargs: Any) -> torch
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(*args, **kwargs)
     value = 1 if name == "ones" else args[name != "scalar_tensor"]
-    is_computed = isinstance(choice_of(result), Listed)
-    if not (is_computed or (isinstance(value, torch.Tensor) and is_on_device(value))):
+    is_computed = isinstance(choice_of(result), tensors.Listed)
+    if not (is_computed or (isinstance(value, torch.Tensor) and tensors.is_on_device(value))):
         learn_from_host(result, value)
     return result
 
@@ -260,7 +248,7 @@ def _compared(
     """Run `==`, `<` and the others: the answers of healthy training (`known_values.py`)."""
     name = operator._schema.name.removeprefix("aten::")
     result: torch.Tensor = by_shape(first, second, **kwargs)
-    unknown = known_of(result) is None and choice_of(result) is None and is_on_device(first)
+    unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
         learn(result, answer, assumed=2)

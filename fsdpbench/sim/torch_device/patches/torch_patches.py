@@ -49,6 +49,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.base.torch_internals import expect, patch, replace
+from fsdpbench.sim.torch_device import tensors
 from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
@@ -63,14 +64,6 @@ from fsdpbench.sim.torch_device.patches.dtensor import (
 from fsdpbench.sim.torch_device.patches.dynamo import passing_to, stand_in_for_dynamo
 from fsdpbench.sim.torch_device.patches.fsdp1_states import install_states_of_other_ranks
 from fsdpbench.sim.torch_device.patches.host_access import install_host_access, install_two_sided_parameters
-from fsdpbench.sim.torch_device.tensors import (
-    address,
-    is_on_device,
-    is_simulated,
-    new_tensor,
-    record_of,
-    resize,
-)
 
 _RANDOM_STATE = 1 << 13
 """Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
@@ -105,18 +98,18 @@ def _patch_storages() -> None:
     )
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        record = record_of(self)
+        record = tensors.record_of(self)
         if record is None:
             return original_resize(self, size)
-        resize(record, int(size))
+        tensors.resize(record, int(size))
         return self
 
     def nbytes(self: torch.UntypedStorage) -> int:
-        record = record_of(self)
+        record = tensors.record_of(self)
         return original_nbytes(self) if record is None else record.nbytes
 
     def data_ptr(self: torch.UntypedStorage) -> int:
-        where = address(self)
+        where = tensors.address(self)
         return original_pointer(self) if where is None else where
 
     replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
@@ -130,13 +123,13 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
             return original_new(cls, *args, **kwargs)
-        if not is_simulated(torch.device(device)):
+        if not tensors.is_simulated(torch.device(device)):
             return original_new(cls, *args, device=device, **kwargs)
         size = int(args[0]) if args else 0
-        return new_tensor((size,), None, torch.uint8, size).untyped_storage()
+        return tensors.new_tensor((size,), None, torch.uint8, size).untyped_storage()
 
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        if not is_simulated(torch.device(device)) or is_simulated(self.device):
+        if not tensors.is_simulated(torch.device(device)) or tensors.is_simulated(self.device):
             return original_to(self, device=torch.device(device), non_blocking=non_blocking)
         made = new(storage_type, self.nbytes(), device=device)
         target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
@@ -146,7 +139,7 @@ def _patch_copies_of_storages(accelerator: Accelerator) -> None:
         return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
-        if record_of(self) is None:
+        if tensors.record_of(self) is None:
             return original_cpu(self)
         source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
         accelerator.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
@@ -162,7 +155,7 @@ def _patch_contents_of_storages() -> None:
     def copy_(
         self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None
     ) -> torch.UntypedStorage:
-        sides = [record_of(storage) for storage in (self, source)]
+        sides = [tensors.record_of(storage) for storage in (self, source)]
         if sides == [None, None]:
             return original_copy(self, source, bool(non_blocking))
         if self.nbytes() != source.nbytes():
@@ -176,7 +169,7 @@ def _patch_contents_of_storages() -> None:
         return self
 
     def represent(self: torch.UntypedStorage) -> str:
-        record = record_of(self)
+        record = tensors.record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
     replace(storage_type, copy_=copy_, __repr__=represent)
@@ -189,13 +182,13 @@ def _patch_tensors() -> None:
     original_deepcopy = tensor_type.__deepcopy__
 
     def data_ptr(self: torch.Tensor) -> int:
-        if not is_on_device(self):
+        if not tensors.is_on_device(self):
             return original_pointer(self)
-        base = address(self.untyped_storage())
+        base = tensors.address(self.untyped_storage())
         return base + int(self.storage_offset()) * self.element_size() if base else 0
 
     def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        if not is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
+        if not tensors.is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
             return original_repr(self, tensor_contents=tensor_contents)
         label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         gradient = ", requires_grad=True" if self.requires_grad else ""
@@ -203,7 +196,7 @@ def _patch_tensors() -> None:
         return f"{label}tensor(..., device='{self.device}', size={shape}, dtype={self.dtype}{gradient})"
 
     def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not is_on_device(self):
+        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not tensors.is_on_device(self):
             return original_deepcopy(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -302,13 +295,13 @@ def _refusing(init: Callable[..., None], accelerator: Accelerator) -> Callable[.
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
         for name in ("find_unused_parameters", "static_graph"):
-            if options.get(name) and any(map(is_on_device, module.parameters())):
+            if options.get(name) and any(map(tensors.is_on_device, module.parameters())):
                 raise NotImplementedError(
                     f"DistributedDataParallel({name}=True) is not simulated; leave it out (parameters that "
                     "get no gradient: set requires_grad=False, or let the loss use them)"
                 )
         init(self, module, *args, **options)
-        accelerator.backward.keep_accumulators(filter(is_on_device, module.parameters()))
+        accelerator.backward.keep_accumulators(filter(tensors.is_on_device, module.parameters()))
 
     return construct
 
