@@ -17,14 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsdpbench.base.reading import (
-    LARGEST_INTEGER,
-    UnreadableError,
-    load_plain,
-    one_line,
-    parse_json,
-    read_bytes,
-)
+from fsdpbench.base import reading
 from fsdpbench.reports.readers import TraceError
 
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python", "/torch/")
@@ -149,19 +142,19 @@ def read_dump(path: Path, rank: int) -> Dump:
 
 def _content(path: Path) -> Any:
     try:
-        data = read_bytes(path, LARGEST_DUMP)
+        data = reading.read_bytes(path, LARGEST_DUMP)
         if not data.startswith(b"\x80"):
-            return parse_json(data, str(path))
-    except UnreadableError as error:
+            return reading.parse_json(data, str(path))
+    except reading.UnreadableError as error:
         raise TraceError(path, error.reason) from None
     try:
-        return load_plain(io.BytesIO(data), len(data))
+        return reading.load_plain(io.BytesIO(data), len(data))
     except MemoryError:
         reason = "is not a Flight Recorder dump (it asks for more memory than its size explains)"
     except EOFError:
         reason = "is truncated: the pickle ends in the middle"
     except Exception as error:  # damaged pickles raise nearly anything
-        text = "truncated" if "truncated" in str(error) else one_line(error, 200)
+        text = "truncated" if "truncated" in str(error) else reading.one_line(error, 200)
         reason = f"is a damaged Flight Recorder dump ({text})"
     raise TraceError(path, reason)
 
@@ -239,13 +232,13 @@ def _listed(raw: Any) -> Sequence[Any]:
 def _text(raw: Any, otherwise: str) -> str:
     if isinstance(raw, bool) or not isinstance(raw, (str, int)):
         return otherwise
-    if isinstance(raw, int) and abs(raw) > LARGEST_INTEGER:
+    if isinstance(raw, int) and abs(raw) > reading.LARGEST_INTEGER:
         return otherwise
-    return one_line(raw, _LONGEST_NAME)
+    return reading.one_line(raw, _LONGEST_NAME)
 
 
 def _number(raw: Any, otherwise: int) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int) or not -1 <= raw <= LARGEST_INTEGER:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not -1 <= raw <= reading.LARGEST_INTEGER:
         return otherwise
     return raw
 

@@ -17,16 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fsdpbench.base.reading import one_line, read_tail
-from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.readers.flight_recorder import (
-    DEFAULT_GROUP,
-    Dump,
-    Entry,
-    Frame,
-    GroupName,
-    GroupStatus,
-    head_of,
-)
+from fsdpbench.reports.readers import TraceError, flight_recorder
 
 _MOST_BYTES = 64 << 20
 _LONGEST_LINE = 4096
@@ -50,10 +41,10 @@ _FRAME = re.compile(r"#\d{1,4} (\S{1,300}) from (\S{1,1000}):(\d{1,9})\s*$")
 class _Seen:
     """Lines of one rank about one group: its first call that ran too long, calls enqueued and completed."""
 
-    timed_out: Entry | None = None
+    timed_out: flight_recorder.Entry | None = None
     enqueued: int = -1
     completed: int = -1
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[flight_recorder.Frame] = field(default_factory=list)
 
 
 def find_logs(paths: Sequence[Path]) -> list[Path]:
@@ -69,14 +60,14 @@ def find_logs(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.is_file()] if logs else []
 
 
-def read_logs(paths: Sequence[Path]) -> tuple[Dump, ...]:
+def read_logs(paths: Sequence[Path]) -> tuple[flight_recorder.Dump, ...]:
     """Return what each rank said, by rank.
 
     Raises:
         TraceError: a line that names no rank of the job, only one of a group.
     """
     seen: dict[int, dict[str, _Seen]] = {}
-    descriptions: dict[str, str] = {"0": DEFAULT_GROUP}
+    descriptions: dict[str, str] = {"0": flight_recorder.DEFAULT_GROUP}
     for path in paths:
         _read(path, seen, descriptions)
     return tuple(_dump(paths[0], rank, groups, seen, descriptions) for rank, groups in sorted(seen.items()))
@@ -90,7 +81,9 @@ def _read(path: Path, seen: dict[int, dict[str, _Seen]], descriptions: dict[str,
         if caller is None:
             frame = _FRAME.search(line)
             if frame is not None and current is not None:
-                current.frames.append(Frame(one_line(frame[2], 300), int(frame[3]), one_line(frame[1], 300)))
+                current.frames.append(
+                    flight_recorder.Frame(one_line(frame[2], 300), int(frame[3]), one_line(frame[1], 300))
+                )
             continue
         timeout, status = _TIMEOUT.search(line), _STATUS.search(line)
         if timeout is None and status is None:
@@ -122,11 +115,11 @@ def _rank(path: Path, line: str, caller: re.Match[str]) -> int:
     )
 
 
-def _entry(found: re.Match[str]) -> Entry:
+def _entry(found: re.Match[str]) -> flight_recorder.Entry:
     shape = tuple(int(size) for size in re.findall(r"\d{1,18}", found[3] or ""))
     inputs, outputs = ((int(found[4]),), (int(found[5]),)) if found[4] else (shape, shape)
-    return Entry(
-        group=GroupName("", ""),
+    return flight_recorder.Entry(
+        group=flight_recorder.GroupName("", ""),
         sequence=int(found[1] or 0),
         backend="nccl",
         kind=found[2].lower().strip("_"),
@@ -146,10 +139,10 @@ def _dump(
     groups: dict[str, _Seen],
     seen: dict[int, dict[str, _Seen]],
     descriptions: dict[str, str],
-) -> Dump:
+) -> flight_recorder.Dump:
     entries, status = [], {}
     for group, own in groups.items():
-        name = GroupName(group, descriptions.get(group, ""))
+        name = flight_recorder.GroupName(group, descriptions.get(group, ""))
         if own.timed_out is not None:
             entries.append(replace(own.timed_out, group=name, frames=tuple(own.frames)))
         else:
@@ -159,11 +152,11 @@ def _dump(
             entries += [replace(each, group=name, state="completed") for each in late.values()]
         last = own.timed_out.sequence if own.timed_out else -1
         if max(own.enqueued, last) >= 0:
-            status[group] = GroupStatus(max(own.enqueued, last), -1, own.completed)
-    return Dump(path, rank, "", tuple(entries), status=status)
+            status[group] = flight_recorder.GroupStatus(max(own.enqueued, last), -1, own.completed)
+    return flight_recorder.Dump(path, rank, "", tuple(entries), status=status)
 
 
 def _is_text(path: Path) -> bool:
     """Return whether a file may be a log, and is neither a trace nor a dump."""
-    head = head_of(path)
+    head = flight_recorder.head_of(path)
     return head is not None and b"\0" not in head and head[:1] not in (b"{", b"\x80", b"\x1f")
