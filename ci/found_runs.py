@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.validation.runs import framework_file
 from fsdpbench.lab.validation.runs.framework_file import Row
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.residuals.widths import TABLE, Condition, Quantity, Residual
 from fsdpbench.lab.validation.coverage import MEMORY
 from fsdpbench.lab.validation.held_out import held_out_cases

@@ -128,7 +128,7 @@ def test_one_place_opens_files_for_writing() -> None:
     found = {path: [call.lineno for call in writes(tree)] for path, tree in trees().items()}
     found = {path: lines for path, lines in found.items() if lines}
     others = {path: lines for path, lines in found.items() if path not in WRITERS}
-    assert not others, f"use fsdpbench.base.files.whole_files or reports.writing: {others}"
+    assert not others, f"use fsdpbench.base.writing: {others}"
     assert not WRITERS.keys() - found.keys(), "exceptions that are none any more"
 
 

@@ -61,7 +61,7 @@ def build_command(
     from fsdpbench.answers.atlas.lookup import FILE
     from fsdpbench.answers.atlas.space import build, cells
     from fsdpbench.answers.atlas.words import write_pages
-    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.base.writing import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.engine.results.store import disk_errors
 

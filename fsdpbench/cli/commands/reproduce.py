@@ -10,7 +10,7 @@ import click
 
 from fsdpbench.base.errors import SomeFailedError, UsageError, unknown
 from fsdpbench.base.files.documents import to_json
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.engine.results.store import disk_errors

@@ -34,7 +34,7 @@ def command(
     Exits with 1 if a target accuracy is missed.
     """
     fork_server.start("sim")
-    from fsdpbench.base.files.whole_files import write_whole
+    from fsdpbench.base.writing import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
     from fsdpbench.lab.validation.coverage import interval_bars, judged_runs
     from fsdpbench.lab.validation.held_out import compare_held_out, held_out_cases

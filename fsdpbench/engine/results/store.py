@@ -27,11 +27,10 @@ from fsdpbench.base.configuration.config import Config
 from fsdpbench.base.errors import BenchError, UsageError
 from fsdpbench.base.files.documents import converted, read_json_object, to_json, to_toml
 from fsdpbench.base.files.folder_lock import FolderLock
-from fsdpbench.base.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.base.plugins import foreign_identity, foreign_model
 from fsdpbench.base.reading import JsonObject, one_line, read_toml
 from fsdpbench.base.settings import SETTINGS
-from fsdpbench.base.writing import remove
+from fsdpbench.base.writing import clear_leftovers, remove, write_whole
 from fsdpbench.engine.results.provenance import another_key, content_key, run_command
 from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.figures import flat

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from fsdpbench.base.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.devices.detection import peak_flops_of
 from fsdpbench.lab.calibrate.attention_rates import measure_attention
 from fsdpbench.lab.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link

@@ -16,8 +16,8 @@ import msgspec
 
 from fsdpbench.base.configuration.config import ShapeValue
 from fsdpbench.base.files.documents import table_beside, to_toml, typed_rows
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.settings import Value
+from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.reproduce.figure import Claim, Contrast, Drawing, Kind, PaperFigure, Place, Point, Variant
 from fsdpbench.lab.validation.paper_network import network_predictions
 from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure, known_cases, published

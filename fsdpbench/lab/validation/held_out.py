@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
+from fsdpbench.base.writing import write_whole
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs import runs_file
 from fsdpbench.lab.validation.runs.case import Case

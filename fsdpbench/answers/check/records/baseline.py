@@ -20,8 +20,8 @@ from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.base.errors import CannotJudgeError, UsageError, written
 from fsdpbench.base.files.documents import to_json
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import JsonObject, read_json
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.provenance import git_revision, versions
 from fsdpbench.engine.results.records import Status
 

@@ -28,8 +28,8 @@ import numpy as np
 
 from fsdpbench.base.errors import UsageError
 from fsdpbench.base.files.documents import to_toml
-from fsdpbench.base.files.whole_files import write_whole
 from fsdpbench.base.reading import JsonObject, read_toml
+from fsdpbench.base.writing import write_whole
 from fsdpbench.engine.results.residuals.widths import LEVEL, Quantity, width_of
 from fsdpbench.lab.calibrate.from_results.runs import MeasuredRun
 from fsdpbench.reports.result import Result
