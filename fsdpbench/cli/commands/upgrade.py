@@ -15,7 +15,7 @@ from fsdpbench.cli.values import MOST_SECONDS, Positive, PossiblePath, grouped
 
 if TYPE_CHECKING:
     from fsdpbench.answers.upgrade.environments import Wanted
-    from fsdpbench.answers.upgrade.report import Upgrade
+    from fsdpbench.answers.upgrade.runs import Upgrade
 
 _packages = partial(click.option, metavar="PACKAGE", multiple=True)
 
@@ -69,8 +69,7 @@ def _compared(sources: Path, runs: Path, options: dict[str, Any]) -> Upgrade:
     """Run the script on both sides and compare. Raises `BenchError`."""
     from fsdpbench.answers.check.thresholds import read_thresholds
     from fsdpbench.answers.upgrade.environments import Cache, normalized
-    from fsdpbench.answers.upgrade.report import Upgrade
-    from fsdpbench.answers.upgrade.runs import Program, bisect, compared
+    from fsdpbench.answers.upgrade.runs import Program, Upgrade, bisect, compared
     from fsdpbench.cli.requests.script_request import script_config
 
     script, module, arguments = options["script"], options["module"], options["script_arguments"]
