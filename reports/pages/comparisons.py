@@ -1,14 +1,26 @@
-"""Comparisons on the page: systems, GPU counts, simulated against measured runs; and the charts' order."""
+"""Comparisons on the page: systems, GPU counts, simulated against measured runs,
+eager against compiled ones; and the charts' order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fsdpbench.base.files.documents import typed_rows
-from fsdpbench.reports.pages.display import NOTHING, number, percent, setting, signed_percent
+from fsdpbench.reports.pages.display import (
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    setting,
+    signed_percent,
+)
 from fsdpbench.reports.pages.effects import effects
 from fsdpbench.reports.pages.ranking import Metric, Ranked, label, short_label
+from fsdpbench.reports.pages.view import Configuration
 from fsdpbench.reports.pages.whole_run import (
     Chart,
     Table,
@@ -22,9 +34,18 @@ from fsdpbench.reports.pages.whole_run import (
 
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-
 # More lines than this cannot be distinguished.
 MOST_LINES = 6
+_COMPILE = "compile"
+_MOST_PAIRS = 6
+_PHASES = {
+    "before the trace": "parameters, optimizer state",
+    "forward": "held since forward",
+    "backward": "taken in backward",
+    "optimizer": "taken by the optimizer",
+}
+Pair = tuple[Configuration, Configuration]
+"""The eager and the compiled configuration of otherwise equal settings; both finished."""
 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
@@ -159,3 +180,65 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
         predicted_and_measured(ranked, varying),
     )
     return [(chart, _WORDS[chart.name]) for chart in drawn if chart is not None]
+
+
+def compiled_pairs(ranked: Sequence[Ranked]) -> list[Pair]:
+    """Return all pairs, those of the best configurations first."""
+    rows = [entry.row for entry in ranked if entry.throughput and entry.row.result.step_time_s]
+    eager = {_rest(row): row for row in rows if setting(row.settings.get(_COMPILE)) == "false"}
+    compiled = [row for row in rows if setting(row.settings.get(_COMPILE)) == "true"]
+    pairs = [(eager[_rest(row)], row) for row in compiled if _rest(row) in eager]
+    places = {id(row): place for place, row in enumerate(rows)}
+    return sorted(pairs, key=lambda pair: min(places[id(row)] for row in pair))
+
+
+def _rest(row: Configuration) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, setting(value)) for name, value in row.settings.items() if name != _COMPILE))
+
+
+def fusion_table(
+    ranked: Sequence[Ranked], varying: Sequence[str], held: Mapping[str, Mapping[str, int]]
+) -> Table | None:
+    """Return a row for each figure of each pair; None where nothing was tried both ways. `held`: bytes alive
+    at the peak of each folder's trace, by the phase that took them."""
+    lines: list[tuple[str, ...]] = []
+    others = [name for name in varying if name != _COMPILE]
+    for pair in compiled_pairs(ranked)[:_MOST_PAIRS]:
+        title = label(pair[0], others)
+        for name, before, after, words in _figures(pair, held):
+            change = signed_percent(after / before - 1) if before else ""
+            lines.append((title, name, words(before), words(after), change))
+    return Table.of(("configuration", "figure", "eager", "compiled", "change"), lines)
+
+
+def _figures(
+    pair: Pair, held: Mapping[str, Mapping[str, int]]
+) -> list[tuple[str, float, float, Callable[[float], str]]]:
+    """Return name, both values and format of each figure that both sides know."""
+    asked: tuple[tuple[str, Callable[[Configuration], float | None], Callable[[float], str]], ...] = (
+        ("step time, ms", lambda row: row.result.step_time_s, milliseconds),
+        ("kernels a step", lambda row: _of(row.result.work, "kernels"), count),
+        ("copies a step", lambda row: _of(row.result.work, "copies"), count),
+        (
+            "read and written a step by kernels that memory limits, GiB",
+            lambda row: _of(row.result.memory_traffic, "bytes"),
+            gib,
+        ),
+        ("reserved, GiB", lambda row: row.result.reserved, gib),
+    )
+    found: list[tuple[str, float, float, Callable[[float], str]]] = []
+    for name, value, words in asked:
+        before, after = map(value, pair)
+        if before is not None and after is not None:
+            found.append((name, before, after, words))
+    eager, compiled = (held.get(row.folder.name, {}) for row in pair)
+    if eager and compiled:
+        for phase in dict.fromkeys([*eager, *compiled]):
+            title = f"at the peak, {_PHASES.get(phase, phase)}, GiB"
+            found.append((title, eager.get(phase, 0), compiled.get(phase, 0), gib))
+    return found
+
+
+def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
+    value = (figures or {}).get(name)
+    return float(value) if isinstance(value, int | float) else None
