@@ -20,8 +20,7 @@ from fsdpbench.reports.pages import display, ranking
 from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import fusion_table, sections
 from fsdpbench.reports.pages.details import Known, Workers, build_details
-from fsdpbench.reports.pages.overview import code_to_copy, overview_chart
-from fsdpbench.reports.pages.recommendation import best_lines, findings
+from fsdpbench.reports.pages.recommendation import best_lines, code_to_copy, findings, overview_chart
 from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
 from fsdpbench.reports.readers.trace import VARIABLE
