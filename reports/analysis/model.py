@@ -16,12 +16,12 @@ from fsdpbench.reports.analysis.figures import CollectiveFigures, TimeParts, com
 from fsdpbench.reports.analysis.idle import IdleCauses
 from fsdpbench.reports.analysis.lateness import GatherTiming
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.names import FusedGroup, NameTotal, WorkCounts, fused_groups
 from fsdpbench.reports.analysis.operators import WorkTables
 from fsdpbench.reports.analysis.peaks import Links
 from fsdpbench.reports.analysis.records import Record, seconds
 from fsdpbench.reports.analysis.snapshots import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
+from fsdpbench.reports.analysis.tables import FusedGroup, NameTotal, WorkCounts, fused_groups
 
 
 class Outcome(StrEnum):
