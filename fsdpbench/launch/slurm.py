@@ -29,7 +29,7 @@ from fsdpbench.engine.results.result import Outcome
 from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.launch.used_time import PointState
+from fsdpbench.launch.pool import PointState
 from fsdpbench.reports.result import Result
 
 _START_GRACE_S = 120.0
