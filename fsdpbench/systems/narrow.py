@@ -18,7 +18,7 @@ from fsdpbench.workloads import Workload, WorkloadError, get_workload
 from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
 from fsdpbench.workloads.families import gpt, llama
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, LibraryWorkload, packed
-from fsdpbench.workloads.narrow.projection import check_narrow, narrow
+from fsdpbench.workloads.narrow.blocks import check_narrow, narrow
 
 _NAME = "linear_dtype"
 _WIDE = SETTINGS[_NAME].default

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fsdpbench.base.torch_internals import tree_map_only, wrapper_subclass
+from fsdpbench.workloads.narrow.blocks import NarrowProjection
 from fsdpbench.workloads.narrow.eight_bits import E4M3, cast, scale_of
-from fsdpbench.workloads.narrow.projection import NarrowProjection
 
 _aten = torch.ops.aten
 _KEEPS_CLASS = frozenset(

@@ -18,7 +18,7 @@ from fsdpbench.systems.narrow_gathers import (
     scale_weights,
 )
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.narrow.projection import NarrowProjection, narrow
+from fsdpbench.workloads.narrow.blocks import NarrowProjection, narrow
 
 SHAPE = {"layers": 2, "d_model": 32, "d_ff": 64, "heads": 2, "kv_heads": 2, "vocab": 64}
 STEPS = 3
