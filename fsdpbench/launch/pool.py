@@ -32,7 +32,7 @@ from fsdpbench.engine.results.store import result_in
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import ASK, record_result, run_point, timestamp
-from fsdpbench.launch.rank_files import how_it_ended, innermost_frame
+from fsdpbench.launch.verdict import how_it_ended, innermost_frame
 from fsdpbench.reports.result import Result
 
 _FULL_DISK_BYTES = 1 << 20
