@@ -130,7 +130,7 @@ def command(
         show_history(read_history(baseline, stored_side(folder) if folder else None), form, output)
         return
     from fsdpbench.answers.check.compare import compare
-    from fsdpbench.answers.check.export import export
+    from fsdpbench.answers.check.history import export
     from fsdpbench.answers.check.records.baseline import Baseline, require_alike
     from fsdpbench.answers.check.records.sides import absent_of, baseline_side, stored_side
     from fsdpbench.answers.check.thresholds import read_thresholds
@@ -265,7 +265,7 @@ def compare_command(before: Path, after: Path, thresholds: Path | None, form: st
     enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
     from fsdpbench.answers.check.compare import compare
-    from fsdpbench.answers.check.export import export
+    from fsdpbench.answers.check.history import export
     from fsdpbench.answers.check.records.baseline import require_alike
     from fsdpbench.answers.check.records.sides import absent_of, notes_on, paired, read_side, require_common
     from fsdpbench.answers.check.thresholds import read_thresholds
