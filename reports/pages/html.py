@@ -17,9 +17,15 @@ from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.analysis.processes import Kept
 from fsdpbench.reports.consistency import leaves
 from fsdpbench.reports.pages import display, ranking
-from fsdpbench.reports.pages.checks import decisions_table, races, rank_differences
 from fsdpbench.reports.pages.comparisons import fusion_table, sections
-from fsdpbench.reports.pages.details import Known, Workers, build_details
+from fsdpbench.reports.pages.details import (
+    Known,
+    Workers,
+    build_details,
+    decisions_table,
+    races,
+    rank_differences,
+)
 from fsdpbench.reports.pages.recommendation import best_lines, code_to_copy, findings, overview_chart
 from fsdpbench.reports.pages.shell import ASSETS, LARGEST, is_made_from, write_page
 from fsdpbench.reports.pages.view import Configuration, RunFolderError, RunView, Status, load_run
