@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.lab.reproduce.charts import chart_of
 from fsdpbench.lab.reproduce.figure import Drawing, PaperFigure, Point, Variant
 from fsdpbench.lab.reproduce.outcome import Outcome, Verdict, as_dict, counted, outcome_of
+from fsdpbench.lab.reproduce.page import chart_of
 from fsdpbench.lab.reproduce.run import Runs
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Case, Figure, PublishedFigure
