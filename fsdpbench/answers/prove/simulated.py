@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpbench.answers.advise.advisor import advise_script
-from fsdpbench.answers.advise.candidate import Kind
-from fsdpbench.answers.advise.candidates import gradients
+from fsdpbench.answers.advise.candidates import Kind, gradients
 from fsdpbench.answers.check.compare import compare
 from fsdpbench.answers.check.diagnosis import diagnose
 from fsdpbench.answers.check.records.baseline import Baseline

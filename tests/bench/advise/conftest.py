@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.answers.advise.candidate import Candidate
-from fsdpbench.answers.advise.candidates import candidates
+from fsdpbench.answers.advise.candidates import Candidate, candidates
 from fsdpbench.answers.advise.edits import diff_of
 from fsdpbench.answers.advise.script_text import NoDiffError
 from fsdpbench.base.configuration.config import WhatIf
