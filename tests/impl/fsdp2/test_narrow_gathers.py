@@ -11,7 +11,7 @@ from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench import impl
-from fsdpbench.systems.narrow_gathers import (
+from fsdpbench.systems.narrow import (
     EightBitWeight,
     NarrowlyGathered,
     gather_narrowly,
