@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from fsdpbench.base.reading import UnreadableError, read_bytes
 from fsdpbench.reports.pages import ranking
+from fsdpbench.reports.pages.comparisons import differences
 from fsdpbench.reports.pages.display import MOST_WORDS, count, gib, number, percent, phrase, setting, within
 from fsdpbench.reports.pages.effects import WORTH_SAYING, Effect, effects
-from fsdpbench.reports.pages.side_by_side import differences
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.pages.whole_run import Chart, breakdown
 from fsdpbench.reports.result import Interval

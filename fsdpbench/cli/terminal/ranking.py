@@ -14,10 +14,10 @@ from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.table import Column, draw, fitting, setting_columns, shared_words
 from fsdpbench.cli.terminal.units import interval_lines
 from fsdpbench.reports.pages import best_lines, load_run, ranking
+from fsdpbench.reports.pages.comparisons import Ratio, differences, ratios
 from fsdpbench.reports.pages.display import NOTHING, percent
 from fsdpbench.reports.pages.ranking import figures
 from fsdpbench.reports.pages.recommendation import endings
-from fsdpbench.reports.pages.side_by_side import Ratio, differences, ratios
 from fsdpbench.reports.pages.view import Configuration, RunView, Status
 from fsdpbench.reports.result import Cause
 
