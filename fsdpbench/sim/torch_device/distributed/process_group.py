@@ -16,8 +16,7 @@ from torch.distributed import Work
 from fsdpbench.base.torch_internals import Backend_plugins
 from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.torch_device.distributed import refusals
-from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator
-from fsdpbench.sim.torch_device.distributed.membership import total_bytes
+from fsdpbench.sim.torch_device.distributed.communicator import Collective, Communicator, total_bytes
 
 BACKEND = "sim"
 
