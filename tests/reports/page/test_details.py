@@ -24,8 +24,7 @@ from fsdpbench.reports.pages import load_run
 from fsdpbench.reports.pages.details import Detail, build_details
 from fsdpbench.reports.pages.memory_charts import memory_chart
 from fsdpbench.reports.pages.ranking import rank, varying_settings
-from fsdpbench.reports.pages.trace_parts import held_by_unit, held_table, ranks_table
-from fsdpbench.reports.pages.units_chart import CAUSES, units_chart
+from fsdpbench.reports.pages.trace_parts import CAUSES, held_by_unit, held_table, ranks_table, units_chart
 from fsdpbench.reports.readers import Trace, read_trace
 
 
