@@ -292,7 +292,7 @@ def with_fitting_batches(
     wanted = request.preset == "default" and CHECKPOINTING in request.of_preset and "batch" not in space.lists
     if not wanted or request.target.device != "sim":
         return request
-    from fsdpbench.sweep.fitting import fitting_batches
+    from fsdpbench.sweep.prediction import fitting_batches
     from fsdpbench.sweep.trials import jobs_for
 
     fitting = fitting_batches(space, jobs or jobs_for("sim"), tell, kept)
