@@ -36,8 +36,13 @@ def command(
     fork_server.start("sim")
     from fsdpbench.base.writing import write_whole
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.lab.validation.coverage import compare_held_out, held_out_cases, interval_bars, judged_runs
-    from fsdpbench.lab.validation.judge import judge
+    from fsdpbench.lab.validation.coverage import (
+        compare_held_out,
+        held_out_cases,
+        interval_bars,
+        judge,
+        judged_runs,
+    )
     from fsdpbench.lab.validation.paper_network import network_predictions, predict
     from fsdpbench.lab.validation.runs.case import known_cases
     from fsdpbench.lab.validation.runs.runs_file import cases_of_file

@@ -11,8 +11,7 @@ from types import MappingProxyType
 import plotly.graph_objects as go
 from markupsafe import Markup
 
-from fsdpbench.lab.validation.coverage import HeldOut, Judged, groups_of
-from fsdpbench.lab.validation.judge import Bar, bar_lines, group_errors
+from fsdpbench.lab.validation.coverage import Bar, HeldOut, Judged, bar_lines, group_errors, groups_of
 from fsdpbench.lab.validation.paper_network import Prediction
 from fsdpbench.lab.validation.runs.case import Figure
 from fsdpbench.reports.pages import shell

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.base.errors import UsageError
-from fsdpbench.lab.validation.judge import judge
+from fsdpbench.lab.validation.coverage import judge
 from fsdpbench.lab.validation.paper_network import Prediction, config_of
 from fsdpbench.lab.validation.runs.case import Case, Figure, known_cases
 from fsdpbench.lab.validation.runs.runs_file import COLUMNS, cases_of_file
