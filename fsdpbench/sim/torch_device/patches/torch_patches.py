@@ -1,6 +1,7 @@
 """Patches of torch for the simulated device, each with its reason.
 
-Everything else uses torch's extension points. No patch changes other devices.
+Everything else uses torch's extension points. No patch changes other devices. Spans of the profiler and calls
+of modules are recorded where a simulated trace runs; spans never cost simulated time.
 
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
@@ -15,8 +16,8 @@ Everything else uses torch's extension points. No patch changes other devices.
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
                                                 device's tensors cannot be pinned
-`nn.Module.__call__`                            a module call and its hooks cost CPU time (`annotations.py`)
-`profiler.record_function`                      spans in simulated time (`annotations.py`)
+`nn.Module.__call__`                            a module call and its hooks cost CPU time
+`profiler.record_function`                      spans in simulated time
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
@@ -48,14 +49,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.base.torch_internals import expect, patch, replace
+from fsdpbench.base.torch_internals import RecordFunctionFast, expect, patch, profiler_enabled, replace
 from fsdpbench.sim.torch_device import tensors
-from fsdpbench.sim.torch_device.accelerator import DEVICE_TYPE, Accelerator
+from fsdpbench.sim.torch_device.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.torch_device.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.torch_device.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.torch_device.operators.autocast import CAST_CACHE
 from fsdpbench.sim.torch_device.operators.known_values import learn_from_host
-from fsdpbench.sim.torch_device.patches.annotations import FastSpan, install_module_calls, make_span_methods
 from fsdpbench.sim.torch_device.patches.dtensor import (
     cut_when_asked,
     install_random_state,
@@ -67,6 +67,96 @@ from fsdpbench.sim.torch_device.patches.host_access import install_host_access, 
 
 _RANDOM_STATE = 1 << 13
 """Bytes of the largest storage that keeps its contents when a checkpoint is loaded straight to the device."""
+_OUTSIDE = -1
+
+
+def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return `__enter__` and `__exit__` for a class of spans with a `name` that has torch's own."""
+    original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
+    original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
+    profiling = profiler_enabled
+
+    def enter(self: Any) -> Any:
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiling():
+            return original_enter(self)
+        return self
+
+    def leave(self: Any, *exc_info: Any) -> None:
+        _end(self.name, self._sim_start)
+        if self._sim_start == _OUTSIDE and self.record is not None:
+            original_exit(self, *exc_info)
+
+    return enter, leave
+
+
+def _begin(name: str) -> int:
+    """Tell who follows; return when the span began, `_OUTSIDE` of a trace."""
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.enter(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.enter(name)
+    return _OUTSIDE if ACCELERATOR.trace is None else ACCELERATOR.timeline.cpu
+
+
+def _end(name: str, start: int) -> None:
+    if ACCELERATOR.sanitizer is not None:
+        ACCELERATOR.sanitizer.leave(name)
+    if ACCELERATOR.account is not None:
+        ACCELERATOR.account.leave(name)
+    if start != _OUTSIDE and ACCELERATOR.trace is not None:
+        ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
+
+
+class FastSpan:
+    """Replacement of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
+
+    __slots__ = ("_original", "_sim_start", "name")
+    _original_type = RecordFunctionFast
+
+    def __init__(self, name: str, input_values: Any = None, keyword_values: Any = None) -> None:
+        self.name = name
+        self._sim_start = _OUTSIDE
+        self._original: Any = None
+
+    def __enter__(self) -> FastSpan:
+        self._sim_start = _begin(self.name)
+        if self._sim_start == _OUTSIDE and profiler_enabled():
+            self._original = self._original_type(self.name)
+            self._original.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        _end(self.name, self._sim_start)
+        if self._original is not None:
+            self._original.__exit__(*exc_info)
+            self._original = None
+        self._sim_start = _OUTSIDE
+
+
+def install_module_calls(accelerator: Accelerator) -> None:
+    """Replace `nn.Module.__call__` by one that costs CPU time for the call and its hooks.
+
+    Dynamo decides by a function's file and name: it traces torch's `nn.Module.__call__`, and starts no graph
+    at it. The replacement has the same file and name, so that its decisions stay the same.
+    """
+    module_type = torch.nn.Module
+    original: Callable[..., Any] = module_type.__call__
+    compiles = torch.compiler.is_compiling
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if compiles():  # Dynamo evaluates this to True, and does not trace the rest
+            return original(self, *args, **kwargs)
+        costs = accelerator.cpu_costs
+        if costs is not None:
+            hooks = len(self._forward_pre_hooks) + len(self._forward_hooks) + len(self._backward_hooks)
+            accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
+        return original(self, *args, **kwargs)
+
+    code = original.__code__
+    call.__code__ = call.__code__.replace(co_filename=code.co_filename, co_name=code.co_name)
+    call.__name__ = original.__name__
+    replace(module_type, __call__=call)
 
 
 @functools.cache
