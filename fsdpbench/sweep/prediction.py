@@ -37,8 +37,7 @@ from fsdpbench.sim.model.profile import ProfileError, load_profile, stated_machi
 from fsdpbench.sweep.planning import make_config, workload_named
 from fsdpbench.sweep.runner import simulate
 from fsdpbench.sweep.spaces.presets import CHECKPOINTING
-from fsdpbench.sweep.spaces.rules import Rule
-from fsdpbench.sweep.spaces.space import Space
+from fsdpbench.sweep.spaces.space import Rule, Space
 from fsdpbench.sweep.trials import Progress, Trial, run_in, thrown_away, with_room
 from fsdpbench.systems import get_system
 
