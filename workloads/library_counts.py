@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from fsdpbench.base.torch_internals import TorchDispatchMode
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.base import BlockFlops, ForwardFlops
 
 _LIKE = ("value", "hidden_states")
 """Names of the argument whose shape the result has, the first that is there."""

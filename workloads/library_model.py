@@ -26,9 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdpbench.workloads.base import Shaped, TokenWorkload
+from fsdpbench.workloads.base import ForwardFlops, Shaped, TokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, run_checkpointed
-from fsdpbench.workloads.flops import ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed, token_batches
 from fsdpbench.workloads.library_counts import counted, fuse_scans
 from fsdpbench.workloads.losses import ComputesTokenLoss, token_loss

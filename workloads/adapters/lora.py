@@ -33,9 +33,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.base.configuration.config import ShapeValue
-from fsdpbench.workloads.base import TRAINING_BYTES, Workload
+from fsdpbench.workloads.base import TRAINING_BYTES, BlockFlops, ForwardFlops, Workload
 from fsdpbench.workloads.decoder.experts import BufferRows, HasBuffers
-from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs import Batch, Feed
 from fsdpbench.workloads.layers import ROUTERS, Projection, held, replace_projections
 from fsdpbench.workloads.shape import WorkloadError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.base import NextTokenWorkload
+from fsdpbench.workloads.base import BlockFlops, NextTokenWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.decoder.experts import (
     BufferRows,
@@ -24,7 +24,6 @@ from fsdpbench.workloads.decoder.experts import (
     expert_loads,
 )
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
-from fsdpbench.workloads.flops import BlockFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, DecoderNorm, Lookup, Projection, held
 from fsdpbench.workloads.losses import ComputesTokenLoss
 from fsdpbench.workloads.rotations import Rope, rotary_tables, rotate
