@@ -40,6 +40,7 @@ from fsdpbench.sim.torch_device.operators.choices import (
 from fsdpbench.sim.torch_device.strict.shapes import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.torch_device.strict.words import UNDECLARED_WRITES, bind, packet_of
 from fsdpbench.sim.torch_device.tensors import (
+    Assumed,
     Known,
     Listed,
     forget,
@@ -123,7 +124,7 @@ def _keep(result: torch.Tensor, value: torch.Tensor) -> bool:
     return True
 
 
-def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: int) -> None:
+def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: Assumed) -> None:
     """Set the known value of all elements of `tensor`, if these are all of its storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
@@ -141,7 +142,7 @@ def known_of(tensor: torch.Tensor) -> Known | None:
     if record is None or not tensor.numel():
         return None
     if isinstance(record.choice, Listed) and record.nbytes == tensor.element_size():
-        return Known(record.choice.values.view(tensor.dtype), assumed=False)  # loaded straight to the device
+        return Known(record.choice.values.view(tensor.dtype), Assumed.NO)  # loaded straight to the device
     known = record.known  # of another dtype: its bytes are other numbers there
     return known if known is None or known.value.dtype is tensor.dtype else None
 
@@ -150,7 +151,11 @@ def learn_from_host(target: torch.Tensor, source: Any) -> None:
     """Set the known value of `target`, filled from the host with a number or a tensor with one element."""
     is_number = not isinstance(source, torch.Tensor) or source.dim() == 0
     if ACCELERATOR.follows_numbers and (target.numel() == 1 or (is_number and target.dtype in _WHOLE)):
-        learn(target, source, assumed=isinstance(source, torch.Tensor) and holds_placeholders(source))
+        learn(
+            target,
+            source,
+            assumed=Assumed(isinstance(source, torch.Tensor) and holds_placeholders(source)),
+        )
     elif ACCELERATOR.follows_numbers and _are_listed(target, source):
         mark(target, Listed(source.detach().expand(target.shape).reshape(-1).clone()))
     elif ACCELERATOR.known_values:
@@ -225,7 +230,7 @@ def _follow_choices(
     found = followed_choice(operator._schema.name.removeprefix("aten::"), args, taken, choices, results)
     for tensor in changed or results[:1]:
         if found.number is not None:
-            learn(tensor, found.number, assumed=True)
+            learn(tensor, found.number, assumed=Assumed.GUESS)
         if found.choice is not None or changed:
             mark(tensor, found.choice)
 
@@ -289,7 +294,7 @@ def _evaluate(
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
     if name == "zero_":
-        return Known(torch.zeros(1), assumed=False)
+        return Known(torch.zeros(1), Assumed.NO)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]
@@ -356,4 +361,4 @@ def follow_collective(
             value = value * size
         elif reduces and reduction == dist.ReduceOp.PRODUCT:
             value = value**size
-        learn(output, value, assumed=same.assumed or kind != "broadcast")
+        learn(output, value, assumed=same.assumed or Assumed(kind != "broadcast"))

@@ -170,7 +170,11 @@ def _all_valid(operator: Any, by_shape: Kernel, tensor: torch.Tensor) -> torch.T
     result: torch.Tensor = by_shape(tensor)
     known = known_of(tensor)
     is_guess = known is None or known.assumed
-    learn(result, True if known is None or is_guess else known.value, assumed=2 * bool(is_guess))
+    learn(
+        result,
+        True if known is None or is_guess else known.value,
+        assumed=tensors.Assumed.ANSWER if is_guess else tensors.Assumed.NO,
+    )
     return result
 
 
@@ -352,14 +356,14 @@ def _compared(
     unknown = known_of(result) is None and choice_of(result) is None and tensors.is_on_device(first)
     answer = compare(name, first, second) if unknown else None
     if answer is not None:
-        learn(result, answer, assumed=2)
+        learn(result, answer, assumed=tensors.Assumed.ANSWER)
     return result
 
 
 def _never(operator: Any, by_shape: Kernel, tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Run `isnan`, `isinf` and similar operators: simulated numbers are finite."""
     result: torch.Tensor = by_shape(tensor, **kwargs)
-    learn(result, False, assumed=2)
+    learn(result, False, assumed=tensors.Assumed.ANSWER)
     return result
 
 
@@ -391,7 +395,7 @@ def _counted(
     bins = result.numel()
     if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
         each = values.numel() // bins
-        learn(result, each, assumed=True)
+        learn(result, each, assumed=tensors.Assumed.GUESS)
         if ACCELERATOR.on_value is not None:
             ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
     return result
