@@ -19,9 +19,8 @@ import numpy as np
 from scipy.stats import mannwhitneyu
 
 from fsdpbench.answers.check.metrics import METRICS
-from fsdpbench.answers.check.records.baseline import replace_file
+from fsdpbench.answers.check.records.baseline import check_names, replace_file, strictly
 from fsdpbench.answers.check.records.entries import Entry
-from fsdpbench.answers.check.records.strict import check_names, strictly
 from fsdpbench.base.errors import CannotJudgeError
 from fsdpbench.base.files.documents import to_toml
 from fsdpbench.base.reading import read_toml
