@@ -11,8 +11,7 @@ from fsdpbench.base.reading import read_rows
 from fsdpbench.reports.analysis import snapshots
 from fsdpbench.reports.analysis.records import Record
 from fsdpbench.reports.readers import TraceError
-from fsdpbench.reports.readers.oom_log import OomReport
-from fsdpbench.reports.readers.out_of_memory import OomMessage
+from fsdpbench.reports.readers.oom_log import OomMessage, OomReport
 
 _GIB = 1 << 30
 _FRAGMENTED = 0.1
