@@ -20,7 +20,7 @@ WRITERS = {
     "fsdpbench/cli/group.py": "a new file among the temporary ones: mkstemp follows no link",
     "fsdpbench/cli/startup.py": "the null device",
     "fsdpbench/base/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
-    "fsdpbench/engine/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
+    "fsdpbench/engine/devices/real.py": "torch's profiler, by a name of its own that replaces the trace",
     "fsdpbench/base/files/shared_log.py": "memory that has no name on a disk",
     "fsdpbench/engine/results/store.py": "a database in memory",
     "fsdpbench/script/files/overlay.py": "the script's own files",
