@@ -54,6 +54,7 @@ _PLACES = {
     "watch": "commands.pages.command",
     "compare": "commands.check.compare_command",
     "baseline": "commands.check.baseline_command",
+    "validate": "commands.reproduce.validate_command",
     "doctor": "commands.list.doctor_command",
     "completion": "requests.completion.command",
 }
