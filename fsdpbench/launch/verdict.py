@@ -150,10 +150,6 @@ class RankEnd:
         return self.status is not Status.OK and bool(_OUT_OF_MEMORY.search(self.cause))
 
     @property
-    def died_alone(self) -> bool:
-        return self.record is None and not self.files.was_stopped()
-
-    @property
     def how(self) -> str:
         return how_it_ended(self.exit_code)
 
@@ -178,7 +174,7 @@ def judge(
         if end.out_of_memory:
             return _outcome(Status.OOM, end, end.cause)
     # A signal is known to be the rank's own end; an unknown one may be a rank that was stopped too early.
-    crashed = [end for end in ends if end.died_alone]
+    crashed = [end for end in ends if end.record is None and not end.files.was_stopped()]
     if crashed:
         return _crash(min(crashed, key=lambda end: (end.exit_code is None, end.rank)))
     failed = sorted((end for end in ends if end.status is not Status.OK), key=lambda end: _order(folder, end))

@@ -130,7 +130,7 @@ def _outcome(
     draw: Draw | None,
 ) -> _Outcome:
     try:
-        if file.is_snapshot:
+        if file.path.name.endswith(SNAPSHOT_SUFFIXES):
             return read_snapshot(file.path, limits)
         trace = read_trace(file.path, limits)
         rank = analyze_trace(trace, configuration=file.configuration, links=links, chips=chips)
@@ -320,11 +320,6 @@ class TraceFile:
     path: Path
     configuration: str | None
     asked_for: bool
-
-    @property
-    def is_snapshot(self) -> bool:
-        """Return whether it is a memory snapshot and not a trace, by its name."""
-        return self.path.name.endswith(SNAPSHOT_SUFFIXES)
 
 
 def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
