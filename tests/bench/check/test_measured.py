@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.answers.check.compare import Comparison, Verdict, compare
-from fsdpbench.answers.check.diagnosis import diagnose
+from fsdpbench.answers.check.compare import Comparison, Verdict, compare, diagnose
 from fsdpbench.answers.check.records.entries import Entry
 from fsdpbench.answers.check.text import as_text
 from fsdpbench.answers.check.thresholds import Measured, Thresholds, measure_noise
