@@ -25,7 +25,7 @@ WRITERS = {
     "fsdpbench/engine/results/store.py": "a database in memory",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
-    "fsdpbench/answers/prove/resuming.py": "the script's own files, between folders made for its runs",
+    "fsdpbench/answers/prove/parts.py": "the script's own files, between folders made for its runs",
     "fsdpbench/answers/upgrade/runs.py": "a link to fsdpbench's sources, in a folder made for its runs",
     "fsdpbench/script/real_ranks/pieces.py": "tensors of ranks, in a folder made for their run",
     "fsdpbench/script/cuda/profiling.py": "the script's own traces",
